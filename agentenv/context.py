@@ -1,0 +1,38 @@
+"""What the runner hands to an environment and its tools for one episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agentenv.limits import RunLimits
+
+if TYPE_CHECKING:
+    from agentenv.sandbox.base import Sandbox
+
+__all__ = ["Context"]
+
+
+@dataclass(slots=True)
+class Context:
+    """One episode's surroundings, filled by the runner and handed over at reset.
+
+    A tool that declares a parameter of this type gets it; the model never sees it.
+    """
+
+    episode_id: str = "episode"
+    seed: int = 0
+    """Seed of the episode: from run seed, task and member, never from order."""
+    task: Mapping[str, object] = field(default_factory=dict[str, object])
+    limits: RunLimits = field(default_factory=RunLimits)
+    sandbox: Sandbox | None = None
+    """Where untrusted code runs, when the environment asks for one."""
+    deadline: float | None = None
+    """`time.monotonic()` value at which the episode ends."""
+    turn: int = 0
+    """Index of the assistant turn being answered."""
+    tool_calls_left: int | None = None
+    """Tool calls that the episode may still run; the runner keeps it current."""
+    state: dict[str, object] = field(default_factory=dict[str, object])
+    """Free for the environment's tools; new for each episode."""
