@@ -1,0 +1,36 @@
+"""`import agentenv` is cheap, and what it offers is what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import agentenv
+
+HEAVY = ("torch", "transformers", "vllm", "gymnasium", "numpy", "openai", "pydantic", "aiohttp", "rich")
+
+
+def test_import_loads_nothing_heavy():
+    code = f"import sys, agentenv; print([name for name in {HEAVY!r} if name in sys.modules])"
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.strip() == "[]"
+
+
+def test_every_public_name_loads():
+    for name in agentenv.__all__:
+        assert getattr(agentenv, name) is not None, name
+
+
+def test_public_names_are_sorted_and_equal_what_dir_shows():
+    assert list(agentenv.__all__) == sorted(agentenv.__all__) == dir(agentenv)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    try:
+        agentenv.no_such_name  # noqa: B018
+    except AttributeError as error:
+        assert "no_such_name" in str(error)
+    else:
+        raise AssertionError("an unknown name must raise")
