@@ -1,0 +1,58 @@
+"""Train on trajectory groups: exact GRPO and its relatives, thin and readable.
+
+The trainer sees token sequences, loss masks, the sampler's logprobs and rewards; it never sees text,
+an environment or a tool. Every normalisation is one weight per token, computed once over the global
+batch (`agentenv.train.weighting`), so micro-batches, packing and ranks cannot change a result.
+
+    config = GRPOConfig(model="PATH", groups_per_step=4, num_generations=8, max_steps=20)
+    trainer = GRPOTrainer(config, envs="agentenv/Calculator-v0", limits=RunLimits(max_turns=3))
+
+    trainer.warmup(demonstrations, steps=16, batch_size=8, learning_rate=5e-5)   # supervised
+    metrics = trainer.step(groups)      # one batch of TrajectoryGroups, from any source
+    history = trainer.train()           # play, step, sync, evaluate, save, until max_steps
+    scores = trainer.evaluate()         # greedy success on held-out tasks
+    trainer.save("runs/x/checkpoints/step-20")          # a plain Hugging Face directory
+    trainer.resume("runs/x/checkpoints/step-20")        # bit-equal on CPU
+
+`GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, envs=None, tasks=None,
+eval_tasks=None, limits=None, advantage_fn=None, loss_fn=None, on_metrics=None)`:
+
+- `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
+- `tokenizer`: a `ChatTokenizer`; loaded from the model's path when None. Only playing needs it.
+- `engine`: what samples; the in-process transformers engine on the trainer's own weights when None.
+- `envs`: an environment id, an `EnvSpec`, or a mapping of either to a weight.
+- `tasks`, `eval_tasks`: task sets; those of the spec (splits "train" and "test") when None.
+- `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
+
+`demonstrate(spec, tasks, policy, renderer, limits=...)` plays a scripted policy through the runner
+and returns trajectories that `warmup` takes. `grpo_loss` and its parts are pure functions of tensors.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+_HOME = {
+    "GRPOConfig": "config",
+    "GRPOTrainer": "grpo",
+    "LoraOptions": "config",
+    "demonstrate": "sft",
+    "grpo_loss": "loss",
+    "group_advantages": "advantage",
+    "kl_penalty": "loss",
+    "token_weights": "weighting",
+}
+
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'agentenv.train' has no attribute {name!r}")
+    value = getattr(import_module(f"agentenv.train.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

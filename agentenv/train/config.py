@@ -1,0 +1,213 @@
+"""What a training run is told: one frozen dataclass, with TRL's names where TRL has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Literal, TypeAlias
+
+from agentenv.errors import UsageError
+
+__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction"]
+
+LossType: TypeAlias = Literal[
+    "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg"
+]
+Reduction: TypeAlias = Literal["token_mean", "seq_mean", "constant", "prompt_mean"]
+
+REDUCTION_OF: dict[str, Reduction] = {
+    "dapo": "token_mean",
+    "grpo": "seq_mean",
+    "dr_grpo": "constant",
+    "prompt_mean": "prompt_mean",
+    "cispo": "token_mean",
+    "sapo": "seq_mean",
+    "reinforce": "token_mean",
+    "dppo": "token_mean",
+    "gmpo": "seq_mean",
+    "gpg": "token_mean",
+}
+"""The reduction that each loss type was published with; `GRPOConfig.reduction` overrides it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraOptions:
+    """Low-rank adapters instead of a full fine-tune (needs peft)."""
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    """Not 0 makes the trainer's logprobs differ from the sampler's."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPOConfig:
+    """Options of a GRPO run.
+
+    Raises:
+        UsageError: A value is outside its range, or two options exclude each other.
+    """
+
+    model: str = ""
+    """Path or Hub id of a causal language model, or a .gguf file."""
+    output_dir: str = "runs/train"
+    """Where `metrics.jsonl` and `checkpoints/` go."""
+    seed: int = 0
+
+    # What one step trains on
+    groups_per_step: int = 4
+    """Tasks played for one step; a group of `num_generations` episodes each."""
+    num_generations: int = 8
+    """Episodes of one task, compared with each other (the group size)."""
+    num_iterations: int = 1
+    """Passes over the same batch; more than 1 makes it off-policy."""
+    num_minibatches: int = 1
+    """Optimiser steps of one pass; the groups are dealt out whole."""
+    max_steps: int = 20
+    temperature: float = 1.0
+    """Of sampling, and so of the trained distribution. 0 is refused: greedy samples have no gradient."""
+    drop_zero_std: bool = True
+    """Leave out groups without any advantage: they cost a pass and dilute the token mean."""
+    refill_rounds: int = 0
+    """DAPO's dynamic sampling: rounds of further tasks while groups with a gradient are missing."""
+    max_staleness: int | None = None
+    """Episodes sampled more than this many weight versions ago are left out; None keeps all."""
+    mask_truncated_completions: bool = False
+    """Leave out episodes whose stop reason is a limit; they stay in the group's statistics."""
+    overlong_penalty_tokens: int = 0
+    """DAPO's soft overlong penalty: the reward falls linearly to -1 over the last so many tokens."""
+    max_completion_length: int | None = None
+    """Sampled tokens of an episode, for the overlong penalty and `constant` reduction."""
+
+    # The loss
+    loss_type: LossType = "dapo"
+    """Surrogate and its published reduction; see `agentenv.train.loss`."""
+    reduction: Reduction | None = None
+    """Override the loss type's reduction."""
+    epsilon: float = 0.2
+    epsilon_high: float = 0.28
+    """Clip-higher (DAPO): leaves room for rare good tokens, against entropy collapse."""
+    delta: float | None = None
+    """Two-sided clip: upper bound of the ratio in the unclipped term (TRL's `delta`)."""
+    dual_clip: float | None = None
+    """Upper bound of the loss of a negative advantage, as a multiple of it; usually 3."""
+    ratio_max: float = 5.0
+    """CISPO: the absolute upper bound of the importance ratio (elsewhere also 1 + this)."""
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    dppo_low: float = 0.2
+    dppo_high: float = 0.2
+    """DPPO: bounds on the change of a token's probability (not of its ratio)."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """`sequence` is GSPO: one ratio, the geometric mean over the sequence's tokens."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by: the group's standard deviation, the batch's, or nothing."""
+    advantage: Literal["grpo", "rloo"] = "grpo"
+    advantage_level: Literal["episode", "turn"] = "episode"
+    """`turn`: each turn's return-to-go instead of the episode's reward."""
+    advantage_eps: float = 1e-4
+    turn_discount: float = 1.0
+    beta: float = 0.0
+    """Coefficient of the KL divergence to the reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    use_bias_correction_kl: bool = False
+    """Multiply the KL term by the importance ratio (unbiased off-policy)."""
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy, added as a bonus."""
+    sft_coef: float = 1.0
+    """Weight of the cross entropy on demonstrations given to `step`."""
+
+    # Sampler and trainer disagree
+    old_logprobs: Literal["sampler", "recompute"] = "sampler"
+    """Proximal policy: the sampler's logprobs as they are, or scored again before the first update."""
+    importance_correction: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+    ) = None
+    """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence."""
+    importance_cap: float = 2.0
+    importance_floor: float = 0.5
+    """Lower bound for the `_mask` modes."""
+    off_policy_mask_threshold: float | None = None
+    """OPSM: leave out sequences with negative advantage that drifted further than this."""
+
+    # Optimiser
+    optim: str = "adamw"
+    """`adamw`, or an import string such as `bitsandbytes.optim:AdamW8bit`."""
+    learning_rate: float = 1e-6
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.99
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    lora: LoraOptions | None = None
+
+    # Compute
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Of the weights; `auto` keeps the checkpoint's. bfloat16 trains f32 masters."""
+    device: str = "auto"
+    packing: Literal["auto", "shared", "padded"] = "auto"
+    """`auto` packs rows with shared prefixes where that was proven exact and costs less."""
+    tokens_per_micro_batch: int = 4096
+    """Upper bound of one forward pass; a longer single row goes alone."""
+    logprob_chunk: int = 256
+    """Trained tokens that pass the LM head at once: bounds the memory of the logits."""
+    gradient_checkpointing: bool = False
+
+    # The loop
+    async_steps: int = 0
+    """Steps that sampling may run ahead of training; 0 is synchronous and exactly on-policy."""
+    eval_steps: int = 0
+    """Evaluate greedily on held-out tasks every so many steps; 0 is only at the end."""
+    eval_tasks: int = 0
+    """Held-out tasks to use; 0 is all."""
+    save_steps: int = 0
+    save_total_limit: int | None = None
+    report_to: tuple[str, ...] = ()
+    """Trackers beside `metrics.jsonl`: trackio, wandb, tensorboard."""
+    extra: dict[str, str] = field(default_factory=dict[str, str])
+    """Keyword arguments for an optimiser named by import string, as text."""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "groups_per_step num_generations num_iterations num_minibatches temperature learning_rate "
+            "max_grad_norm tokens_per_micro_batch logprob_chunk importance_cap ratio_max advantage_eps "
+            "sapo_temperature_pos sapo_temperature_neg"
+        ).split()
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, float) and not isfinite(value):
+                raise UsageError(f"{one.name} must be finite, not {value}")
+            if one.name in positive and value <= 0:
+                hint = ": greedy samples have no gradient estimate" if one.name == "temperature" else ""
+                raise UsageError(f"{one.name} must be more than 0, not {value}{hint}")
+        for name in ("epsilon", "epsilon_high", "beta", "warmup_steps", "max_steps", "async_steps"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.epsilon >= 1:
+            raise UsageError(f"epsilon must be below 1, not {self.epsilon}: the lower clip is 1 - epsilon")
+        if self.loss_type not in REDUCTION_OF:
+            raise UsageError(f"unknown loss_type {self.loss_type!r}; one of {sorted(REDUCTION_OF)}")
+        if self.delta is not None and self.delta <= 1 + self.epsilon_high:
+            raise UsageError(
+                f"delta must be above 1 + epsilon_high = {1 + self.epsilon_high}, not {self.delta}"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise UsageError(f"dual_clip must be above 1, not {self.dual_clip}")
+        if self.importance_sampling_level == "sequence" and self.token_reduction not in (
+            "seq_mean",
+            "constant",
+        ):
+            raise UsageError("importance_sampling_level='sequence' needs reduction 'seq_mean' (GSPO)")
+        if self.token_reduction == "constant" and self.max_completion_length is None:
+            raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")
+        if self.overlong_penalty_tokens and self.max_completion_length is None:
+            raise UsageError("overlong_penalty_tokens needs max_completion_length")
+
+    @property
+    def token_reduction(self) -> Reduction:
+        """The reduction in force."""
+        return self.reduction or REDUCTION_OF[self.loss_type]
