@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from agentenv.limits import RunLimits
 
 if TYPE_CHECKING:
     from agentenv.sandbox.base import Sandbox
+    from agentenv.trajectory import Trajectory
 
 __all__ = ["Context"]
 
@@ -36,3 +37,9 @@ class Context:
     """Tool calls that the episode may still run; the runner keeps it current."""
     state: dict[str, object] = field(default_factory=dict[str, object])
     """Free for the environment's tools; new for each episode."""
+    draft: Callable[[], Trajectory] | None = None
+    """Set by the runner before it ends the episode: the record so far, without reward fields.
+
+    A reward that asks for `trajectory` gets it, and `answer` and `messages` are read from it, so
+    that rewards judge what the model was shown rather than what the environment handed out.
+    """
