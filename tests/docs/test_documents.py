@@ -1,0 +1,47 @@
+"""Every Python block of the README and the documentation runs, in order, one namespace a page.
+
+A block that cannot run here (it needs a GPU, an account or a server) stands behind the comment
+`<!--- skip: next -->`; the reason is in the words before it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sybil.document import Document
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+from agentenv.registry import registry
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder_and_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    before = dict(registry)
+    yield
+    registry.clear()
+    registry.update(before)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_the_code_on_the_page_runs(page: Path):
+    document = Document.parse(str(page), PythonCodeBlockParser(), SkipParser())
+
+    for example in document.examples():
+        example.evaluate()
+
+
+def test_links_between_pages_lead_somewhere():
+    import re
+
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text()):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)} -> {target}")
+
+    assert broken == []
