@@ -1,0 +1,185 @@
+"""The few statistics that evaluations report, in plain Python.
+
+Sources: cluster-robust variance of a mean as in Miller, "Adding Error Bars to Evals"
+(arXiv:2411.00640, section 3); unbiased pass@k as in Chen et al. (arXiv:2107.03374, equation 1);
+pass^k as in Yao et al., tau-bench (arXiv:2406.12045, section 4); Wilson's score interval for shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, exp, isclose, lgamma, log, sqrt
+from random import Random
+from statistics import NormalDist
+
+__all__ = [
+    "Interval",
+    "bootstrap_mean",
+    "clustered_mean",
+    "pass_all_k",
+    "pass_at_k",
+    "quantile",
+    "student_t_quantile",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    num_values: int
+    num_clusters: int
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width."""
+        return (self.high - self.low) / 2
+
+
+def pass_at_k(num_tried: int, num_passed: int, k: int) -> float:
+    """Return the unbiased chance that at least one of k attempts passes.
+
+    Raises:
+        ValueError: k is not in 1 to `num_tried`, or more passed than were tried.
+    """
+    _check_k(num_tried, num_passed, k)
+    return 1.0 - comb(num_tried - num_passed, k) / comb(num_tried, k)
+
+
+def pass_all_k(num_tried: int, num_passed: int, k: int) -> float:
+    """Return the unbiased chance that all of k attempts pass (pass^k).
+
+    Raises:
+        ValueError: k is not in 1 to `num_tried`, or more passed than were tried.
+    """
+    _check_k(num_tried, num_passed, k)
+    return comb(num_passed, k) / comb(num_tried, k)
+
+
+def _check_k(num_tried: int, num_passed: int, k: int) -> None:
+    if not 1 <= k <= num_tried:
+        raise ValueError(f"k must be from 1 to the {num_tried} attempts, not {k}")
+    if not 0 <= num_passed <= num_tried:
+        raise ValueError(f"{num_passed} of {num_tried} attempts cannot have passed")
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the quantile of unsorted values, linear between neighbours (numpy's default).
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if not values:
+        raise ValueError("no values, no quantile")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def clustered_mean(clusters: Mapping[str, Sequence[float]], *, confidence: float = 0.95) -> Interval:
+    """Return the mean over all values with an interval that treats each cluster as one draw.
+
+    Episodes of one task resemble each other, so the task is what was sampled. With a single cluster
+    its values are taken as draws: the interval is then about that one task. Values that are all 0 or 1
+    get Wilson's interval at the effective number of draws, so that 20 of 20 is not "1.000 ± 0".
+
+    Raises:
+        ValueError: There are no values.
+    """
+    groups = [list(values) for values in clusters.values() if values]
+    if len(groups) == 1:
+        groups = [[value] for value in groups[0]]
+    count = sum(map(len, groups))
+    if not count:
+        raise ValueError("no values, no mean")
+    mean = sum(map(sum, groups)) / count
+    num = len(groups)
+    variance = 0.0
+    if num > 1:
+        residuals = [sum(value - mean for value in group) for group in groups]
+        variance = num / (num - 1) * sum(one * one for one in residuals) / count**2
+    if all(value in (0.0, 1.0) for group in groups for value in group):
+        draws = mean * (1 - mean) / variance if variance > 0 else float(num)
+        low, high = _wilson(mean, max(1.0, min(draws, count)), confidence)
+        return Interval(mean, low, high, count, num)
+    spread = student_t_quantile(0.5 + confidence / 2, num - 1) * sqrt(variance) if num > 1 else float("inf")
+    return Interval(mean, mean - spread, mean + spread, count, num)
+
+
+def _wilson(share: float, draws: float, confidence: float) -> tuple[float, float]:
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    centre = (share + z * z / (2 * draws)) / (1 + z * z / draws)
+    spread = z * sqrt(share * (1 - share) / draws + z * z / (4 * draws**2)) / (1 + z * z / draws)
+    return max(0.0, centre - spread), min(1.0, centre + spread)
+
+
+def bootstrap_mean(
+    values: Sequence[float], *, seed: int = 0, resamples: int = 4000, confidence: float = 0.95
+) -> Interval:
+    """Return the mean of paired differences with a percentile bootstrap interval.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if not values:
+        raise ValueError("no values, no mean")
+    draw = Random(seed)
+    count = len(values)
+    means = sorted(sum(draw.choices(values, k=count)) / count for _ in range(resamples))
+    tail = (1 - confidence) / 2
+    return Interval(sum(values) / count, quantile(means, tail), quantile(means, 1 - tail), count, count)
+
+
+def student_t_quantile(share: float, degrees: int) -> float:
+    """Return the quantile of Student's t distribution, by bisection on its distribution function.
+
+    Raises:
+        ValueError: `share` is not in (0, 1) or there is no degree of freedom.
+    """
+    if not 0 < share < 1 or degrees < 1:
+        raise ValueError(f"no t quantile at {share} with {degrees} degrees of freedom")
+    if share < 0.5:
+        return -student_t_quantile(1 - share, degrees)
+    low, high = 0.0, 1.0
+    while _t_cdf(high, degrees) < share:
+        high *= 2
+    while not isclose(low, high, rel_tol=1e-12, abs_tol=1e-12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_cdf(middle, degrees) < share else (low, middle)
+    return (low + high) / 2
+
+
+def _t_cdf(t: float, degrees: int) -> float:
+    """Return P(T <= t) for t >= 0."""
+    return 1.0 - 0.5 * _incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Return the regularised incomplete beta function (continued fraction, modified Lentz)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1 - x)
+    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(1 - x)) / a
+    tiny = 1e-300
+    fraction, c, d = 1.0, 1.0, 0.0
+    for step in range(500):
+        half = step // 2
+        if step == 0:
+            factor = 1.0
+        elif step % 2:
+            factor = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+        else:
+            factor = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+        d = 1 / ((1 + factor * d) or tiny)
+        c = (1 + factor / c) or tiny
+        fraction *= c * d
+        if step and abs(1 - c * d) < 1e-14:
+            break
+    return front * (fraction - 1)
