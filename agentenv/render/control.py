@@ -1,0 +1,202 @@
+"""Control tokens: which strings they are, and how untrusted text is kept from becoming one.
+
+A control string is one that the tokenizer maps to a single id with a meaning of its own: `<|im_end|>`,
+`<tool_call>`, `[INST]`. Untrusted text may contain such strings. Before it is rendered, a private-use
+character (the mark) goes in after the first character of each of them; after rendering, the text
+is split at the marks and its pieces are encoded one by one, so that no control string is ever
+whole. The mark itself is never encoded: the model reads the same characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+
+    from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["SENTINEL", "ControlSet", "Neutraliser", "clean_unicode"]
+
+SENTINEL = "SENTINELq7Zk3vXw9"
+"""Plain letters and digits, so that no template changes it; stands for what the model wrote."""
+
+_MARKS = tuple(chr(code) for code in (*range(0xE0F0, 0xE100), *range(0xF0E00, 0xF0E40)))
+_PIPES = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
+
+
+class ControlSet:
+    """The control strings of a tokenizer under one template."""
+
+    __slots__ = ("_normalized", "_pattern", "ids", "strings")
+
+    def __init__(self, strings: Mapping[str, int], *, normalized: bool = False) -> None:
+        self.strings = dict(strings)
+        self.ids = frozenset(self.strings.values())
+        self._pattern = re.compile(_trie_pattern(self.strings)) if self.strings else None
+        self._normalized = normalized
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer, template: str) -> ControlSet:
+        """Collect the control strings: all special tokens, and added ones that look like markup.
+
+        Tokens that are not flagged special count when they have the form `<|...|>`, or look like
+        another markup and are named by the template, or speak of tools or thinking. Other added
+        tokens (line breaks and HTML tags in some vocabularies) are plain text.
+        """
+        strings: dict[str, int] = {}
+        normalized = False
+        for token_id, token in tokenizer.added_tokens.items():
+            if token.content and (token.special or _is_control_markup(token.content, template)):
+                strings[token.content] = token_id
+                normalized |= token.normalized
+        return cls(strings, normalized=normalized and tokenizer.backend.normalizer is not None)
+
+    @property
+    def needs_normalized_check(self) -> bool:
+        """True if a string can become a control string by the tokenizer's normaliser."""
+        return self._normalized
+
+    def finditer(self, text: str, start: int = 0) -> Iterator[tuple[int, str]]:
+        """Yield `(position, string)` of the control strings as a tokenizer matches them."""
+        if self._pattern is not None:
+            for match in self._pattern.finditer(text, start):
+                yield match.start(), match.group()
+
+    def starts(self, text: str) -> list[int]:
+        """Return every position where a control string begins, overlapping ones included."""
+        found: list[int] = []
+        if self._pattern is None:
+            return found
+        match = self._pattern.search(text)
+        while match is not None:
+            found.append(match.start())
+            match = self._pattern.search(text, match.start() + 1)
+        return found
+
+    def __contains__(self, text: str) -> bool:
+        return self._pattern is not None and self._pattern.search(text) is not None
+
+
+class Neutraliser:
+    """Marks untrusted text for one render; one mark character for all of its strings.
+
+    The mark is a private-use character that none of the strings contains, so nothing is lost.
+    """
+
+    __slots__ = ("_control", "_tokenizer", "mark", "used")
+
+    def __init__(self, control: ControlSet, tokenizer: ChatTokenizer, texts: Iterable[str]) -> None:
+        self._control = control
+        self._tokenizer = tokenizer
+        joined = tuple(texts)
+        self.mark = next(
+            (mark for mark in _MARKS if not any(mark in text for text in joined)),
+            _MARKS[-1],
+        )
+        self.used = False
+        """True once a mark was put in: only then does a rendered text have to be split."""
+
+    def text(self, text: str) -> str:
+        """Return the text with marks in it; without control strings it is returned as it is."""
+        text = clean_unicode(text)
+        if self.mark in text:  # only when the text holds every candidate
+            text = text.replace(self.mark, "\ufffd")
+        cuts = [position + 1 for position in self._control.starts(text)]
+        if SENTINEL in text:
+            cuts += [match.end() for match in re.finditer(SENTINEL[:1] + f"(?={SENTINEL[1:]})", text)]
+        if tail := self._partial_end(text):
+            cuts.append(tail)
+        if not cuts:
+            return self._checked(text)
+        self.used = True
+        cuts = sorted(set(cuts))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        return self.mark.join(self._checked(piece) for piece in pieces)
+
+    def value(self, value: object) -> object:
+        """Return a JSON value with every string in it marked, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            items = cast("Mapping[object, object]", value).items()
+            return {self.text(key) if isinstance(key, str) else key: self.value(item) for key, item in items}
+        if isinstance(value, (list, tuple)):
+            return [self.value(item) for item in cast("list[object]", value)]
+        return value
+
+    def split(self, rendered: str) -> list[str]:
+        """Split a rendered text at the marks; also where a template wrote them as JSON escapes."""
+        if not self.used:
+            return [rendered]
+        code = ord(self.mark)
+        escaped = f"\\u{code:04x}" if code < 0x10000 else ""
+        if escaped and escaped in rendered:
+            rendered = rendered.replace(escaped, self.mark)
+        return rendered.split(self.mark)
+
+    def _partial_end(self, text: str) -> int:
+        """Where to cut a text that ends in the first characters of a control string, or 0.
+
+        What follows it may be another untrusted text that completes the string.
+        """
+        for length in range(min(len(text), 24), 1, -1):
+            if any(string.startswith(text[-length:]) for string in self._control.strings):
+                return len(text) - length + 1
+        return 0
+
+    def _checked(self, piece: str) -> str:
+        """Break a piece that the tokenizer's normaliser would turn into a control string."""
+        if not self._control.needs_normalized_check or piece.isascii():
+            return piece
+        normalizer = self._tokenizer.backend.normalizer
+        if normalizer is None or normalizer.normalize_str(piece) not in self._control:
+            return piece
+        self.used = True
+        return self.mark.join(piece)
+
+
+def clean_unicode(text: str) -> str:
+    """Return text that can be encoded: surrogate pairs joined, lone surrogates as U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _is_control_markup(content: str, template: str) -> bool:
+    if _PIPES.match(content):
+        return True
+    if len(content) < 3 or content[0] not in "<[]" or content[-1] not in ">[]":
+        return False
+    lowered = content.lower()
+    return "tool" in lowered or "think" in lowered or content in template
+
+
+def _trie_pattern(strings: Iterable[str]) -> str:
+    """Return a regular expression that matches the longest of the strings at each position."""
+    root: dict[str, dict] = {}
+    for string in strings:
+        node = root
+        for character in string:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _trie_branch(root)
+
+
+def _trie_branch(node: dict[str, dict]) -> str:
+    prefix = ""
+    while len(node) == 1 and "" not in node:
+        ((character, node),) = node.items()
+        prefix += re.escape(character)
+    ends = "" in node
+    branches = [re.escape(key) + _trie_branch(child) for key, child in node.items() if key]
+    if not branches:
+        return prefix
+    group = "(?:" + "|".join(branches) + ")"
+    return prefix + group + ("?" if ends else "")

@@ -1,0 +1,16 @@
+"""Tool-call grammars over token ids: every call gets a status, nothing raises, all is linear."""
+
+from __future__ import annotations
+
+from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex
+from agentenv.render.parse.json_calls import one_json_call
+from agentenv.render.parse.scan import TurnText
+from agentenv.render.parse.turn import TurnReader
+
+__all__ = ["GRAMMARS", "Block", "Grammar", "RawCall", "Span", "ToolIndex", "TurnReader", "TurnText"]
+
+GRAMMARS: dict[str, Grammar] = {
+    grammar.name: grammar
+    for grammar in (Grammar("hermes", (Block("<tool_call>", "</tool_call>", one_json_call),)),)
+}
+"""Every grammar by name, the more exact ones first."""

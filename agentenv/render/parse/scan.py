@@ -1,0 +1,104 @@
+"""A completion as text in which real control tokens are told from text that only looks like them.
+
+Everything here is linear: a search that failed or went far ahead is remembered, so that a hostile
+completion full of openers costs no more than its length.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["TurnText"]
+
+
+class TurnText:
+    """Decoded text with the places of its control tokens.
+
+    A tag that the vocabulary has as a control token is found only where that token was sampled; any
+    other tag is found in the text.
+
+    Args:
+        text: the decoded completion.
+        places: start of each control token in the text, by its string, ascending.
+        control: every control string of the vocabulary.
+    """
+
+    __slots__ = ("_control", "_covered", "_memo", "_places", "text")
+
+    def __init__(self, text: str, places: Mapping[str, Sequence[int]], control: Mapping[str, int]) -> None:
+        self.text = text
+        self._places = places
+        self._control = control
+        self._covered = sorted(
+            (start, start + len(tag)) for tag, starts in places.items() for start in starts
+        )
+        self._memo: dict[str, tuple[int, int]] = {}
+
+    @classmethod
+    def decode(
+        cls, token_ids: Sequence[int], tokenizer: ChatTokenizer, control: Mapping[str, int]
+    ) -> TurnText:
+        """Decode a completion; runs of ordinary tokens are decoded together."""
+        names = {token_id: string for string, token_id in control.items()}
+        pieces: list[str] = []
+        places: dict[str, list[int]] = {}
+        length = start = 0
+        for index, token_id in enumerate(token_ids):
+            string = names.get(token_id)
+            if string is None:
+                continue
+            if start < index:
+                pieces.append(tokenizer.decode(token_ids[start:index]))
+                length += len(pieces[-1])
+            places.setdefault(string, []).append(length)
+            pieces.append(string)
+            length += len(string)
+            start = index + 1
+        if start < len(token_ids):
+            pieces.append(tokenizer.decode(token_ids[start:]))
+        return cls("".join(pieces), places, control)
+
+    def find(self, tag: str, start: int = 0) -> int:
+        """Return where the tag stands at or after `start`, or -1."""
+        asked, answer = self._memo.get(tag, (len(self.text) + 1, -1))
+        if asked <= start and (answer == -1 or answer >= start):
+            return answer
+        answer = self._search(tag, start)
+        self._memo[tag] = (start, answer)
+        return answer
+
+    def at(self, tag: str, position: int) -> bool:
+        """True if the tag stands exactly here."""
+        if tag in self._control:
+            starts = self._places.get(tag, ())
+            index = bisect_left(starts, position)
+            return index < len(starts) and starts[index] == position
+        return self.text.startswith(tag, position) and not self._overlaps(position, position + len(tag))
+
+    def first_control(self, start: int = 0) -> int:
+        """Return the start of the first control token at or after `start`, or -1."""
+        index = bisect_left(self._covered, (start, 0))
+        return self._covered[index][0] if index < len(self._covered) else -1
+
+    def _search(self, tag: str, start: int) -> int:
+        if tag in self._control:
+            starts = self._places.get(tag, ())
+            index = bisect_left(starts, start)
+            return starts[index] if index < len(starts) else -1
+        found = self.text.find(tag, start)
+        while found >= 0 and self._overlaps(found, found + len(tag)):
+            found = self.text.find(tag, found + 1)
+        return found
+
+    def _overlaps(self, start: int, end: int) -> bool:
+        """True if a control token stands across an edge of the range."""
+        for edge in (start, end):
+            index = bisect_left(self._covered, (edge, 0))
+            if index > 0 and self._covered[index - 1][1] > edge:
+                return True
+        return False

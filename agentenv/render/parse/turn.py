@@ -1,0 +1,162 @@
+"""Read a completion: thinking first, then calls by a grammar, and what is left is content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import chain
+
+from agentenv.messages import CallStatus, Message, ToolCall
+from agentenv.render.base import ParsedTurn
+from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex
+from agentenv.render.parse.scan import TurnText
+
+__all__ = ["THINK_TAGS", "TurnReader"]
+
+THINK_TAGS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+)
+"""How models mark their thinking."""
+
+_UNCLOSED = "the call was not closed, so it was not run: end it with {closes}"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReader:
+    """Reads completions of one template."""
+
+    grammar: Grammar
+    control: Mapping[str, int]
+    end_ids: frozenset[int]
+    """Stop tokens and closers: not part of the text when they stand at the end."""
+    thinking_open: str = ""
+    """The thinking tag that the generation prompt leaves open."""
+
+    def read(self, turn: TurnText, tools: ToolIndex, seed: bytes) -> ParsedTurn:
+        """Return the parsed turn; never raises for what the model wrote."""
+        thinking = self._thinking(turn)
+        calls, taken = self._calls(turn, thinking)
+        message: Message = {"role": "assistant", "content": _left(turn.text, [*taken, *thinking])}
+        if thinking:
+            message["reasoning_content"] = "\n".join(self._inside(turn, span) for span in thinking).strip(
+                "\n"
+            )
+        finished = [_finish(call, tools, seed, index) for index, call in enumerate(calls)]
+        if good := [call.to_message() for call in finished if call.status is CallStatus.OK]:
+            message["tool_calls"] = good
+        return ParsedTurn(message, tuple(finished))
+
+    def _thinking(self, turn: TurnText) -> list[Span]:
+        """Return the stretches of thinking, tags included, in order."""
+        spans: list[Span] = []
+        position = 0
+        if self.thinking_open:
+            closes = dict(THINK_TAGS)[self.thinking_open]
+            position = self._end(turn, closes, 0)
+            spans.append(Span(0, position))
+        while True:
+            found = [
+                (start, pair) for pair in THINK_TAGS if (start := self._opens(turn, pair[0], position)) >= 0
+            ]
+            if not found:
+                return spans
+            start, (opens, closes) = min(found)
+            position = self._end(turn, closes, start + len(opens))
+            spans.append(Span(start, position))
+
+    def _opens(self, turn: TurnText, tag: str, position: int) -> int:
+        """Where thinking opens; a tag that is plain text counts only at the start of the turn."""
+        if tag in self.control:
+            return turn.find(tag, position)
+        start = len(turn.text) - len(turn.text.lstrip())
+        return start if position <= start and turn.at(tag, start) else -1
+
+    def _end(self, turn: TurnText, closes: str, position: int) -> int:
+        found = turn.find(closes, position)
+        return len(turn.text) if found < 0 else found + len(closes)
+
+    def _inside(self, turn: TurnText, span: Span) -> str:
+        text = turn.text[span.start : span.end]
+        for opens, closes in THINK_TAGS:
+            text = text.removeprefix(opens).removesuffix(closes)
+        return text.strip("\n")
+
+    def _calls(self, turn: TurnText, thinking: Sequence[Span]) -> tuple[list[RawCall], list[Span]]:
+        calls: list[RawCall] = []
+        taken: list[Span] = []
+        outside = _between(thinking, len(turn.text))
+        for region in outside:
+            found, spans = self._region(turn, region)
+            calls += found
+            taken += spans
+        if not calls and not taken and self.grammar.bare is not None and outside:
+            whole = outside[-1]
+            bare = self.grammar.bare(turn.text[whole.start : whole.end])
+            if bare is not None:
+                return list(bare), [whole]
+        hidden = chain.from_iterable(self._region(turn, span)[0] for span in thinking)
+        calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
+        return calls, taken
+
+    def _region(self, turn: TurnText, region: Span) -> tuple[list[RawCall], list[Span]]:
+        calls: list[RawCall] = []
+        taken: list[Span] = []
+        position = region.start
+        while True:
+            found = [
+                (start, index)
+                for index, block in enumerate(self.grammar.blocks)
+                if 0 <= (start := turn.find(block.opens, position)) < region.end
+            ]
+            if not found:
+                return calls, taken
+            start, index = min(found)
+            block = self.grammar.blocks[index]
+            inside = Span(start + len(block.opens), region.end)
+            end = self._block_end(turn, block, inside)
+            if end is None:
+                calls.append(RawCall(status=CallStatus.UNCLOSED, error=_UNCLOSED.format(closes=block.closes)))
+                taken.append(Span(start, region.end))
+                return calls, taken
+            calls += block.read(turn, Span(inside.start, end))
+            position = min(end + len(block.closes), region.end)
+            taken.append(Span(start, position))
+
+    def _block_end(self, turn: TurnText, block: Block, inside: Span) -> int | None:
+        if not block.closes:
+            following = turn.find(block.opens, inside.start)
+            return following if 0 <= following < inside.end else inside.end
+        found = turn.find(block.closes, inside.start)
+        return found if 0 <= found and found + len(block.closes) <= inside.end else None
+
+
+def _between(spans: Sequence[Span], length: int) -> list[Span]:
+    edges = [0, *chain.from_iterable((span.start, span.end) for span in spans), length]
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return [Span(start, end) for start, end in pairs if start < end]
+
+
+def _left(text: str, taken: Sequence[Span]) -> str:
+    """Return the text outside the taken stretches, without the white space beside them."""
+    if not taken:
+        return text
+    ordered = sorted(taken, key=lambda span: span.start)
+    pieces = [text[span.start : span.end].strip() for span in _between(ordered, len(text))]
+    return "\n".join(piece for piece in pieces if piece)
+
+
+def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCall:
+    call_id = call.id or blake2b(seed + index.to_bytes(4, "big"), digest_size=5).hexdigest()[:9]
+    arguments = call.arguments
+    if call.values is not None:
+        arguments = tools.typed(call.name, call.values)
+    status, error = call.status, call.error
+    if status is CallStatus.OK and call.name not in tools.schemas:
+        known = ", ".join(sorted(tools.schemas)) or "none"
+        status, error = CallStatus.UNKNOWN_TOOL, f"there is no tool {call.name!r}; the tools are: {known}"
+    return ToolCall(call_id, call.name, arguments, status, error)

@@ -1,0 +1,301 @@
+"""The renderer: messages to tokens by appending only, tokens back to a message.
+
+1. Sampled ids are never decoded and encoded again: `extend` returns only what comes after them.
+2. `extend` costs the length of what is new, whatever the length of the conversation.
+3. No string from a message, a tool or a schema can become a control token.
+4. What a template cannot render exactly is refused with the reason and the remedy.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from agentenv.errors import RenderError
+from agentenv.messages import CallStatus, JsonValue, Message, ToolCall
+from agentenv.render.base import ParsedTurn, TemplateReport
+from agentenv.render.control import Neutraliser
+from agentenv.render.doctor import Diagnosis, diagnose
+from agentenv.render.encode import PieceEncoder
+from agentenv.render.parse import GRAMMARS, ToolIndex, TurnReader, TurnText
+from agentenv.render.tail import USER, Kind, Plain, TailReader
+from agentenv.render.text_protocol import TextProtocol
+from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["Renderer"]
+
+_TRIM_MARK = "\n... [{cut} characters cut] ...\n"
+
+
+class Renderer:
+    """Renders one model's chat; bound to the tools of one episode.
+
+    Args:
+        tokenizer: a `ChatTokenizer`, or a fast tokenizer or processor of transformers.
+        tools: tool schemas in OpenAI's shape.
+        chat_template: Jinja source instead of the tokenizer's own.
+        stop_token_ids: ids at which generation ends, besides the tokenizer's.
+        template_kwargs: values for the template, such as `enable_thinking`.
+        protocol: how tools are told where the template has no place for them.
+
+    Example:
+        >>> from agentenv.render import Renderer, byte_tokenizer
+        >>> renderer = Renderer(byte_tokenizer())
+        >>> prompt = renderer.start([{"role": "user", "content": "hi"}])
+        >>> renderer.decode(prompt)
+        '<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n'
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer | object,
+        tools: Sequence[Mapping[str, JsonValue]] = (),
+        chat_template: str | None = None,
+        stop_token_ids: Sequence[int] = (),
+        template_kwargs: Mapping[str, object] | None = None,
+        *,
+        protocol: TextProtocol | None = None,
+    ) -> None:
+        self.tokenizer = ChatTokenizer.of(tokenizer)
+        self._protocol = protocol or TextProtocol()
+        template = chat_template or self.tokenizer.chat_template
+        self._found: Diagnosis = diagnose(self.tokenizer, template, stop_token_ids, template_kwargs or {})
+        self._encoder = PieceEncoder(self.tokenizer, self._found.control)
+        self._names = {token_id: string for string, token_id in self._found.control.strings.items()}
+        self.report: TemplateReport = self._found.report
+        self.stop_token_ids: tuple[int, ...] = self._found.stop_token_ids
+        self._set_tools(tools)
+
+    def bind(self, tools: Sequence[Mapping[str, JsonValue]]) -> Renderer:
+        """Return a renderer for these tool schemas; the doctor's work is shared."""
+        bound = copy.copy(self)
+        bound._set_tools(tools)
+        return bound
+
+    def start(self, messages: Sequence[Message]) -> list[int]:
+        """Render an episode's first prompt: the only full render of an episode.
+
+        Raises:
+            RenderError: The template refuses these messages.
+        """
+        reader = self._reader()
+        plain_tools = cast("list[Mapping[str, object]]", self.tools)
+        neutral = Neutraliser(self._found.control, self.tokenizer, _strings([*messages, *plain_tools]))
+        plain = [self._plain(message, neutral) for message in messages]
+        tools = cast("list[Mapping[str, object]]", neutral.value(plain_tools))
+        if self._uses_protocol:
+            plain = self._protocol.plain(plain, tools, system_role=reader.habits.system_role, opening=True)
+            tools = []
+        text = reader.render(plain, tools=tools)
+        return self._encoder.start(neutral.split(text))
+
+    def extend(
+        self,
+        sampled_ids: Sequence[int],
+        tool_calls: Sequence[ToolCall],
+        new_messages: Sequence[Message],
+        history: Sequence[Message] | None = None,
+    ) -> list[int]:
+        """Return the ids to append after the sampled ones, up to the next generation prompt.
+
+        Args:
+            sampled_ids: the completion as sampled; only its last id is looked at.
+            tool_calls: the completion's calls; those that the new messages answer count.
+            new_messages: tool results and other messages that follow the completion.
+            history: the messages before the completion, for a template whose verdict is `history`.
+
+        Raises:
+            RenderError: The template cannot say how the conversation goes on.
+        """
+        reader = self._reader()
+        answered = _answered(tool_calls, new_messages)
+        with_history = self.report.verdict == "history"
+        before = list(history or ()) if with_history else []
+        neutral = Neutraliser(
+            self._found.control, self.tokenizer, _strings([*answered, *new_messages, *before])
+        )
+        new = [self._plain(message, neutral) for message in new_messages]
+        calls = [cast("Plain", neutral.value(call)) for call in answered]
+        if self._uses_protocol:
+            new = self._protocol.plain(new, (), system_role=reader.habits.system_role, opening=False)
+            calls = []
+        kind: Kind = "call" if calls else "text"
+        tail = self._tail(reader, calls, new, before, neutral, history_given=history is not None)
+        last = self._names.get(sampled_ids[-1], "") if len(sampled_ids) else ""
+        if not last and len(sampled_ids) and sampled_ids[-1] in self.stop_token_ids:
+            last = self._found.ends[kind].end
+        cut = reader.cut(self._found.ends[kind], tail, last)
+        return self._encoder.after(cut.after, neutral.split(cut.text))
+
+    def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
+        """Read a completion; never raises for what the model wrote."""
+        ids = list(token_ids)
+        while ids and ids[-1] in self._reading.end_ids:
+            ids.pop()
+        turn = TurnText.decode(ids, self.tokenizer, self._found.control.strings)
+        return self._reading.read(turn, self._tool_index, repr(ids).encode())
+
+    def count(self, text: str) -> int:
+        """Tokens of untrusted text, as it would be rendered."""
+        return len(self._encode_untrusted(text))
+
+    def trim(self, text: str, max_tokens: int) -> str:
+        """Return text of at most `max_tokens` tokens: head and tail around a marker.
+
+        Long text is first cut by characters, so that a huge output costs no more than its ends.
+        """
+        window = max(64, 16 * max_tokens)
+        if len(text) <= window and self.count(text) <= max_tokens:
+            return text
+        head_ids = self._encode_untrusted(text[:window])
+        tail_ids = self._encode_untrusted(text[-window:])
+        if len(text) <= 2 * window and self.count(text) <= max_tokens:
+            return text
+        room = max_tokens
+        for _ in range(64):
+            mark_cost = self.count(_TRIM_MARK.format(cut=len(text)))
+            keep = room - mark_cost
+            head = self._whole(head_ids[: (keep + 1) // 2]) if keep > 0 else ""
+            tail = self._whole(tail_ids[len(tail_ids) - keep // 2 :]) if keep > 1 else ""
+            kept = len(head) + len(tail)
+            trimmed = head + _TRIM_MARK.format(cut=len(text) - kept) + tail
+            over = self.count(trimmed) - max_tokens
+            if over <= 0:
+                return trimmed
+            if keep <= 0:
+                break
+            room -= over
+        return self._whole(head_ids[: max(0, max_tokens)])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, control tokens visible."""
+        return self.tokenizer.decode(token_ids)
+
+    @property
+    def _uses_protocol(self) -> bool:
+        return self.report.verdict == "no_tool_role"
+
+    def _set_tools(self, tools: Sequence[Mapping[str, JsonValue]]) -> None:
+        self.tools = tuple(tools)
+        self._tool_index = ToolIndex.of(self.tools)
+        self._reading = TurnReader(
+            GRAMMARS[self.report.grammar],
+            self._found.control.strings,
+            frozenset(self.stop_token_ids),
+            self._found.thinking_open,
+        )
+
+    def _reader(self) -> TailReader:
+        if self._found.reader is None:
+            raise RenderError(f"{'; '.join(self.report.reasons)}; {self.report.remedy}")
+        return self._found.reader
+
+    def _tail(
+        self,
+        reader: TailReader,
+        calls: Sequence[Plain],
+        new: Sequence[Plain],
+        before: Sequence[Message],
+        neutral: Neutraliser,
+        *,
+        history_given: bool,
+    ) -> str:
+        if self.report.verdict != "history":
+            tools = self.tools if reader.habits.tools_needed else None
+            return reader.tail(calls, new, tools=cast("Any", tools))
+        if not history_given:
+            raise RenderError(
+                "this template's turns depend on earlier messages: pass history=, the messages before the completion"
+            )
+        while before and before[-1]["role"] == "assistant":
+            before = before[:-1]
+        plain = [self._plain(message, neutral) for message in before]
+        tools = cast("list[Mapping[str, object]]", neutral.value(list(self.tools)))
+        return reader.tail(calls, new, before=plain or (USER,), tools=tools)
+
+    def _plain(self, message: Message, neutral: Neutraliser) -> Plain:
+        """Return a message in the template's form, with every string safe to render."""
+        plain = cast(
+            "Plain", {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
+        )
+        plain = cast("Plain", neutral.value(plain))
+        plain["role"] = message["role"]
+        plain["content"] = neutral.text(_text_content(message))
+        if message.get("tool_calls") and not plain["content"] and self._reader().habits.null_content:
+            plain["content"] = None
+        if calls := message.get("tool_calls"):
+            plain["tool_calls"] = [
+                {
+                    "id": neutral.text(call["id"]),
+                    "type": "function",
+                    "function": {
+                        "name": neutral.text(call["function"]["name"]),
+                        "arguments": self._arguments(call["function"]["arguments"], neutral),
+                    },
+                }
+                for call in calls
+            ]
+        return plain
+
+    def _arguments(self, arguments: object, neutral: Neutraliser) -> object:
+        as_text = self._uses_protocol or self._reader().habits.json_arguments
+        if as_text:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            return neutral.text(text)
+        if not isinstance(arguments, str):
+            return neutral.value(arguments)
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return neutral.text(arguments)
+        return neutral.value(parsed) if isinstance(parsed, dict) else neutral.text(arguments)
+
+    def _encode_untrusted(self, text: str) -> list[int]:
+        neutral = Neutraliser(self._found.control, self.tokenizer, [text])
+        return self._encoder.after("", neutral.split(neutral.text(text)))
+
+    def _whole(self, token_ids: Sequence[int]) -> str:
+        """Decode a slice of ids without the broken characters at its ends."""
+        return self.tokenizer.decode(token_ids).strip("\ufffd")
+
+
+def _answered(tool_calls: Sequence[ToolCall], new_messages: Sequence[Message]) -> list[Plain]:
+    """Return the calls that the leading tool messages answer, in their order."""
+    names = {call.id: call.name for call in tool_calls if call.status is not CallStatus.IN_THINKING}
+    answered: list[Plain] = []
+    for message in new_messages:
+        if message["role"] != "tool":
+            break
+        call_id = message.get("tool_call_id", "")
+        answered.append({"id": call_id, "name": names.get(call_id) or message.get("name") or "unknown"})
+    return answered
+
+
+def _text_content(message: Message) -> str:
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.get("type") != "text":
+            raise RenderError(
+                f"a {message['role']} message has a part of type {part.get('type')!r}: images and other media "
+                "cannot be rendered to tokens yet; send text, or use a chat engine for evaluation"
+            )
+    return "".join(part.get("text", "") for part in content)
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Yield every string inside messages and schemas."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, (list, tuple)):
+        for item in cast("Sequence[object]", value):
+            yield from _strings(item)

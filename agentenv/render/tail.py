@@ -1,0 +1,258 @@
+"""What a template writes after an assistant turn: found with a sentinel, never by comparing renders.
+
+A small conversation is rendered whose assistant turn is a sentinel; the text after the sentinel is
+what follows any assistant turn, up to the next generation prompt. History is not rendered, so a
+template may rewrite it, and a turn costs the length of what is new. How an assistant turn ends is
+learnt once for each kind of turn: `text`, and `call` (the turn has tool calls and their results
+follow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from agentenv.errors import RenderError
+from agentenv.render.control import SENTINEL, ControlSet
+from agentenv.render.template import ChatTemplate
+
+__all__ = ["PROBE", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
+
+Kind: TypeAlias = Literal["text", "call"]
+Plain: TypeAlias = dict[str, object]
+"""A message as a template reads it."""
+
+PROBE = "PROBEk8Jx2Qm5W"
+"""Unique text: stands for a new message where a template is only watched."""
+
+USER: Plain = {"role": "user", "content": "u"}
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What a template was seen to ask of its messages."""
+
+    json_arguments: bool = False
+    """Call arguments must be JSON text, not objects."""
+    content_parts: bool = False
+    """Content must be a list of parts, not text."""
+    tools_needed: bool = False
+    """It cannot be rendered without tools."""
+    one_call: bool = False
+    """It refuses more than one call in a turn."""
+    null_content: bool = False
+    """A turn with calls must have no content at all."""
+    system_role: bool = True
+    """It has a place for a system message."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How an assistant turn of one kind ends."""
+
+    end: str
+    """The control string with which the turn ends."""
+    closer: str | None
+    """The same where the template writes it as part of the turn; None: it opens the next one."""
+    known_stop: bool = True
+    """Generation ends here by a stop token that was known; else `end` must become one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The text to append, and the control string that stands before it (empty: any)."""
+
+    after: str
+    text: str
+
+
+class TailReader:
+    """Reads the tail of a template under its habits."""
+
+    __slots__ = ("control", "habits", "stop_strings", "template")
+
+    def __init__(
+        self, template: ChatTemplate, control: ControlSet, stop_strings: frozenset[str], habits: Habits
+    ) -> None:
+        self.template = template
+        self.control = control
+        self.stop_strings = stop_strings
+        self.habits = habits
+
+    def render(
+        self,
+        messages: Sequence[Plain],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        """Render messages in the form that the template asks for."""
+        if self.habits.content_parts:
+            messages = [_as_parts(message) for message in messages]
+        return self.template.render(messages, tools=tools or None, generation_prompt=generation_prompt)
+
+    def tail(
+        self,
+        calls: Sequence[Plain],
+        new: Sequence[Plain],
+        *,
+        before: Sequence[Plain] = (USER,),
+        tools: Sequence[Mapping[str, object]] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        """Return the text after an assistant turn.
+
+        Args:
+            calls: the turn's calls as `{"id", "name"}`; none for a text turn.
+            new: the messages that follow the turn.
+            before: the conversation before the turn.
+            tools: schemas, where the template needs them or the history counts.
+            generation_prompt: open the next assistant turn.
+
+        Raises:
+            RenderError: The template refuses the turn or leaves it out.
+        """
+        turn = self.assistant(calls)
+        text = self.render([*before, turn, *new], tools=tools, generation_prompt=generation_prompt)
+        found = text.rfind(SENTINEL)
+        if found < 0:
+            what = "an assistant turn's tool calls" if calls else "an assistant turn's text"
+            raise RenderError(f"the template leaves out {what}")
+        return text[found + len(SENTINEL) :]
+
+    def assistant(self, calls: Sequence[Plain]) -> Plain:
+        """Return the assistant turn with the sentinel where the model's own words stand."""
+        if not calls:
+            return {"role": "assistant", "content": SENTINEL}
+        if self.habits.one_call:
+            calls = calls[-1:]
+        arguments: object = f'{{"x": "{SENTINEL}"}}' if self.habits.json_arguments else {"x": SENTINEL}
+        entries = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}
+            for call in calls
+        ]
+        content = None if self.habits.null_content else ""
+        return {"role": "assistant", "content": content, "tool_calls": entries}
+
+    def learn(self, kind: Kind, ends: Mapping[Kind, TurnEnd], **options: object) -> TurnEnd:
+        """Find how a turn of this kind ends.
+
+        Raises:
+            RenderError: The template has no such turn, or no control token ends it.
+        """
+        tools: Sequence[Mapping[str, object]] | None = options.get("tools")  # pyright: ignore[reportAssignmentType]
+        calls: list[Plain] = [] if kind == "text" else [probe_call()]
+        new = [probe_message(kind)]
+        written = self.tail(calls, new, tools=tools)
+        if PROBE not in written:
+            raise RenderError("the template leaves out " + ("tool results" if calls else "user messages"))
+        written = written[: written.index(PROBE)]
+        try:
+            last = self.tail(calls, [], tools=tools, generation_prompt=False)
+        except RenderError:
+            last = ""
+        end = self._candidate(kind, written, last, ends)
+        between = written[: written.index(end)]
+        if kind == "text" and self._plain_text(between).strip():
+            raise RenderError(
+                f"plain text {between.strip()!r} stands between the assistant's words and {end!r}: control "
+                "tokens of the template are not registered in the tokenizer; add them as special tokens"
+            )
+        stops_in_last = any(string in self.stop_strings for _, string in self.control.finditer(last))
+        closes = any(string == end for _, string in self.control.finditer(last))
+        known_stop = stops_in_last or end in self.stop_strings
+        return TurnEnd(end, end if closes or stops_in_last else None, known_stop)
+
+    def cut(self, turn_end: TurnEnd, tail: str, last: str) -> Cut:
+        """Return what to append after a turn whose last sampled token is the string `last`.
+
+        Raises:
+            RenderError: The end of the turn does not stand in the tail.
+        """
+        if turn_end.closer is not None:
+            for position, string in self.control.finditer(tail):
+                if string == turn_end.closer:
+                    if last and (last in self.stop_strings or last == turn_end.closer):
+                        return Cut(string, tail[position + len(string) :])
+                    return Cut("", tail[position:])
+        else:
+            for position, string in self.control.finditer(tail):
+                if string in self.stop_strings or string == turn_end.end:
+                    if last == string:
+                        return Cut(string, tail[position + len(string) :])
+                    return Cut("", tail[position:])
+        raise RenderError(
+            f"{turn_end.end!r}, which ends an assistant turn, is not written in this conversation"
+        )
+
+    def _candidate(self, kind: Kind, written: str, last: str, ends: Mapping[Kind, TurnEnd]) -> str:
+        in_written = [string for _, string in self.control.finditer(written)]
+        in_last = [string for _, string in self.control.finditer(last)]
+        stops_written = [string for string in in_written if string in self.stop_strings]
+        for string in in_last:
+            if string in self.stop_strings and string in in_written:
+                return string
+        if stops_written and (kind == "call" or not last.strip()):
+            return stops_written[0]
+        if kind == "text":
+            if in_written:
+                return in_written[0]
+        else:
+            known = {end.end for end in ends.values()}
+            for string in in_written:
+                if string in known:
+                    return string
+            if guess := self._unknown_closer(in_written, last, ends):
+                return guess
+        raise RenderError(
+            f"no control token ends an assistant turn with {'tool calls' if kind == 'call' else 'text'}: "
+            "pass the model's stop tokens as stop_token_ids"
+        )
+
+    def _unknown_closer(self, in_written: Sequence[str], last: str, ends: Mapping[Kind, TurnEnd]) -> str:
+        """Return the string that closes a call turn although it is no known stop, or "".
+
+        Taken only where text turns have a closer too, the turn alone ends with the string, and the
+        string stands once in a turn of two calls: so it closes the turn and not a call.
+        """
+        text_end = ends.get("text")
+        found = list(self.control.finditer(last))
+        if text_end is None or text_end.closer is None or not found:
+            return ""
+        position, string = found[-1]
+        if last[position + len(string) :].strip() or string not in in_written:
+            return ""
+        try:
+            both = self.render([USER, self.assistant([probe_call(), probe_call(1)])], generation_prompt=False)
+        except RenderError:
+            return ""
+        return string if [one for _, one in self.control.finditer(both)].count(string) == 1 else ""
+
+    def _plain_text(self, text: str) -> str:
+        kept: list[str] = []
+        position = 0
+        for start, string in self.control.finditer(text):
+            kept.append(text[position:start])
+            position = start + len(string)
+        return "".join([*kept, text[position:]])
+
+
+def probe_call(index: int = 0) -> Plain:
+    """Return a call as the probes make it; the id suits templates that want nine characters."""
+    return {"id": f"probe000{index + 1}", "name": "get_weather"}
+
+
+def probe_message(kind: Kind, content: str = PROBE, index: int = 0) -> Plain:
+    """Return the message that follows a probed turn."""
+    if kind == "text":
+        return {"role": "user", "content": content}
+    call = probe_call(index)
+    return {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": content}
+
+
+def _as_parts(message: Plain) -> Plain:
+    content = message.get("content")
+    if not isinstance(content, str) or message.get("role") == "tool":
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}

@@ -1,0 +1,281 @@
+"""A tokenizer with what a chat needs: added tokens, stop tokens and a chat template.
+
+Built on `tokenizers` alone: a directory with `tokenizer.json` is read as it is. A GGUF file is
+converted by transformers, which then must be installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
+
+__all__ = ["ChatTokenizer", "byte_tokenizer"]
+
+
+class ChatTokenizer:
+    """Encode and decode text, and know the chat's control tokens.
+
+    Args:
+        backend: the tokenizer itself.
+        chat_template: Jinja source; None if the model has none.
+        eos_token_ids: ids at which generation ends.
+        special_tokens: what templates call them (`bos_token`, `eos_token`, ...) and their text.
+        name: shown in messages.
+    """
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        *,
+        chat_template: str | None = None,
+        eos_token_ids: Sequence[int] = (),
+        special_tokens: Mapping[str, str] | None = None,
+        name: str = "tokenizer",
+    ) -> None:
+        self.backend = backend
+        self.chat_template = chat_template
+        self.special_tokens = dict(special_tokens or {})
+        self.name = name
+        eos = self.backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        first = () if eos is None else (eos,)
+        self.eos_token_ids = tuple(dict.fromkeys((*first, *eos_token_ids)))
+
+    @classmethod
+    def load(cls, path: str | Path, gguf_file: str | None = None) -> ChatTokenizer:
+        """Load from a model directory, a `tokenizer.json`, or a GGUF file.
+
+        Raises:
+            ModelNotFound: Nothing there can be read as a tokenizer.
+            DependencyMissing: A GGUF file needs transformers and gguf.
+        """
+        path = Path(path)
+        if gguf_file is not None:
+            return _load_gguf(path / gguf_file)
+        if path.suffix == ".gguf":
+            return _load_gguf(path)
+        if path.name == "tokenizer.json":
+            path = path.parent
+        if (path / "tokenizer.json").is_file():
+            return _load_directory(path)
+        ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else []
+        if len(ggufs) == 1:
+            return _load_gguf(ggufs[0])
+        raise ModelNotFound(
+            f"no tokenizer in {str(path)!r}: expected tokenizer.json or one .gguf file; "
+            "save one there with AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
+        )
+
+    @classmethod
+    def of(cls, tokenizer: object) -> ChatTokenizer:
+        """Wrap a tokenizer of transformers (fast ones and processors), or return ours as it is.
+
+        Raises:
+            UsageError: The object has no tokenizer of the `tokenizers` package inside.
+        """
+        if isinstance(tokenizer, cls):
+            return tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return cls(tokenizer)
+        foreign = cast("Any", tokenizer)
+        if hasattr(foreign, "image_processor") and hasattr(foreign, "tokenizer"):
+            foreign = foreign.tokenizer
+        backend = getattr(foreign, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise UsageError(
+                f"{type(tokenizer).__name__} has no fast tokenizer inside; "
+                "pass a ChatTokenizer, or a transformers tokenizer loaded with use_fast=True"
+            )
+        template = getattr(tokenizer, "chat_template", None) or foreign.chat_template
+        eos = foreign.eos_token_id
+        return cls(
+            backend,
+            chat_template=_one_template(template),
+            eos_token_ids=[eos] if isinstance(eos, int) else [],
+            special_tokens=_strings_of(foreign.special_tokens_map),
+            name=str(getattr(foreign, "name_or_path", "") or type(tokenizer).__name__),
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of text; control strings in it become control tokens, nothing is added."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens visible."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=False)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of one token's text, or None."""
+        return self.backend.token_to_id(token)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """Tokens added to the vocabulary, by id: control tokens and some that are plain text."""
+        return self.backend.get_added_tokens_decoder()
+
+    def __repr__(self) -> str:
+        return f"ChatTokenizer({self.name!r}, vocab_size={self.vocab_size})"
+
+
+def _load_directory(path: Path) -> ChatTokenizer:
+    config = _read_json(path / "tokenizer_config.json")
+    try:
+        backend = Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:
+        raise ModelNotFound(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
+    _add_configured_tokens(backend, config)
+    template: object = config.get("chat_template")
+    for name in ("chat_template.jinja", "chat_template.json"):
+        file = path / name
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+            template = text if name.endswith("jinja") else json.loads(text).get("chat_template")
+            break
+    eos = _read_json(path / "generation_config.json").get("eos_token_id")
+    ids: list[object] = eos if isinstance(eos, list) else [eos]
+    special = _strings_of({key: value for key, value in config.items() if key.endswith("_token")})
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        special |= _strings_of(cast("dict[str, object]", extra))
+    return ChatTokenizer(
+        backend,
+        chat_template=_one_template(template),
+        eos_token_ids=[token_id for token_id in ids if isinstance(token_id, int)],
+        special_tokens=special,
+        name=str(path),
+    )
+
+
+def _load_gguf(file: Path) -> ChatTokenizer:
+    if not file.is_file():
+        raise ModelNotFound(f"no GGUF file {str(file)!r}")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise DependencyMissing.of("transformers", "train", purpose="reading a GGUF tokenizer") from error
+    loaded = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    tokenizer = ChatTokenizer.of(loaded)
+    tokenizer.name = str(file)
+    return tokenizer
+
+
+def _add_configured_tokens(backend: Tokenizer, config: Mapping[str, object]) -> None:
+    """Add tokens that only the configuration lists, as transformers does when it loads."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    for _, entry in sorted(cast("dict[str, dict[str, Any]]", listed).items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(entry["content"]) is None:
+            flags = {key: bool(entry.get(key)) for key in ("lstrip", "rstrip", "normalized", "special")}
+            backend.add_tokens([AddedToken(entry["content"], **flags)])
+
+
+def _strings_of(tokens: Mapping[str, object]) -> dict[str, str]:
+    """Return special tokens as text; a configuration may hold them as objects."""
+    strings: dict[str, str] = {}
+    for key, value in tokens.items():
+        content = cast("dict[str, object]", value).get("content") if isinstance(value, dict) else value
+        if content is not None and not isinstance(content, (bool, int, float, list)):
+            strings[key] = str(content)
+    return strings
+
+
+def _one_template(template: object) -> str | None:
+    """Return one template; of several named ones that for tools, else the default."""
+    if isinstance(template, list):
+        entries = cast("list[dict[str, str]]", template)
+        template = {entry["name"]: entry["template"] for entry in entries}
+    if isinstance(template, dict):
+        named = cast("dict[str, str]", template)
+        return named.get("tool_use") or named.get("default") or next(iter(named.values()), None)
+    return template if isinstance(template, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelNotFound(f"{path} is not valid JSON: {error}") from error
+
+
+_BYTE_TEMPLATE = """\
+{%- set system = messages[0].content if messages and messages[0].role == 'system' else '' -%}
+{%- if system or tools -%}
+{{- '<|im_start|>system\\n' + system -}}
+{%- if tools -%}
+{{- ('\\n' if system else '') + 'Tools:' -}}
+{%- for tool in tools -%}
+{%- set f = tool.function if tool.function is defined else tool -%}
+{{- '\\n' + f.name + '(' + (f.parameters.properties | default({})).keys() | join(', ') + '): ' + (f.description | default('')) -}}
+{%- endfor -%}
+{{- '\\nCall: <tool_call>{"name": ..., "arguments": {...}}</tool_call>' -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|im_start|>user' if loop.first or messages[loop.index0 - 1].role != 'tool' -}}
+{{- '\\n<tool_response>' + message.content + '</tool_response>' -}}
+{{- '<|im_end|>\\n' if loop.last or messages[loop.index0 + 1].role != 'tool' -}}
+{%- elif message.role == 'assistant' -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if message.reasoning_content -%}
+{{- '<think>' + message.reasoning_content + '</think>' -}}
+{%- endif -%}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>{"name": ' + call.function.name | tojson + ', "arguments": ' + call.function.arguments | tojson + '}</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- elif not (loop.first and message.role == 'system') -%}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+_BYTE_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_BYTE_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+
+
+@lru_cache(maxsize=1)
+def byte_tokenizer() -> ChatTokenizer:
+    """Return the built-in tokenizer: id = byte value, control tokens after 255, a ChatML template.
+
+    Needs no files; for scripted and mock engines, tests and tiny models.
+    """
+    alphabet = _byte_alphabet()
+    vocabulary = {character: value for value, character in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in _BYTE_CONTROL])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in _BYTE_TAGS])
+    return ChatTokenizer(
+        backend,
+        chat_template=_BYTE_TEMPLATE,
+        special_tokens={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        name="bytes",
+    )
+
+
+def _byte_alphabet() -> list[str]:
+    """Return the character that byte-level BPE uses for each byte value."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(value) if value in printable else chr(next(others)) for value in range(256)]
