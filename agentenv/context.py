@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agentenv.limits import RunLimits
+from agentenv.messages import Message
 
 if TYPE_CHECKING:
     from agentenv.sandbox.base import Sandbox
-    from agentenv.trajectory import Trajectory
 
-__all__ = ["Context"]
+__all__ = ["Context", "EpisodeRecord"]
+
+
+class EpisodeRecord(Protocol):
+    """What a reward reads of an episode's record; a `Trajectory` is one."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """Everything said, as the model was shown it."""
+        ...
+
+    @property
+    def answer(self) -> str:
+        """Text of the last assistant message."""
+        ...
 
 
 @dataclass(slots=True)
@@ -37,7 +51,7 @@ class Context:
     """Tool calls that the episode may still run; the runner keeps it current."""
     state: dict[str, object] = field(default_factory=dict[str, object])
     """Free for the environment's tools; new for each episode."""
-    draft: Callable[[], Trajectory] | None = None
+    draft: Callable[[], EpisodeRecord] | None = None
     """Set by the runner before it ends the episode: the record so far, without reward fields.
 
     A reward that asks for `trajectory` gets it, and `answer` and `messages` are read from it, so
