@@ -36,14 +36,13 @@ _HOME = {
     "GRPOConfig": "config",
     "GRPOTrainer": "grpo",
     "LoraOptions": "config",
-    "demonstrate": "sft",
     "grpo_loss": "loss",
     "group_advantages": "advantage",
     "kl_penalty": "loss",
     "token_weights": "weighting",
 }
 
-__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOME)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -30,6 +30,38 @@ REDUCTION_OF: dict[str, Reduction] = {
 """The reduction that each loss type was published with; `GRPOConfig.reduction` overrides it."""
 
 
+_POSITIVE = frozenset(
+    {
+        "groups_per_step",
+        "num_generations",
+        "num_iterations",
+        "num_minibatches",
+        "temperature",
+        "learning_rate",
+        "max_grad_norm",
+        "tokens_per_micro_batch",
+        "logprob_chunk",
+        "importance_cap",
+        "ratio_max",
+        "advantage_eps",
+        "sapo_temperature_pos",
+        "sapo_temperature_neg",
+    }
+)
+_NOT_NEGATIVE = frozenset(
+    {
+        "epsilon",
+        "epsilon_high",
+        "beta",
+        "warmup_steps",
+        "max_steps",
+        "async_steps",
+        "eval_steps",
+        "save_steps",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraOptions:
     """Low-rank adapters instead of a full fine-tune (needs peft)."""
@@ -147,7 +179,7 @@ class GRPOConfig:
 
     # Compute
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Of the weights; `auto` keeps the checkpoint's. bfloat16 trains f32 masters."""
+    """Of the weights; `auto` is bfloat16 where the device multiplies it fast. It trains f32 masters."""
     device: str = "auto"
     packing: Literal["auto", "shared", "padded"] = "auto"
     """`auto` packs rows with shared prefixes where that was proven exact and costs less."""
@@ -172,42 +204,44 @@ class GRPOConfig:
     """Keyword arguments for an optimiser named by import string, as text."""
 
     def __post_init__(self) -> None:
-        positive = (
-            "groups_per_step num_generations num_iterations num_minibatches temperature learning_rate "
-            "max_grad_norm tokens_per_micro_batch logprob_chunk importance_cap ratio_max advantage_eps "
-            "sapo_temperature_pos sapo_temperature_neg"
-        ).split()
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, float) and not isfinite(value):
                 raise UsageError(f"{one.name} must be finite, not {value}")
-            if one.name in positive and value <= 0:
+            if one.name in _POSITIVE and value <= 0:
                 hint = ": greedy samples have no gradient estimate" if one.name == "temperature" else ""
                 raise UsageError(f"{one.name} must be more than 0, not {value}{hint}")
-        for name in ("epsilon", "epsilon_high", "beta", "warmup_steps", "max_steps", "async_steps"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        if self.epsilon >= 1:
-            raise UsageError(f"epsilon must be below 1, not {self.epsilon}: the lower clip is 1 - epsilon")
+            if one.name in _NOT_NEGATIVE and value < 0:
+                raise UsageError(f"{one.name} must be 0 or more, not {value}")
         if self.loss_type not in REDUCTION_OF:
             raise UsageError(f"unknown loss_type {self.loss_type!r}; one of {sorted(REDUCTION_OF)}")
+        self._check_bounds()
+        self._check_reduction()
+
+    def _check_bounds(self) -> None:
+        if self.epsilon >= 1:
+            raise UsageError(f"epsilon must be below 1, not {self.epsilon}: the lower clip is 1 - epsilon")
         if self.delta is not None and self.delta <= 1 + self.epsilon_high:
             raise UsageError(
                 f"delta must be above 1 + epsilon_high = {1 + self.epsilon_high}, not {self.delta}"
             )
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise UsageError(f"dual_clip must be above 1, not {self.dual_clip}")
-        if self.importance_sampling_level == "sequence" and self.token_reduction not in (
-            "seq_mean",
-            "constant",
-        ):
-            raise UsageError("importance_sampling_level='sequence' needs reduction 'seq_mean' (GSPO)")
-        if self.token_reduction == "constant" and self.max_completion_length is None:
-            raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")
-        if self.overlong_penalty_tokens and self.max_completion_length is None:
-            raise UsageError("overlong_penalty_tokens needs max_completion_length")
+        if not self.importance_floor < self.importance_cap:
+            raise UsageError(
+                f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
+            )
+
+    def _check_reduction(self) -> None:
+        if self.importance_sampling_level == "sequence" and self.scheme == "token_mean":
+            raise UsageError("importance_sampling_level='sequence' (GSPO) needs reduction 'seq_mean'")
+        if self.max_completion_length is None:
+            if self.scheme == "constant":
+                raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")
+            if self.overlong_penalty_tokens:
+                raise UsageError("overlong_penalty_tokens needs max_completion_length")
 
     @property
-    def token_reduction(self) -> Reduction:
-        """The reduction in force."""
+    def scheme(self) -> Reduction:
+        """The reduction in force: `reduction`, or that of the loss type."""
         return self.reduction or REDUCTION_OF[self.loss_type]

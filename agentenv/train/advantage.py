@@ -1,0 +1,102 @@
+"""Advantages: how much better an episode did than its group.
+
+Rules that the tests hold:
+
+1. A missing or non-finite reward is left out of every statistic and gets advantage 0.
+2. A group without spread, or with fewer than two scored members, gets advantage 0 exactly.
+3. The standard deviation is the unbiased one; `eps` is added to it, never to the variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, sqrt
+from typing import Literal
+
+from agentenv.errors import UsageError
+
+__all__ = ["group_advantages", "overlong_penalty", "turn_returns"]
+
+NO_SPREAD = 1e-8
+"""Rewards closer together than this are taken as equal."""
+
+
+def group_advantages(
+    rewards: Sequence[Sequence[float | None]],
+    *,
+    advantage: Literal["grpo", "rloo"] = "grpo",
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    eps: float = 1e-4,
+) -> list[list[float]]:
+    """Return the advantage of each member of each group.
+
+    With m and s the mean and unbiased standard deviation of the group's n scored rewards R:
+
+    - `grpo`, `group`: (R - m) / (s + eps) (DeepSeekMath's GRPO; eps as in TRL);
+    - `grpo`, `none`: R - m (Dr.GRPO; tinker-cookbook);
+    - `grpo`, `batch`: (R - m) / (s over the whole batch + eps) (TRL, `scale_rewards="batch"`);
+    - `rloo`: R - mean of the others = (R - m) * n / (n - 1) (leave-one-out; verl, SkyRL), then scaled.
+
+    Args:
+        rewards: for each group, its members' rewards; None or NaN where there is none.
+        advantage: the baseline.
+        scale_rewards: what the difference is divided by.
+        eps: added to the standard deviation.
+
+    Raises:
+        UsageError: An option is unknown.
+    """
+    if advantage not in ("grpo", "rloo") or scale_rewards not in ("group", "batch", "none"):
+        raise UsageError(f"unknown advantage {advantage!r} or scale_rewards {scale_rewards!r}")
+    everything = [reward for group in rewards for reward in scored(group)]
+    batch_std = standard_deviation(everything)
+    result: list[list[float]] = []
+    for group in rewards:
+        known = scored(group)
+        if len(known) < 2 or max(known) - min(known) <= NO_SPREAD:
+            result.append([0.0] * len(group))
+            continue
+        mean = sum(known) / len(known)
+        factor = len(known) / (len(known) - 1) if advantage == "rloo" else 1.0
+        if scale_rewards != "none":
+            factor /= (standard_deviation(known) if scale_rewards == "group" else batch_std) + eps
+        result.append([(reward - mean) * factor if is_scored(reward) else 0.0 for reward in group])
+    return result
+
+
+def is_scored(reward: float | None) -> bool:
+    """True if there is a reward and it is finite."""
+    return reward is not None and isfinite(reward)
+
+
+def scored(rewards: Sequence[float | None]) -> list[float]:
+    """Return the rewards that are there and finite."""
+    return [reward for reward in rewards if reward is not None and isfinite(reward)]
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the unbiased standard deviation; 0.0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def turn_returns(turn_rewards: Sequence[float], *, discount: float = 1.0) -> list[float]:
+    """Return the return-to-go of each turn: `G_k = r_k + discount * G_(k+1)`."""
+    returns: list[float] = []
+    total = 0.0
+    for reward in reversed(turn_rewards):
+        total = reward + discount * total
+        returns.append(total)
+    return returns[::-1]
+
+
+def overlong_penalty(num_tokens: int, *, max_tokens: int, cache_tokens: int) -> float:
+    """Return DAPO's soft overlong penalty (TRL, trl/rewards/other_rewards.py).
+
+    0 up to `max_tokens - cache_tokens`, then linearly down to -1 at `max_tokens`, and -1 above.
+    """
+    if cache_tokens <= 0 or num_tokens <= max_tokens - cache_tokens:
+        return 0.0
+    return max(-1.0, (max_tokens - cache_tokens - num_tokens) / cache_tokens)

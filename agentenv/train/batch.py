@@ -1,0 +1,271 @@
+"""From trajectory groups to rows: what may be trained, with advantages, counted on the way.
+
+A row is one token sequence, cut after its last trained token; an episode with a rewritten history has
+several. Nothing here depends on how rows will be packed or split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from agentenv.errors import UsageError
+from agentenv.train.advantage import (
+    group_advantages,
+    is_scored,
+    overlong_penalty,
+    scored,
+    standard_deviation,
+    turn_returns,
+)
+from agentenv.train.config import GRPOConfig
+from agentenv.trajectory import TokenSequence, Trajectory, TrajectoryGroup
+
+__all__ = ["AdvantageFn", "Row", "TrainBatch", "build_batch", "demonstration_rows"]
+
+Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
+"""Of one episode: a number, or one number for each token of each of its sequences."""
+
+AdvantageFn: TypeAlias = Callable[[Sequence[TrajectoryGroup]], Sequence[Sequence[Advantage]]]
+"""The user's own advantages: for each group, one `Advantage` for each member."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence to train on; the tensors `_n` hold its n trained tokens only."""
+
+    token_ids: list[int]
+    """Up to and with the last trained token."""
+    positions_n: Tensor
+    """Indices of the trained tokens in `token_ids`; never 0, for nothing predicts the first token."""
+    sampler_n: Tensor
+    """The sampler's logprobs, float32."""
+    advantages_n: Tensor
+    episode: int
+    group: int
+    weight: float = 0.0
+    """Weight of each of its tokens, set for each optimiser step."""
+    old_n: Tensor | None = None
+    ref_n: Tensor | None = None
+    demonstration: bool = False
+    """Trained by cross entropy instead of the policy loss."""
+
+    @property
+    def num_trained(self) -> int:
+        """Trained tokens."""
+        return self.positions_n.numel()
+
+
+@dataclass(slots=True)
+class TrainBatch:
+    """The rows of one batch and what was counted while they were made."""
+
+    rows: list[Row]
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    warnings: list[str] = field(default_factory=list[str])
+
+
+def build_batch(
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    *,
+    weights_version: int | None = None,
+    max_length: int | None = None,
+    vocab_size: int | None = None,
+    advantage_fn: AdvantageFn | None = None,
+    kl_in_reward: Callable[[Trajectory], float] | None = None,
+) -> TrainBatch:
+    """Return the rows to train on.
+
+    Left out, and counted under `dropped/`: failed and untrainable episodes, those without a finite
+    reward, too stale ones, truncated ones if asked, rows longer than the model takes, and groups
+    without any advantage. A group's statistics use every usable member, the truncated included.
+
+    Args:
+        groups: from any source; `Trajectory.sequences` hold the tokens.
+        config: the run's options.
+        weights_version: the trainer's weights now, for staleness.
+        max_length: longest sequence that the model takes.
+        vocab_size: to notice tokens of another tokenizer.
+        advantage_fn: the user's own advantages.
+        kl_in_reward: KL to the reference of an episode, taken off its reward.
+
+    Raises:
+        UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
+    """
+    counts: dict[str, int] = {}
+
+    def drop(reason: str, number: int = 1) -> None:
+        counts[f"dropped/{reason}"] = counts.get(f"dropped/{reason}", 0) + number
+
+    rewards = [[_reward(one, config, kl_in_reward) for one in group] for group in groups]
+    advantages = advantage_fn(groups) if advantage_fn else _advantages(groups, rewards, config)
+    _check_shape(groups, advantages)
+    rows: list[Row] = []
+    episode = 0
+    mixed = 0
+    for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
+        has_gradient = any(_nonzero(value) for value in values)
+        mixed += has_gradient
+        if config.drop_zero_std and not has_gradient:
+            drop("zero_std_episodes", len(group))
+            continue
+        for member, value in zip(group, values, strict=True):
+            reason = _unfit(member, config, weights_version)
+            if reason:
+                drop(reason)
+                continue
+            for number, sequence in enumerate(member.sequences):
+                per_token = None if isinstance(value, (int, float)) else value[number]
+                row = make_row(sequence, value if per_token is None else per_token, episode, index)
+                if row is None:
+                    drop("rows_without_trained_tokens")
+                elif max_length is not None and len(row.token_ids) > max_length:
+                    drop("rows_too_long")
+                else:
+                    _check_vocabulary(row, vocab_size)
+                    rows.append(row)
+            episode += 1
+    batch = TrainBatch(rows, {name: float(count) for name, count in counts.items()})
+    batch.metrics |= _reward_metrics(rewards, mixed)
+    return batch
+
+
+def make_row(
+    sequence: TokenSequence,
+    advantage: float | Sequence[float],
+    episode: int,
+    group: int,
+    *,
+    demonstration: bool = False,
+) -> Row | None:
+    """Return a row of a sequence; None if nothing in it can be trained."""
+    mask = torch.tensor(sequence.loss_mask, dtype=torch.bool)
+    mask[:1] = False  # the first token has no prediction
+    positions_n = mask.nonzero().squeeze(-1)
+    if positions_n.numel() == 0:
+        return None
+    if isinstance(advantage, (int, float)):
+        advantages_n = torch.full(positions_n.shape, float(advantage))
+    else:
+        if len(advantage) != len(sequence):
+            raise UsageError(
+                f"{len(advantage)} per-token advantages for a sequence of {len(sequence)} tokens"
+            )
+        advantages_n = torch.tensor(advantage, dtype=torch.float32)[positions_n]
+    sampler_n = torch.tensor(sequence.logprobs, dtype=torch.float32)[positions_n]
+    token_ids = sequence.token_ids[: int(positions_n[-1]) + 1]
+    return Row(token_ids, positions_n, sampler_n, advantages_n, episode, group, demonstration=demonstration)
+
+
+def demonstration_rows(demonstrations: Sequence[Trajectory], *, max_length: int | None = None) -> list[Row]:
+    """Return the rows of demonstrations: what a scripted policy said is trained by cross entropy."""
+    rows: list[Row] = []
+    for episode, one in enumerate(demonstrations):
+        for sequence in one.sequences:
+            row = make_row(sequence, 0.0, -1 - episode, -1, demonstration=True)
+            if row is not None and (max_length is None or len(row.token_ids) <= max_length):
+                rows.append(row)
+    return rows
+
+
+def _reward(
+    one: Trajectory, config: GRPOConfig, kl_in_reward: Callable[[Trajectory], float] | None
+) -> float | None:
+    if one.stop_reason.failed or not one.trainable or one.reward is None or not is_scored(one.reward):
+        return None
+    reward = one.reward
+    if config.overlong_penalty_tokens and config.max_completion_length is not None:
+        reward += overlong_penalty(
+            one.num_sampled_tokens,
+            max_tokens=config.max_completion_length,
+            cache_tokens=config.overlong_penalty_tokens,
+        )
+    if kl_in_reward is not None:
+        reward -= config.beta * kl_in_reward(one)
+    return reward
+
+
+def _advantages(
+    groups: Sequence[TrajectoryGroup], rewards: list[list[float | None]], config: GRPOConfig
+) -> Sequence[Sequence[Advantage]]:
+    options = {"scale_rewards": config.scale_rewards, "eps": config.advantage_eps}
+    if config.advantage_level == "episode":
+        return group_advantages(rewards, advantage=config.advantage, **options)
+    # Each turn's return-to-go, compared with every turn of the group.
+    flat: list[list[float | None]] = []
+    for group, known in zip(groups, rewards, strict=True):
+        returns: list[float | None] = []
+        for one, reward in zip(group, known, strict=True):
+            own = turn_returns(one.turn_rewards, discount=config.turn_discount)
+            returns.extend(own if reward is not None else [None] * len(own))
+        flat.append(returns)
+    result: list[list[Advantage]] = []
+    for group, values in zip(
+        groups, group_advantages(flat, advantage=config.advantage, **options), strict=True
+    ):
+        members: list[Advantage] = []
+        start = 0
+        for one in group:
+            of_turn = values[start : start + len(one.turns)]
+            start += len(one.turns)
+            members.append(
+                [[of_turn[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in one.sequences]
+            )
+        result.append(members)
+    return result
+
+
+def _check_shape(groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Advantage]]) -> None:
+    if [len(group) for group in groups] != [len(values) for values in advantages]:
+        raise UsageError("the advantage function must return one advantage for each member of each group")
+
+
+def _nonzero(value: Advantage) -> bool:
+    if isinstance(value, (int, float)):
+        return value != 0
+    return any(number != 0 for sequence in value for number in sequence)
+
+
+def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> str:
+    """Return why an episode is left out, as a metric's name; empty if it is trained."""
+    if one.stop_reason.failed:
+        return "failed_episodes"
+    if not one.trainable or not one.sequences:
+        return "untrainable_episodes"
+    if one.reward is None or not is_scored(one.reward):
+        return "unscored_episodes"
+    if config.mask_truncated_completions and one.truncated:
+        return "truncated_episodes"
+    if config.max_staleness is None or weights_version is None or not one.weights_versions:
+        return ""
+    return "stale_episodes" if weights_version - min(one.weights_versions) > config.max_staleness else ""
+
+
+def _check_vocabulary(row: Row, vocab_size: int | None) -> None:
+    if vocab_size is not None and max(row.token_ids) >= vocab_size:
+        raise UsageError(
+            f"token id {max(row.token_ids)} is outside the model's vocabulary of {vocab_size}: "
+            "the trajectories were made with another tokenizer"
+        )
+
+
+def _reward_metrics(rewards: list[list[float | None]], mixed: int) -> dict[str, float]:
+    known = [scored(group) for group in rewards]
+    flat = [reward for group in known for reward in group]
+    if not flat:
+        return {"reward": float("nan"), "frac_reward_zero_std": 1.0, "groups/frac_mixed": 0.0}
+    stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
+    number = len(rewards)
+    return {
+        "reward": sum(flat) / len(flat),
+        "reward_std": sum(stds) / len(stds),
+        "frac_reward_zero_std": sum(1 for std in stds if std == 0) / len(stds),
+        "groups/frac_mixed": mixed / number,
+        "groups/frac_all_good": sum(1 for g in known if g and min(g) >= 1.0) / number,
+        "groups/frac_all_bad": sum(1 for g in known if g and max(g) <= 0.0) / number,
+    }

@@ -1,0 +1,223 @@
+"""The trainer: groups of trajectories in, better weights out.
+
+One step, as GRPO (DeepSeekMath, section 4.1) with DAPO's changes as defaults:
+
+1. each group's rewards become advantages, groups without spread are left out (`batch`, `advantage`);
+2. every trained token gets its weight, over the whole optimiser step (`weighting`);
+3. rows are laid out with shared prefixes and scored (`packing`, `policy`, `logprob`);
+4. the loss goes backward, gradients are summed in float32, clipped and applied (`loss`, `optim`).
+
+What makes the groups (environments, tools, text) lives in `agentenv.train.loop`, and this module
+works without it: `step` takes trajectories from any source.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from math import isfinite
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from agentenv.errors import UsageError
+from agentenv.limits import RunLimits
+from agentenv.seeding import derive_seed
+from agentenv.train.batch import AdvantageFn, Row, TrainBatch, build_batch, demonstration_rows
+from agentenv.train.config import GRPOConfig
+from agentenv.train.loss import LossInputs
+from agentenv.train.metrics import Meter, episode_metrics
+from agentenv.train.optim import MasterOptimizer, learning_rate
+from agentenv.train.policy import Policy, load_model
+from agentenv.train.reference import Reference
+from agentenv.train.update import accumulate, assign_weights, score_rows
+from agentenv.trajectory import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentenv.engine.base import Engine
+    from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["GRPOTrainer"]
+
+log = logging.getLogger(__name__)
+
+
+class GRPOTrainer:
+    """Trains a causal language model on trajectory groups; see `agentenv.train` for the options.
+
+    Raises:
+        ModelNotFound: The model cannot be loaded.
+        UsageError: No model is named, or it cannot be trained.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        *,
+        model: Any = None,
+        tokenizer: ChatTokenizer | None = None,
+        engine: Engine | None = None,
+        envs: Any = None,
+        tasks: Any = None,
+        eval_tasks: Any = None,
+        limits: RunLimits | None = None,
+        advantage_fn: AdvantageFn | None = None,
+        loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+        on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> None:
+        source = model if model is not None else config.model
+        if isinstance(source, (str, Path)) and not str(source):
+            raise UsageError("no model: set GRPOConfig.model to a path or Hub id, or pass model=")
+        self.config = config
+        self.model_name = str(source) if isinstance(source, (str, Path)) else config.model
+        loaded = load_model(str(source), config) if isinstance(source, (str, Path)) else source
+        torch.manual_seed(config.seed)
+        self.policy = Policy(loaded, config)
+        for finding in self.policy.check():
+            log.warning("%s", finding)
+        self.reference = Reference(self.policy) if config.beta else None
+        self.tokenizer, self.engine, self.limits = tokenizer, engine, limits or RunLimits()
+        self.envs, self.tasks, self.eval_tasks = envs, tasks, eval_tasks
+        self.advantage_fn, self.loss_fn, self.on_metrics = advantage_fn, loss_fn, on_metrics
+        self.steps_done = 0
+        """Calls of `step` that were made, also those that had nothing to train on."""
+        self.updates_done = 0
+        """Optimiser steps applied by `step`."""
+        self.weights_version = 0
+        self._optimizer: MasterOptimizer | None = None
+
+    @property
+    def model(self) -> Any:
+        """The model in training; shared with the in-process engine."""
+        return self.policy.model
+
+    @property
+    def optimizer(self) -> MasterOptimizer:
+        """The optimiser of `step`, made when first needed: after any warm-up."""
+        if self._optimizer is None:
+            self._optimizer = MasterOptimizer(self.model.parameters(), self.config)
+        return self._optimizer
+
+    def step(
+        self, groups: Sequence[TrajectoryGroup], *, demonstrations: Sequence[Trajectory] = ()
+    ) -> dict[str, float]:
+        """Train on one batch and return its metrics.
+
+        Args:
+            groups: the episodes, from any source.
+            demonstrations: trained by cross entropy in the same update, weighted by `sft_coef`.
+
+        Raises:
+            UsageError: The trajectories were made with another tokenizer.
+        """
+        started = time.perf_counter()
+        batch = self._batch(groups)
+        batch.rows += demonstration_rows(demonstrations, max_length=self.policy.max_length)
+        meter = Meter()
+        norms: list[float] = []
+        losses: list[float] = []
+        parts = self._minibatches(batch.rows)
+        if self.config.old_logprobs == "recompute" and len(parts) * self.config.num_iterations > 1:
+            for row, old_n in zip(batch.rows, score_rows(self.policy, batch.rows), strict=True):
+                row.old_n = old_n
+        if self.reference is not None:
+            self.reference.score(batch.rows)
+        for _ in range(self.config.num_iterations):
+            for rows in parts:
+                rate = learning_rate(self.config, self.updates_done, total_steps=self._total_updates(parts))
+                loss, norm = self.update(rows, self.optimizer, rate, meter)
+                losses.append(loss)
+                norms.append(norm)
+                self.updates_done += isfinite(norm)
+        self.steps_done += 1
+        metrics = episode_metrics(groups) | batch.metrics | meter.result()
+        metrics |= {
+            "loss": sum(losses) / len(losses) if losses else 0.0,
+            "grad_norm": sum(norms) / len(norms) if norms else 0.0,
+            "learning_rate": learning_rate(self.config, self.updates_done),
+            "updates": float(sum(map(isfinite, norms))),
+            "updates/not_finite": float(sum(not isfinite(norm) for norm in norms)),
+            "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
+            "weights_version": float(self.weights_version),
+            "time/update": time.perf_counter() - started,
+        }
+        return metrics
+
+    def warmup(
+        self,
+        demonstrations: Sequence[Trajectory],
+        *,
+        steps: int,
+        batch_size: int = 8,
+        learning_rate: float = 5e-5,
+        warmup_steps: int = 4,
+        lr_scheduler_type: str = "constant",
+        on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+    ) -> list[dict[str, float]]:
+        """Train on demonstrations by cross entropy; return each step's metrics.
+
+        The optimiser is its own: the state that `step` uses afterwards starts afresh.
+
+        Args:
+            demonstrations: trajectories whose model spans are to be imitated, whoever wrote them.
+            steps: optimiser steps.
+            batch_size: demonstrations of one step, drawn in shuffled rounds.
+            learning_rate: its peak.
+            warmup_steps: steps of linear rise.
+            lr_scheduler_type: `constant`, `linear` or `cosine`.
+            on_metrics: called after every step.
+
+        Raises:
+            UsageError: No demonstration has anything to train on.
+        """
+        from agentenv.train.sft import warm_up
+
+        options = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
+        options |= {"warmup_steps": warmup_steps, "lr_scheduler_type": lr_scheduler_type}
+        return warm_up(self, demonstrations, on_metrics=on_metrics, **options)
+
+    def _batch(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
+        return build_batch(
+            groups,
+            self.config,
+            weights_version=self.weights_version,
+            max_length=self.policy.max_length,
+            vocab_size=self.policy.vocab_size,
+            advantage_fn=self.advantage_fn,
+        )
+
+    def _minibatches(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Deal the groups out to the optimiser steps, whole and in an order drawn from the seed."""
+        groups: dict[int, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.group, []).append(row)
+        order = list(groups.values())
+        count = min(self.config.num_minibatches, len(order))
+        if count > 1:
+            Random(derive_seed(self.config.seed, "minibatches", self.steps_done)).shuffle(order)
+        return [[row for group in order[start::count] for row in group] for start in range(count)]
+
+    def _total_updates(self, parts: Sequence[object]) -> int:
+        return self.config.max_steps * self.config.num_iterations * max(1, len(parts))
+
+    def update(
+        self, rows: Sequence[Row], optimizer: MasterOptimizer, rate: float, meter: Meter
+    ) -> tuple[float, float]:
+        """Make one optimiser step on the rows; return loss and gradient norm."""
+        assign_weights(rows, self.config)
+        loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn)
+        with self._engine_held_still():
+            norm = optimizer.step(rate)
+            if isfinite(norm):
+                self.weights_version += 1
+        return loss, norm
+
+    def _engine_held_still(self) -> Any:
+        """Let no request run through weights that are half old and half new."""
+        updating = getattr(self.engine, "updating", None)
+        shares = getattr(self.engine, "model", None) is self.model
+        return updating() if updating is not None and shares else nullcontext()

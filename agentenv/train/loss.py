@@ -1,0 +1,250 @@
+"""The losses: pure functions of tensors on trained tokens.
+
+Notation: lp = log-probability under the trained policy at the sampling temperature, old = under the
+proximal policy, mu = as the sampler reported it, ref = under the reference; r = exp(lp - old);
+A = advantage; sg = stop-gradient. Each surrogate returns the loss of each token, `l_N`; the loss is
+`sum(w_N * l_N)` with the weights of `agentenv.train.weighting`.
+
+Rules that the tests hold:
+
+1. What stands outside the loss mask is never read, so NaN or infinity there changes nothing.
+2. Weights come from outside: nothing here divides by a batch's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentenv.errors import UsageError
+from agentenv.train.config import GRPOConfig
+from agentenv.train.mismatch import correction_weights, off_policy_mask
+
+__all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_penalty", "sequence_mean"]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are cut here before `exp`: far beyond every clip, and exp() stays finite in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a surrogate sees: trained tokens only, flat, of one micro-batch of whole sequences."""
+
+    logprobs_N: Tensor
+    """lp; the only tensor with a gradient."""
+    old_N: Tensor
+    sampler_N: Tensor
+    ref_N: Tensor | None
+    advantages_N: Tensor
+    sequence_N: Tensor
+    """Index of each token's sequence, from 0."""
+    ratio_N: Tensor
+    """exp(lp - old), per token or, for GSPO, the sequence's geometric mean at each of its tokens."""
+    config: GRPOConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """The loss to go backward from, and sums over tokens for the metrics."""
+
+    loss: Tensor
+    sums: dict[str, Tensor]
+    """Per metric, the sum over the micro-batch's trained tokens."""
+    maxima: dict[str, Tensor]
+    num_tokens: int
+
+
+def sequence_mean(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Return, at each token, the mean of the values over the token's sequence."""
+    num_sequences = int(sequence_N.max()) + 1
+    sums_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, values_N)
+    counts_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(values_N))
+    return (sums_S / counts_S.clamp(min=1))[sequence_N]
+
+
+def clipped(x: LossInputs) -> Tensor:
+    """Return PPO's clipped surrogate: `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`.
+
+    Clip-higher is DAPO's; `delta` bounds r in the first term (INTELLECT-2, TRL); `dual_clip` c bounds
+    the loss of a negative advantage by `-c A` (verl, `clip_ratio_c`).
+    """
+    c = x.config
+    bounded_N = x.ratio_N.clamp(1 - c.epsilon, 1 + c.epsilon_high)
+    ratio_N = x.ratio_N if c.delta is None else x.ratio_N.clamp(max=c.delta)
+    loss_N = -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
+    if c.dual_clip is None:
+        return loss_N
+    return torch.where(x.advantages_N < 0, torch.min(loss_N, -c.dual_clip * x.advantages_N), loss_N)
+
+
+def cispo(x: LossInputs) -> Tensor:
+    """Return CISPO: `-sg(min(r, ratio_max)) A lp`; clipped tokens keep their gradient (MiniMax-M1)."""
+    return -x.ratio_N.clamp(max=x.config.ratio_max).detach() * x.advantages_N * x.logprobs_N
+
+
+def sapo(x: LossInputs) -> Tensor:
+    """Return SAPO: `-(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (TRL, verl)."""
+    c = x.config
+    tau_N = torch.where(x.advantages_N > 0, c.sapo_temperature_pos, c.sapo_temperature_neg).to(
+        x.ratio_N.dtype
+    )
+    return -torch.sigmoid(tau_N * (x.ratio_N - 1)) * 4 / tau_N * x.advantages_N
+
+
+def reinforce(x: LossInputs) -> Tensor:
+    """Return importance-weighted REINFORCE without a clip: `-r A` (tinker's default)."""
+    return -x.ratio_N * x.advantages_N
+
+
+def policy_gradient(x: LossInputs) -> Tensor:
+    """Return the plain policy gradient: `-lp A` (GPG)."""
+    return -x.logprobs_N * x.advantages_N
+
+
+def dppo(x: LossInputs) -> Tensor:
+    """Return DPPO: `-r A`, without tokens whose probability moved too far (prime-rl, SkyRL).
+
+    A token is left out where `p - p_mu > dppo_high` (A > 0) or `p - p_mu < -dppo_low` (A < 0):
+    probabilities, not ratios, so rare tokens may move by large factors.
+    """
+    moved_N = x.logprobs_N.detach().exp() - x.sampler_N.exp()
+    up_N = (x.advantages_N > 0) & (moved_N > x.config.dppo_high)
+    down_N = (x.advantages_N < 0) & (moved_N < -x.config.dppo_low)
+    return torch.where(up_N | down_N, torch.zeros_like(moved_N), -x.ratio_N * x.advantages_N)
+
+
+def gmpo(x: LossInputs) -> Tensor:
+    """Return GMPO: the sequence's geometric mean of clipped ratios (verl, `geo_mean`).
+
+    The clip acts on log-ratios, against the sign of the advantage.
+    """
+    c = x.config
+    log_ratio_N = (x.logprobs_N - x.old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    sign_N = torch.sign(x.advantages_N)
+    bounded_N = log_ratio_N.clamp(-c.epsilon, c.epsilon_high)
+    kept_N = sign_N * torch.min(sign_N * log_ratio_N, sign_N * bounded_N)
+    mean_N = sequence_mean(kept_N, x.sequence_N)
+    return -mean_N.exp() * sequence_mean(x.advantages_N, x.sequence_N)
+
+
+SURROGATES: dict[str, Callable[[LossInputs], Tensor]] = {
+    "dapo": clipped,
+    "grpo": clipped,
+    "dr_grpo": clipped,
+    "prompt_mean": clipped,
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
+    "dppo": dppo,
+    "gmpo": gmpo,
+    "gpg": policy_gradient,
+}
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
+    """Return an estimate of KL(policy || reference) at each token, with d = ref - lp.
+
+    k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1 (Schulman's estimators). As a loss, k2 has the gradient
+    of the reverse KL; k1's is zero in expectation. |d| is cut at 20 before `exp`.
+
+    Raises:
+        UsageError: The estimator is unknown.
+    """
+    d = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return d * d / 2
+    if estimator == "k3":
+        return torch.exp(d) - d - 1
+    raise UsageError(f"unknown KL estimator {estimator!r}; one of k1, k2, k3")
+
+
+def grpo_loss(
+    logprobs: Tensor,
+    *,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    config: GRPOConfig,
+    loss_mask: Tensor | None = None,
+    sampler_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    entropy: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    loss_fn: Callable[[LossInputs], Tensor] | None = None,
+) -> LossOutput:
+    """Return the weighted policy loss of whole sequences, with what the metrics need.
+
+    `sum(w * (c * l + beta * kl - entropy_coef * H))`: l the surrogate, c the correction of
+    `agentenv.train.mismatch`. All tensors have one shape: `[B, T]`, or flat `[N]` with `sequence_ids`.
+
+    Args:
+        logprobs: lp, with gradient.
+        old_logprobs: of the proximal policy.
+        advantages: one for each token.
+        weights: one for each token, over the global batch.
+        config: the loss's options.
+        loss_mask: true on trained tokens; all are when None.
+        sampler_logprobs: mu; old when None.
+        ref_logprobs: of the reference; needed when `beta` acts in the loss.
+        entropy: of the policy at each token; with gradient if `entropy_coef` is not 0.
+        sequence_ids: the sequence of each token; the row index when None and 2-dimensional.
+        loss_fn: the user's own surrogate instead of the configured one.
+    """
+    mask = torch.ones_like(logprobs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
+    if sequence_ids is None:
+        rows = torch.arange(logprobs.shape[0], device=logprobs.device)
+        sequence_ids = rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
+    lp_N, old_N, weights_N, advantages_N = (t[mask] for t in (logprobs, old_logprobs, weights, advantages))
+    if lp_N.numel() == 0:
+        return LossOutput(logprobs[mask].sum(), {}, {}, 0)
+    _, sequence_N = torch.unique(sequence_ids[mask], return_inverse=True)
+    sampler_N = old_N if sampler_logprobs is None else sampler_logprobs[mask]
+    ref_N = None if ref_logprobs is None else ref_logprobs[mask]
+    log_ratio_N = lp_N - old_N
+    if config.importance_sampling_level == "sequence":
+        log_ratio_N = sequence_mean(log_ratio_N, sequence_N)
+    ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    inputs = LossInputs(lp_N, old_N, sampler_N, ref_N, advantages_N, sequence_N, ratio_N, config)
+    loss_N = (loss_fn or SURROGATES[config.loss_type])(inputs)
+    correction_N = correction_weights(old_N, sampler_N, sequence_N, config) * off_policy_mask(inputs)
+    total_N = loss_N * correction_N
+    sums: dict[str, Tensor] = {}
+    if ref_N is not None:
+        kl_N = kl_penalty(lp_N, ref_N, config.kl_estimator)
+        sums["kl"] = kl_N.detach().sum()
+        if config.beta and config.kl_in == "loss":
+            total_N = total_N + config.beta * (kl_N * ratio_N if config.use_bias_correction_kl else kl_N)
+    if entropy is not None:
+        entropy_N = entropy[mask]
+        sums["entropy"] = entropy_N.detach().sum()
+        if config.entropy_coef:
+            total_N = total_N - config.entropy_coef * entropy_N
+    with torch.no_grad():
+        observed, maxima = _observe(inputs, correction_N)
+    return LossOutput((weights_N * total_N).sum(), sums | observed, maxima, lp_N.numel())
+
+
+def _observe(x: LossInputs, correction_N: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return sums and maxima for the metrics, under TRL's names where it has one."""
+    c = x.config
+    low_N = (x.ratio_N < 1 - c.epsilon) & (x.advantages_N < 0)
+    high_N = (x.ratio_N > 1 + c.epsilon_high) & (x.advantages_N > 0)
+    gap_N = (x.logprobs_N - x.sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    outside_N = (gap_N.exp() - 1).abs() > 0.2
+    sums = {
+        "clip_ratio/low_mean": low_N.sum(),
+        "clip_ratio/high_mean": high_N.sum(),
+        "clip_ratio/region_mean": (low_N | high_N).sum(),
+        "ratio/mean": x.ratio_N.sum(),
+        "mismatch/k1": -gap_N.sum(),
+        "mismatch/k3": (gap_N.exp() - gap_N - 1).sum(),
+        "mismatch/frac_outside": outside_N.sum(),
+        "importance/weight_mean": correction_N.sum(),
+        "importance/frac_dropped": (correction_N == 0).sum(),
+    }
+    return sums, {"mismatch/abs_max": gap_N.abs().max(), "ratio/max": x.ratio_N.max()}

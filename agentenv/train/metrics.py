@@ -1,0 +1,127 @@
+"""Metrics of a step: sums over micro-batches become means over the global batch.
+
+Names are TRL's where TRL has one, so that dashboards carry over; ours stand beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+
+from torch import Tensor
+
+from agentenv.trajectory import Trajectory, TrajectoryGroup
+
+__all__ = ["Meter", "MetricsFile", "episode_metrics"]
+
+
+class Meter:
+    """Adds up sums and maxima of micro-batches; the tensors are read once, at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[Tensor | float]] = {}
+        self._counts: dict[str, int] = {}
+        self._maxima: dict[str, list[Tensor]] = {}
+
+    def add(self, sums: Mapping[str, Tensor | float], count: int) -> None:
+        """Add sums over `count` tokens."""
+        for name, value in sums.items():
+            self._sums.setdefault(name, []).append(value)
+            self._counts[name] = self._counts.get(name, 0) + count
+
+    def add_maxima(self, maxima: Mapping[str, Tensor]) -> None:
+        """Remember the largest values."""
+        for name, value in maxima.items():
+            self._maxima.setdefault(name, []).append(value)
+
+    def result(self) -> dict[str, float]:
+        """Return means and maxima."""
+        means = {
+            name: sum(map(float, values)) / self._counts[name]
+            for name, values in self._sums.items()
+            if self._counts[name]
+        }
+        return means | {name: max(map(float, values)) for name, values in self._maxima.items()}
+
+
+def episode_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Return what the episodes of a batch were like, over all and per environment."""
+    episodes = [one for group in groups for one in group]
+    if not episodes:
+        return {}
+    metrics = _describe(episodes)
+    environments = sorted({one.env_id for one in episodes})
+    if len(environments) > 1:
+        for env_id in environments:
+            own = [one for one in episodes if one.env_id == env_id]
+            metrics |= {f"{env_id}/{name}": value for name, value in _describe(own).items()}
+            rewards = [one.reward for one in own if one.reward is not None]
+            if rewards:
+                metrics[f"{env_id}/reward"] = sum(rewards) / len(rewards)
+    return metrics
+
+
+def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    number = len(episodes)
+    lengths = [one.num_sampled_tokens for one in episodes]
+    finished = [one.num_sampled_tokens for one in episodes if one.terminated]
+    trained = sum(seq.num_trained_tokens for one in episodes for seq in one.sequences)
+    context = sum(len(seq) for one in episodes for seq in one.sequences)
+    calls = [call for one in episodes for turn in one.turns for call in turn.tool_calls]
+    results = [result for one in episodes for turn in one.turns for result in turn.tool_results]
+    metrics = {
+        "episodes": float(number),
+        "completions/mean_length": sum(lengths) / number,
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": sum(one.truncated for one in episodes) / number,
+        "completions/mean_terminated_length": sum(finished) / len(finished) if finished else 0.0,
+        "turns/mean": sum(len(one.turns) for one in episodes) / number,
+        "tools/call_frequency": len(calls) / number,
+        "tools/failure_frequency": sum(one.is_error for one in results) / len(results) if results else 0.0,
+        "tokens/action": float(trained),
+        "tokens/context": float(context - trained),
+    }
+    for one in episodes:
+        key = f"stop/{one.stop_reason.value}"
+        metrics[key] = metrics.get(key, 0.0) + 1.0
+    named: dict[str, list[float]] = {}
+    for one in episodes:
+        for name, value in one.rewards.items():
+            if value is not None and isfinite(value):
+                named.setdefault(name, []).append(value)
+    for name, values in named.items():
+        mean = sum(values) / len(values)
+        metrics[f"rewards/{name}/mean"] = mean
+        if len(values) > 1:
+            metrics[f"rewards/{name}/std"] = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    return metrics
+
+
+class MetricsFile:
+    """Appends one JSON line a step; a number that is not finite becomes null."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a step."""
+        plain = {name: value if isfinite(value) else None for name, value in metrics.items()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **plain}) + "\n")
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps above this one, so that a resumed run has each step once."""
+        if not self.path.exists():
+            return
+        kept: list[str] = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError):
+                continue
+        self.path.write_text("".join(kept), encoding="utf-8")

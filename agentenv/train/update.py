@@ -1,0 +1,113 @@
+"""One optimiser step on rows: weights once over all of them, then micro-batches, then the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from agentenv.train.batch import Row
+from agentenv.train.config import GRPOConfig
+from agentenv.train.loss import LossInputs, grpo_loss
+from agentenv.train.metrics import Meter
+from agentenv.train.packing import MicroBatch, plan
+from agentenv.train.policy import Policy
+from agentenv.train.weighting import token_weights
+
+__all__ = ["accumulate", "assign_weights", "score_rows"]
+
+
+def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:
+    """Give every row its token weight, over all rows of an optimiser step on all ranks."""
+    policy = [row for row in rows if not row.demonstration]
+    weights = token_weights(
+        [row.num_trained for row in policy],
+        reduction=config.scheme,
+        episodes=[row.episode for row in policy],
+        groups=[row.group for row in policy],
+        max_tokens=config.max_completion_length,
+        total=total,
+    )
+    for row, weight in zip(policy, weights, strict=True):
+        row.weight = weight
+    shown = [row for row in rows if row.demonstration]
+    weights = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
+    for row, weight in zip(shown, weights, strict=True):
+        row.weight = config.sft_coef * weight
+
+
+def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
+    """Lay rows out for the model."""
+    layout = policy.config.packing if policy.packable else "padded"
+    return plan(rows, layout=layout, max_tokens=policy.config.tokens_per_micro_batch, cost=policy.cost)
+
+
+def accumulate(
+    policy: Policy,
+    rows: Sequence[Row],
+    meter: Meter,
+    *,
+    loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+) -> float:
+    """Add the gradient of the rows' loss to the model's; return the loss."""
+    loss = 0.0
+    for micro in micro_batches(policy, rows):
+        loss += _backward(policy, micro, meter, loss_fn)
+    return loss
+
+
+def _backward(
+    policy: Policy,
+    micro: MicroBatch,
+    meter: Meter,
+    loss_fn: Callable[[LossInputs], torch.Tensor] | None,
+) -> float:
+    with torch.enable_grad():
+        logprobs_N, entropy_N = policy.score(micro)
+
+        def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
+            return torch.cat(list(values)).to(logprobs_N)
+
+        rows = micro.rows
+        sampler_N = gather([row.sampler_n for row in rows])
+        kept = [row.old_n for row in rows]
+        if policy.config.old_logprobs == "recompute" and any(old is None for old in kept):
+            old_N = logprobs_N.detach()  # the only update of this batch: old is the policy itself
+        else:
+            old_N = gather(
+                [row.sampler_n if old is None else old for row, old in zip(rows, kept, strict=True)]
+            )
+        ref = [row.ref_n for row in rows if row.ref_n is not None]
+        weights_N = gather([torch.full(row.positions_n.shape, row.weight) for row in rows])
+        shown_N = gather([torch.full(row.positions_n.shape, float(row.demonstration)) for row in rows]).bool()
+        output = grpo_loss(
+            logprobs_N,
+            old_logprobs=old_N,
+            advantages=gather([row.advantages_n for row in rows]),
+            weights=weights_N,
+            config=policy.config,
+            loss_mask=~shown_N,
+            sampler_logprobs=sampler_N,
+            ref_logprobs=gather(ref) if len(ref) == len(rows) else None,
+            entropy=entropy_N if policy.config.entropy_coef else entropy_N.detach(),
+            sequence_ids=micro.sequence_N.to(policy.device),
+            loss_fn=loss_fn,
+        )
+        cross_entropy = -(weights_N[shown_N] * logprobs_N[shown_N]).sum()
+        loss = output.loss + cross_entropy
+        loss.backward()
+    meter.add(output.sums, output.num_tokens)
+    meter.add_maxima(output.maxima)
+    meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
+    """Return the log-probabilities of each row's trained tokens under a policy, without gradient."""
+    result: dict[int, torch.Tensor] = {}
+    for micro in micro_batches(policy, rows):
+        logprobs_N, _ = policy.score(micro)
+        parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
+        result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
+    return [result[id(row)] for row in rows]
