@@ -1,0 +1,389 @@
+"""Play episodes, many at once: the runner knows no environment and no trainer.
+
+One bad episode is one record with its cause. What a caller does wrong (a task without data, a
+renderer that fits no engine) raises at once; what goes wrong while an episode is played never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from agentenv.boundary import Failure
+from agentenv.context import Context
+from agentenv.conversation import ChatConversation, Conversation, TokenConversation
+from agentenv.engine.base import ChatEngine, Engine, Sampling
+from agentenv.episode import Episode
+from agentenv.errors import UsageError
+from agentenv.groups import GroupPolicy, play_groups
+from agentenv.ledger import Ledger
+from agentenv.limits import RunLimits
+from agentenv.messages import JsonValue
+from agentenv.record import DonePolicy, Plan, Score
+from agentenv.render.base import RendererProtocol
+from agentenv.seeding import derive_seed
+from agentenv.step import EpisodeEnv
+from agentenv.tasks import Row, TaskSet
+from agentenv.trajectory import Trajectory, TrajectoryGroup
+from agentenv.users import User, UserLike, user_for
+
+if TYPE_CHECKING:
+    from agentenv.sandbox.base import Sandbox
+
+__all__ = ["PlayableSpec", "Runner", "TaskLike"]
+
+_log = logging.getLogger(__name__)
+
+
+class _TaskRow(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def data(self) -> Mapping[str, object]: ...
+
+
+TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
+"""A task with `id` and `data`, or the data alone (its id is then a digest of it)."""
+
+
+class PlayableSpec(Protocol):
+    """What the runner needs of an environment's spec."""
+
+    @property
+    def id(self) -> str: ...  # noqa: D102 - the fields of agentenv.registry.EnvSpec
+    @property
+    def limits(self) -> RunLimits | None: ...  # noqa: D102
+    @property
+    def max_turns(self) -> int | None: ...  # noqa: D102
+    @property
+    def user(self) -> object: ...  # noqa: D102
+    @property
+    def done_policy(self) -> str: ...  # noqa: D102
+    def make(self, **kwargs: object) -> EpisodeEnv: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    task: TaskLike
+    run_seed: int
+    group_id: str
+    seed: int
+
+
+class Runner:
+    """Plays episodes with one engine.
+
+    Args:
+        engine: makes tokens, or speaks text (a `ChatEngine`).
+        renderer: messages to tokens and back; none with a `ChatEngine`.
+        limits: of every episode; a spec's own limits hold too, the stricter of both.
+        sampling: how completions are drawn; seed and token limit are set for each turn.
+        run_seed: every seed derives from it, and from what the episode is.
+        retries: further attempts after infrastructure failed in a way that may pass.
+        retry_wait_s: before the first of them; doubled each time.
+        close_timeout_s: for closing an environment or a user.
+        sandbox: handed to environments in their `Context`.
+
+    Raises:
+        UsageError: Engine and renderer do not belong together, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | ChatEngine,
+        renderer: RendererProtocol | None = None,
+        limits: RunLimits | None = None,
+        *,
+        sampling: Sampling | None = None,
+        run_seed: int = 0,
+        retries: int = 1,
+        retry_wait_s: float = 0.5,
+        close_timeout_s: float = 30.0,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        chat = isinstance(engine, ChatEngine)
+        if chat and renderer is not None:
+            raise UsageError(f"{engine.name} only speaks text: it takes no renderer")
+        if not chat and renderer is None:
+            raise UsageError(f"{engine.name} works on tokens: pass the renderer of its tokenizer")
+        if retries < 0:
+            raise UsageError(f"retries must be 0 or more, not {retries}")
+        self.engine = engine
+        self.renderer = renderer
+        self.limits = limits or RunLimits()
+        self.sampling = sampling or Sampling()
+        self.run_seed = run_seed
+        self.retries = retries
+        self.ledger = Ledger()
+        self._retry_wait_s = retry_wait_s
+        self._close_timeout_s = close_timeout_s
+        self._sandbox = sandbox
+        self._sessions = itertools.count()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._playing: dict[str, Episode] = {}
+
+    async def run_episode(
+        self,
+        env: EpisodeEnv,
+        task: TaskLike,
+        *,
+        seed: int | None = None,
+        env_id: str | None = None,
+        group_id: str | None = None,
+        member: int = 0,
+        limits: RunLimits | None = None,
+        sampling: Sampling | None = None,
+        user: UserLike = None,
+        done_policy: DonePolicy = "stop",
+        score: Score | None = None,
+        close: bool = True,
+    ) -> Trajectory:
+        """Play one episode and return its record, whatever happens in it.
+
+        Args:
+            env: the environment; begun, ended and closed here.
+            task: what to play.
+            seed: of the environment; derived from the run seed and the task by default.
+            env_id: for the record and the seeds; the class's name by default.
+            group_id: for the record; environment and task by default.
+            member: place in a group; part of the sampling seeds.
+            limits: further limits; the stricter of these and the runner's hold.
+            sampling: in place of the runner's.
+            user: answers the model's text turns.
+            done_policy: what `is_done()` does.
+            score: adds a reward to the environment's own.
+            close: shut the environment down afterwards.
+        """
+        task_id, data = _read_task(task)
+        name = env_id or type(env).__name__
+        plan = Plan(
+            env_id=name,
+            task_id=task_id,
+            task=data,
+            seed=derive_seed(self.run_seed, name, task_id) if seed is None else seed,
+            group_id=group_id or f"{name}:{task_id}",
+            member=member,
+            run_seed=self.run_seed,
+            limits=self.limits.stricter(limits),
+            sampling=sampling or self.sampling,
+            done_policy=done_policy,
+            score=score,
+        )
+        try:
+            return await self._run(plan, lambda: env, user)
+        finally:
+            if close:
+                await self._settle(self._shut(env))
+
+    async def run_groups(
+        self,
+        spec: PlayableSpec,
+        tasks: Iterable[TaskLike],
+        group_size: int = 1,
+        *,
+        round_index: int = 0,
+        limits: RunLimits | None = None,
+        sampling: Sampling | None = None,
+        user: UserLike = None,
+        done_policy: DonePolicy | None = None,
+        score: Score | None = None,
+        env_kwargs: Mapping[str, object] | None = None,
+        policy: GroupPolicy | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        """Play a group of episodes for each task; yield the groups as they finish.
+
+        Use `contextlib.aclosing` where the loop may be left early.
+
+        Args:
+            spec: makes the environments, one for each attempt.
+            tasks: what to play; taken as there is room, so it may be endless.
+            group_size: episodes of each task; same environment seed, different samples.
+            round_index: of a training run, so that a task met again is sampled anew.
+            limits: further limits; the strictest of these, the spec's and the runner's hold.
+            sampling: in place of the runner's.
+            user: in place of the spec's.
+            done_policy: in place of the spec's.
+            score: adds a reward to the environment's own.
+            env_kwargs: for `spec.make`.
+            policy: what becomes of failed members; its size is `group_size`.
+            on_trajectory: called with each episode as it finishes.
+        """
+        policy = replace(policy or GroupPolicy(), size=group_size)
+        bounds = self.limits.stricter(spec.limits).stricter(limits)
+        if spec.max_turns is not None:
+            bounds = bounds.stricter(replace(bounds, max_turns=spec.max_turns))
+        player = cast("UserLike", spec.user) if user is None else user
+        run_seed = self.run_seed if round_index == 0 else derive_seed(self.run_seed, "round", round_index)
+        template = Plan(
+            env_id=spec.id,
+            task_id="",
+            task={},
+            seed=0,
+            group_id="",
+            limits=bounds,
+            sampling=sampling or self.sampling,
+            done_policy=done_policy or cast("DonePolicy", spec.done_policy),
+            score=score,
+        )
+        kwargs = dict(env_kwargs or {})
+
+        async def play(job: _Job, member: int) -> Trajectory:
+            task_id, data = _read_task(job.task)
+            plan = replace(
+                template,
+                task_id=task_id,
+                task=data,
+                seed=job.seed,
+                group_id=job.group_id,
+                member=member,
+                run_seed=job.run_seed,
+            )
+            return await self._run(plan, lambda: spec.make(**kwargs), player, owned=True)
+
+        groups = play_groups(
+            _jobs(tasks, spec.id, run_seed, round_index),
+            play,
+            policy,
+            concurrency=self.limits.concurrency,
+            on_trajectory=on_trajectory,
+        )
+        try:
+            async for group in groups:
+                yield group
+        finally:
+            await groups.aclose()
+            while self._closing:
+                await asyncio.wait(set(self._closing))
+
+    # Attempts -----------------------------------------------------------------------------
+
+    async def _run(
+        self, plan: Plan, make: Callable[[], EpisodeEnv], user: UserLike, *, owned: bool = False
+    ) -> Trajectory:
+        """Play a plan, again if infrastructure failed in a way that may pass; book the outcome."""
+        self.ledger.start()
+        attempt, wait_s = 0, self._retry_wait_s
+        try:
+            while True:
+                trajectory = await self._attempt(plan, make, user, attempt, owned=owned)
+                error = trajectory.error
+                if error is None or not error.retryable or attempt >= self.retries:
+                    self.ledger.finish(trajectory)
+                    return trajectory
+                attempt += 1
+                self.ledger.retried += 1
+                _log.warning(
+                    "episode %s of %s aborted at %s (%s: %s); attempt %d follows in %.1f s",
+                    *(plan.member, plan.group_id, error.boundary, error.type, error.message),
+                    *(attempt + 1, wait_s),
+                )
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+        except BaseException:
+            self.ledger.cancel()
+            raise
+
+    async def _attempt(
+        self, plan: Plan, make: Callable[[], EpisodeEnv], user: UserLike, attempt: int, *, owned: bool
+    ) -> Trajectory:
+        limits = plan.limits
+        session = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._sessions)}"
+        conversation = self._conversation(limits, session)
+        context = Context(
+            episode_id=session, seed=plan.seed, task=plan.task, limits=limits, sandbox=self._sandbox
+        )
+        context.tool_calls_left = limits.max_tool_calls
+        if limits.episode_timeout_s is not None:
+            context.deadline = time.monotonic() + limits.episode_timeout_s
+        env: EpisodeEnv | None = None
+        person: User | None = None
+        try:
+            try:
+                env = make()
+            except Exception as error:  # noqa: BLE001 - the boundary: an environment that cannot be made
+                return _stillborn(plan, attempt, Failure.of("env", error))
+            try:
+                person = user_for(user, plan.task)
+            except Exception as error:  # noqa: BLE001 - the boundary: a user that cannot be made
+                return _stillborn(plan, attempt, Failure.of("user", error))
+            episode = Episode(plan, env, conversation, context, person, attempt=attempt)
+            self._playing[session] = episode
+            return await episode.play()
+        finally:
+            self._playing.pop(session, None)
+            await self._settle(self._finish(conversation, person, env if owned else None))
+
+    def _conversation(self, limits: RunLimits, session: str) -> Conversation:
+        if isinstance(self.engine, ChatEngine):
+            return ChatConversation(self.engine, limits)
+        assert self.renderer is not None
+        return TokenConversation(self.engine, self.renderer, limits, session)
+
+    # Closing ------------------------------------------------------------------------------
+
+    async def _finish(self, conversation: Conversation, user: User | None, env: EpisodeEnv | None) -> None:
+        await self._close("release", conversation.release)
+        if user is not None:
+            await self._close("user", user.close)
+        if env is not None:
+            await self._shut(env)
+
+    async def _shut(self, env: EpisodeEnv) -> None:
+        await self._close(type(env).__name__, env.shutdown)
+
+    async def _close(self, what: str, close: Callable[[], Awaitable[object]]) -> None:
+        """Close something of an episode whose record is already made: a failure is only logged."""
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                await close()
+        except (Exception, SystemExit):  # noqa: BLE001 - the boundary of closing
+            _log.warning("closing %s failed", what, exc_info=True)
+
+    async def _settle(self, closing: Coroutine[object, object, None]) -> None:
+        """Run the closing to its end, also when this episode is being cancelled."""
+        task = asyncio.create_task(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        await asyncio.shield(task)
+
+
+def _stillborn(plan: Plan, attempt: int, failure: Failure) -> Trajectory:
+    error = failure.error
+    return Trajectory(
+        env_id=plan.env_id,
+        task_id=plan.task_id,
+        seed=plan.seed,
+        group_id=plan.group_id,
+        stop_reason=failure.reason,
+        member=plan.member,
+        attempt=attempt,
+        error=error,
+        untrainable_reason=f"failed at {error.boundary}: {error.type}: {error.message}",
+        task=cast("Mapping[str, JsonValue]", plan.task),
+    )
+
+
+def _read_task(task: TaskLike) -> tuple[str, Mapping[str, object]]:
+    """Return a task's id and fields; a bare mapping gets the id that a task set would give it."""
+    if not isinstance(task, Mapping) or isinstance(task, Row):
+        return task.id, task if isinstance(task, Row) else task.data
+    first = TaskSet.of([task])[0]
+    return first.id, first.data
+
+
+def _jobs(tasks: Iterable[TaskLike], env_id: str, run_seed: int, round_index: int) -> Iterator[_Job]:
+    """Give every group its id and seeds; a task met again in one call is another group."""
+    met: dict[str, int] = {}
+    for task in tasks:
+        task_id, _ = _read_task(task)
+        repeat = met.get(task_id, 0)
+        met[task_id] = repeat + 1
+        salted = run_seed if repeat == 0 else derive_seed(run_seed, "repeat", repeat)
+        suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
+        yield _Job(task, salted, f"{env_id}:{task_id}{suffix}", derive_seed(salted, env_id, task_id))
