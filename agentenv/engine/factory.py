@@ -1,0 +1,190 @@
+"""From a model string to an engine and its tokenizer. Backends are imported only when named."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentenv.engine.base import ChatEngine, Engine
+from agentenv.engine.mock import MockEngine
+from agentenv.engine.scripted import ScriptedEngine, TurnLike
+from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
+
+if TYPE_CHECKING:
+    from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["LoadedModel", "load_engine"]
+
+FORMS = "hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, mock"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An engine with the tokenizer that its renderer needs."""
+
+    engine: Engine | ChatEngine
+    tokenizer: ChatTokenizer | None
+    """None for a ChatEngine, which renders by itself."""
+
+    @property
+    def speaks_tokens(self) -> bool:
+        """True if the engine gives token ids; false if it can only be evaluated as a chat."""
+        return self.tokenizer is not None
+
+
+def load_engine(model: str, *, tokenizer: str | None = None, **options: Any) -> LoadedModel:
+    """Load what a model string names.
+
+    Example:
+        >>> from agentenv.engine import load_engine
+        >>> load_engine("mock").engine.name
+        'mock'
+
+    Args:
+        model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `openai:NAME`, `scripted:...` or `mock`.
+        tokenizer: directory of the tokenizer, where it is not the model's own.
+        options: passed to the engine; unknown ones are refused.
+
+    Raises:
+        ModelNotFound: The string names nothing that can be loaded.
+        UsageError: The form or an option is unknown.
+        DependencyMissing: The engine's package is not installed.
+        EngineUnavailable: A server does not answer.
+    """
+    kind, _, rest = model.partition(":")
+    if kind in {"http", "https"}:
+        return _http(model, tokenizer, options)
+    loaders: dict[str, Callable[[str, str | None, dict[str, Any]], LoadedModel]] = {
+        "hf": _transformers,
+        "vllm": _vllm,
+        "openai": _openai,
+        "scripted": _scripted,
+        "mock": _mock,
+    }
+    if kind not in loaders or (kind != "mock" and not rest):
+        raise UsageError(f"{model!r} names no engine; {_hint(model, list(loaders))}the forms are {FORMS}")
+    return loaders[kind](rest, tokenizer, options)
+
+
+def _hint(model: str, kinds: list[str]) -> str:
+    if Path(model).expanduser().exists() or (model.count("/") == 1 and ":" not in model):
+        return f"did you mean hf:{model}? "
+    close = get_close_matches(model.partition(":")[0], kinds, n=1)
+    return f"did you mean {close[0]}:...? " if close else ""
+
+
+def _mock(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    if rest:
+        raise UsageError(f"mock takes nothing behind a colon, but got {rest!r}")
+    codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
+    return LoadedModel(_build(MockEngine, "mock", options, codec), codec)
+
+
+def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
+    script, repeat = (
+        ([rest], True) if Path(rest).suffix not in {".json", ".jsonl"} else (_script(rest), False)
+    )
+    options = {"repeat_last": repeat, "name": f"scripted:{rest[:60]}", **options}
+    return LoadedModel(_build(ScriptedEngine, "scripted:", options, script, tokenizer=codec), codec)
+
+
+def _script(path: str) -> list[TurnLike]:
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelNotFound(f"the script {path} cannot be read: {error.strerror}") from None
+    try:
+        if file.suffix == ".jsonl":
+            turns = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            turns = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the script {path} is not JSON: {error}") from None
+    if (
+        not isinstance(turns, list)
+        or not turns
+        or not all(isinstance(turn, str | dict | list) for turn in turns)
+    ):
+        raise UsageError(f"the script {path} must be a list of turns: texts, assistant messages or token ids")
+    return turns
+
+
+def _transformers(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    load = import_module("agentenv.engine.hf.load")
+    files = load.locate(rest)
+    if tokenizer is None:
+        load.require_tokenizer(files)
+    codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(files.path, files.gguf_file)
+    picked = {name: options.pop(name) for name in ("dtype", "device") if name in options}
+    _need("torch", "transformers", extra="train", purpose="hf: models")
+    engine_type = import_module("agentenv.engine.transformers_engine").TransformersEngine
+    _check_options(engine_type, f"hf:{rest}", options)
+    model = load.load_model(files, **picked)
+    return LoadedModel(engine_type(model, **{"name": f"hf:{rest}", **options}), codec)
+
+
+def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    load = import_module("agentenv.engine.hf.load")
+    files = load.locate(rest)
+    if tokenizer is None:
+        load.require_tokenizer(files)
+    codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(files.path, files.gguf_file)
+    _need("vllm", extra="vllm", purpose="vllm: models")
+    engine_type = import_module("agentenv.engine.vllm_inprocess").VLLMEngine
+    options = {"name": f"vllm:{rest}", **options}
+    return LoadedModel(_build(engine_type, f"vllm:{rest}", options, files), codec)
+
+
+def _http(model: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    connect = import_module("agentenv.engine.vllm_server").connect
+    _check_options(connect, model, options)
+    engine, path = connect(model, tokenizer=tokenizer, **options)
+    return LoadedModel(engine, None if path is None else _tokenizer(path))
+
+
+def _openai(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    if tokenizer is not None:
+        raise UsageError("openai: models speak text only and take no tokenizer")
+    engine_type = import_module("agentenv.engine.openai_chat").OpenAIChatEngine
+    return LoadedModel(_build(engine_type, f"openai:{rest}", options, rest), None)
+
+
+def _build(
+    engine_type: Callable[..., Any], model: str, options: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    _check_options(engine_type, model, options)
+    return engine_type(*args, **kwargs, **options)
+
+
+def _check_options(target: Callable[..., Any], model: str, options: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(target).parameters.values()
+    known = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise UsageError(f"{model} has no option {name!r}; {meant}options: {', '.join(known)}")
+
+
+def _tokenizer(path: str, gguf_file: str | None = None) -> ChatTokenizer:
+    return import_module("agentenv.render.tokenizer").ChatTokenizer.load(path, gguf_file)
+
+
+def _byte_tokenizer() -> ChatTokenizer:
+    return import_module("agentenv.render.tokenizer").byte_tokenizer()
+
+
+def _need(*packages: str, extra: str, purpose: str) -> None:
+    from importlib.util import find_spec
+
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise DependencyMissing.of(" and ".join(missing), extra, purpose=purpose)

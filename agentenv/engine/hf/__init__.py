@@ -1,0 +1,1 @@
+"""What the transformers engine is made of: loading, buffers, attention, drawing."""

@@ -1,0 +1,54 @@
+"""Which LoRA of a model is on: one at a time, the base model when none is named."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from agentenv.errors import UsageError
+
+__all__ = ["AdapterSwitch"]
+
+
+class AdapterSwitch:
+    """Turns the adapters of a peft model on and off around forward passes.
+
+    What the trainer set (active adapters, which parameters take gradients) is put back.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.current: str | None = None
+        """The adapter that the live rows use."""
+
+    def check(self, name: str | None) -> None:
+        """Raise UsageError if the model has no adapter of this name."""
+        names: list[str] = list(getattr(self._model, "peft_config", ()))
+        if name is not None and name not in names:
+            known = ", ".join(names) or "none"
+            raise UsageError(f"the model has no adapter {name!r}; adapters loaded: {known}")
+
+    @contextmanager
+    def on(self) -> Generator[None]:
+        """Run forward passes with the current adapter, or with the base model."""
+        if not getattr(self._model, "peft_config", None):
+            yield
+            return
+        # The layers' own set_adapter also changes requires_grad, which belongs to the trainer.
+        layers = self._layers()
+        before = [(layer, layer._disable_adapters, layer._active_adapter) for layer in layers]  # noqa: SLF001
+        for layer in layers:
+            layer._disable_adapters = self.current is None  # noqa: SLF001
+            if self.current is not None:
+                layer._active_adapter = [self.current]  # noqa: SLF001
+        try:
+            yield
+        finally:
+            for layer, disabled, active in before:
+                layer._disable_adapters, layer._active_adapter = disabled, active  # noqa: SLF001
+
+    def _layers(self) -> list[Any]:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        return [module for module in self._model.modules() if isinstance(module, BaseTunerLayer)]

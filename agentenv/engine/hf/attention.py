@@ -1,0 +1,64 @@
+"""Attention for decoding: query heads that share a key-value head become query rows.
+
+Transformers repeats the key-value heads of grouped-query attention for every token it decodes,
+which copies the whole cache each time. For one query token the group of query heads can stand in
+for query positions instead, so that the cache is read in place. Everything else (prefill,
+training) goes to transformers' own sdpa function.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+__all__ = ["ATTENTION_NAME", "grouped_decode_attention", "use_grouped_attention"]
+
+ATTENTION_NAME = "agentenv_grouped"
+
+
+def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend with one query token a row, without repeating key-value heads.
+
+    Args:
+        module: the attention layer.
+        query: [B, query heads, T, D].
+        key: [B, key-value heads, L, D].
+        value: [B, key-value heads, L, D].
+        attention_mask: [B, 1, T, L], additive or boolean.
+        dropout: passed on outside decoding.
+        scaling: factor of the scores.
+        kwargs: passed on outside decoding.
+    """
+    rows, heads, tokens, _ = query.shape
+    decoding = tokens == 1 and attention_mask is not None and attention_mask.shape[1] == 1
+    if not decoding or module.training or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    folded = query.reshape(rows, key.shape[1], heads // key.shape[1], query.shape[-1])
+    output = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def use_grouped_attention(model: PreTrainedModel) -> bool:
+    """Switch a model to the grouped attention; False if it has none to switch."""
+    if not getattr(model, "_supports_sdpa", False):
+        return False
+    AttentionInterface.register(ATTENTION_NAME, grouped_decode_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+    model.set_attn_implementation(ATTENTION_NAME)
+    return True

@@ -1,0 +1,167 @@
+"""Keys and values of the live rows, in buffers that grow by doubling.
+
+Invariants: row `r` of every buffer holds the keys and values of live row `r` in columns
+`[0, lengths[r])`; live rows stand without gaps from row 0; columns behind a row's length hold
+finite leftovers that the mask hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Cache
+
+__all__ = ["RowBuffers", "SavedRow"]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRow:
+    """A row taken out of the buffers: exactly its own keys and values."""
+
+    keys: tuple[torch.Tensor, ...]
+    """One [heads, length, dim] for each layer."""
+    values: tuple[torch.Tensor, ...]
+    length: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the row holds."""
+        return sum(part.nbytes for part in (*self.keys, *self.values))
+
+
+class RowBuffers(Cache):
+    """The cache that a transformers model writes into; `plan` says where before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.lengths: list[int] = []
+        self._rows = 0
+        self._columns = 0
+        self._first = 0
+        self._width = 0
+        self._decode: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._prefill: tuple[tuple[int, int], ...] = ()
+
+    def plan_decode(self, device: torch.device) -> int:
+        """Make room for one more token in every live row; return the width to attend over."""
+        width = max(self.lengths) + 1
+        self._reserve(len(self.lengths), width)
+        rows = torch.arange(len(self.lengths), device=device)
+        self._decode = (rows, torch.tensor(self.lengths, device=device))
+        self._first, self._width = 0, width
+        return width
+
+    def plan_prefill(self, first: int, counts: Sequence[int]) -> int:
+        """Make room for new tokens, left-padded in the input, in rows `first` and on.
+
+        Args:
+            first: the first row that gets tokens.
+            counts: how many new tokens each row gets.
+        """
+        self._prefill = tuple(zip(self.lengths[first : first + len(counts)], counts, strict=True))
+        width = max(length + count for length, count in self._prefill)
+        self._reserve(first + len(counts), width)
+        self._decode = None
+        self._first, self._width = first, width
+        return width
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values and return those to attend over."""
+        if layer_idx == len(self.keys):
+            self.keys.append(self._new(key_states))
+            self.values.append(self._new(value_states))
+        rows = slice(self._first, self._first + len(key_states))
+        for buffer, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
+            if self._decode is not None:
+                buffer[self._decode[0], :, self._decode[1]] = new[:, :, 0]
+                continue
+            tokens = new.shape[2]
+            for offset, (start, count) in enumerate(self._prefill):
+                target = buffer[self._first + offset, :, start : start + count]
+                target.copy_(new[offset, :, tokens - count :])
+        return self.keys[layer_idx][rows, :, : self._width], self.values[layer_idx][rows, :, : self._width]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the longest live row; positions are always given, so nothing depends on it."""
+        return max(self.lengths, default=0)
+
+    def append(self, saved: SavedRow | None, length: int) -> int:
+        """Add a live row that starts with the first `length` columns of a saved one."""
+        row = len(self.lengths)
+        self.lengths.append(length)
+        self._reserve(row + 1, max(length, 1))
+        if saved is not None and length:
+            if not self.keys:
+                self.keys = [self._new(part[None]) for part in saved.keys]
+                self.values = [self._new(part[None]) for part in saved.values]
+            for buffers, parts in ((self.keys, saved.keys), (self.values, saved.values)):
+                for buffer, part in zip(buffers, parts, strict=True):
+                    buffer[row, :, :length].copy_(part[:, :length])
+        return row
+
+    def duplicate(self, row: int) -> int:
+        """Add a live row that is a copy of another."""
+        length = self.lengths[row]
+        new = self.append(None, length)
+        self._copy(row, new, length)
+        return new
+
+    def save(self, row: int) -> SavedRow:
+        """Return a copy of a row that owns its memory."""
+        length = self.lengths[row]
+        return SavedRow(
+            tuple(buffer[row, :, :length].clone() for buffer in self.keys),
+            tuple(buffer[row, :, :length].clone() for buffer in self.values),
+            length,
+        )
+
+    def remove(self, row: int) -> None:
+        """Take a row out; the last live row moves into its place."""
+        last = len(self.lengths) - 1
+        if row != last:
+            self._copy(last, row, self.lengths[last])
+            self.lengths[row] = self.lengths[last]
+        self.lengths.pop()
+
+    def clear(self) -> None:
+        """Forget every row and free the memory."""
+        self.keys, self.values, self.lengths = [], [], []
+        self._rows = self._columns = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the buffers."""
+        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        for buffer in (*self.keys, *self.values):
+            buffer[target, :, :length].copy_(buffer[source, :, :length])
+
+    def _new(self, like: torch.Tensor) -> torch.Tensor:
+        # Zeros, because a masked column still multiplies its value by a weight of 0.
+        return like.new_zeros(self._rows, like.shape[1], self._columns, like.shape[3])
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        if rows <= self._rows and columns <= self._columns:
+            return
+        old_rows, old_columns = self._rows, self._columns
+        if rows > old_rows:
+            self._rows = max(rows, 2 * old_rows if old_rows >= 4 else 4)
+        if columns > old_columns:
+            self._columns = max(64, -(-max(columns, old_columns * 3 // 2) // 64) * 64)
+        for buffers in (self.keys, self.values):
+            for layer, old in enumerate(buffers):
+                buffers[layer] = self._new(old)
+                buffers[layer][:old_rows, :, :old_columns].copy_(old)

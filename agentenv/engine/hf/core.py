@@ -1,0 +1,172 @@
+"""The forward passes of the transformers engine: rows join by prefill, all decode together.
+
+Knows tensors and rows, nothing of requests. Not thread-safe: one worker uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from agentenv.engine.hf.attention import use_grouped_attention
+from agentenv.engine.hf.buffers import RowBuffers, SavedRow
+from agentenv.errors import UsageError
+
+__all__ = ["PREFILL_TOKENS", "ForwardCore"]
+
+PREFILL_TOKENS = 2048
+"""Tokens of one prefill pass, padding included: bounds its memory and the wait of decoding rows."""
+CHECK_TOKENS = 24
+LONGEST_CHECKED_WINDOW = 1024
+
+
+class ForwardCore:
+    """A causal language model with live rows.
+
+    Raises:
+        UsageError: The model's layers cannot be decoded row by row (recurrent or convolution
+            layers), or decoding does not agree with a plain forward pass.
+    """
+
+    def __init__(self, model: Any, *, check: bool = True) -> None:
+        self.model = model
+        self.config = text_config(model)
+        self.device: torch.device = model.device
+        self.windows = attention_windows(self.config)
+        self.buffers = RowBuffers()
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if isinstance(inner, PreTrainedModel):
+            use_grouped_attention(inner)
+        if check:
+            self._check()
+
+    @property
+    def live(self) -> int:
+        """Number of live rows."""
+        return len(self.buffers.lengths)
+
+    @torch.no_grad()
+    def prefill(self, entries: Sequence[tuple[SavedRow | None, int, Sequence[int]]]) -> torch.Tensor:
+        """Add rows and return the logits after their last token, [entries, V] in float32.
+
+        Args:
+            entries: for each new row a saved row to start from, how many of its columns to keep,
+                and the tokens that follow (at least one).
+        """
+        first = self.live
+        for saved, length, _ in entries:
+            self.buffers.append(saved, length)
+        if len(entries) == 1:
+            tokens = entries[0][2]
+            cuts = range(0, len(tokens), PREFILL_TOKENS)
+            parts = [self._prefill_pass(first, [tokens[cut : cut + PREFILL_TOKENS]]) for cut in cuts]
+            return parts[-1]
+        return self._prefill_pass(first, [tokens for _, _, tokens in entries])
+
+    @torch.no_grad()
+    def decode(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Append one token to every live row; return the next logits, [live, V] in float32."""
+        width = self.buffers.plan_decode(self.device)
+        positions = torch.tensor(self.buffers.lengths, device=self.device)[:, None]
+        ids = torch.tensor(tokens, device=self.device)[:, None]
+        logits = self._forward(ids, positions, width)
+        self.buffers.lengths = [length + 1 for length in self.buffers.lengths]
+        return logits
+
+    def _prefill_pass(self, first: int, new: Sequence[Sequence[int]]) -> torch.Tensor:
+        counts = [len(tokens) for tokens in new]
+        longest = max(counts)
+        width = self.buffers.plan_prefill(first, counts)
+        ids = torch.tensor([[0] * (longest - len(tokens)) + list(tokens) for tokens in new])
+        starts = torch.tensor(self.buffers.lengths[first:])[:, None]
+        pads = torch.tensor([longest - count for count in counts])[:, None]
+        positions = (starts + torch.arange(longest)[None] - pads).clamp_(min=0)
+        logits = self._forward(ids.to(self.device), positions.to(self.device), width)
+        for row, count in enumerate(counts, start=first):
+            self.buffers.lengths[row] += count
+        return logits
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+        if self.model.training:
+            self.model.eval()
+        output = self.model(
+            input_ids=ids,
+            attention_mask=self._mask(positions, width),
+            position_ids=positions,
+            past_key_values=self.buffers,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].float()
+
+    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return additive masks [B, 1, T, width]: a token sees itself and what stands before."""
+        columns = torch.arange(width, device=self.device)
+        distance = positions[:, None, :, None] - columns
+        masks: dict[str, torch.Tensor] = {}
+        for name, window in self.windows.items():
+            seen = distance >= 0
+            if window is not None:
+                seen &= distance < window
+            hidden = torch.finfo(self.model.dtype).min
+            mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device)
+            masks[name] = mask.masked_fill_(~seen, hidden)
+        return masks if len(masks) > 1 or "sliding_attention" in masks else masks["all"]
+
+    def _check(self) -> None:
+        """Compare prefill and decoding with one plain forward pass on a short sequence."""
+        windows = [window for window in self.windows.values() if window is not None]
+        longest = max((window for window in windows if window <= LONGEST_CHECKED_WINDOW), default=0)
+        ids = [(7 + 31 * index) % (self.config.vocab_size - 1) for index in range(CHECK_TOKENS + longest)]
+        prefilled = len(ids) - CHECK_TOKENS // 2
+        self.model.eval()
+        with torch.no_grad():
+            plain = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0]
+        expected = plain[prefilled - 1 :].float().log_softmax(-1)
+        length = prefilled // 2
+        self.prefill([(None, 0, ids[:length])])
+        saved = self.buffers.save(0)
+        self.buffers.remove(0)
+        got = [self.prefill([(saved, length - 1, ids[length - 1 : prefilled]), (None, 0, ids[:3])])[:1]]
+        got += [self.decode([token, 1])[:1] for token in ids[prefilled:]]
+        self.buffers.clear()
+        error = (torch.cat(got).log_softmax(-1) - expected).abs().mean() / expected.std()
+        limit = 1e-3 if self.model.dtype == torch.float32 else 0.1
+        if not error < limit:
+            raise UsageError(
+                f"decoding {type(self.model).__name__} with kept keys and values does not agree with a plain "
+                f"forward pass (relative difference {float(error):.3g}, limit {limit}): its attention is of "
+                "a kind this engine does not know; use vllm: or a vLLM server"
+            )
+
+
+def text_config(model: Any) -> Any:
+    """Return the configuration of the text model."""
+    return model.config.get_text_config()
+
+
+def attention_windows(config: Any) -> dict[str, int | None]:
+    """Return the kinds of attention masks a model needs, each with its window.
+
+    Raises:
+        UsageError: A layer keeps another state than keys and values.
+    """
+    kinds: list[str] = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    unknown = [kind for kind in kinds if kind not in {"full_attention", "sliding_attention"}]
+    if unknown or getattr(config, "is_encoder_decoder", False):
+        what = ", ".join(unknown) or "an encoder"
+        raise UsageError(
+            f"the model type {config.model_type!r} has {what}, which the transformers engine cannot decode "
+            "row by row; use vllm: or a vLLM server"
+        )
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    if "sliding_attention" in kinds:
+        return {"full_attention": None, "sliding_attention": window}
+    if kinds:
+        return {"all": None}
+    return {"all": window}

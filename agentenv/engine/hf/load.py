@@ -1,0 +1,156 @@
+"""Find and load a causal language model from a directory, a GGUF file or the Hub's cache."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
+
+__all__ = ["ModelFiles", "load_model", "locate", "pick_device", "pick_dtype"]
+
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model lies."""
+
+    path: str
+    """A directory, or a repository of the Hugging Face Hub."""
+    gguf_file: str | None = None
+    """Name of the GGUF file in the directory, if the model is one."""
+
+
+def locate(path: str) -> ModelFiles:
+    """Say where a model lies, before anything heavy is imported.
+
+    Raises:
+        ModelNotFound: There is no such path, or a directory without weights.
+        UsageError: A directory has several GGUF files and no other weights.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        if place.suffix != ".gguf":
+            raise ModelNotFound(f"{path} is a file, but no .gguf; name the model's directory or a .gguf file")
+        return ModelFiles(str(place.parent), place.name)
+    if not place.is_dir():
+        return _from_hub(path)
+    if (place / "config.json").is_file():
+        if not any(next(place.glob(pattern), None) for pattern in WEIGHT_PATTERNS):
+            raise ModelNotFound(
+                f"the model directory {path} has a config.json but no weights "
+                f"({', '.join(WEIGHT_PATTERNS)}); was the download cut off?"
+            )
+        return ModelFiles(str(place))
+    ggufs = sorted(file.name for file in place.glob("*.gguf"))
+    if len(ggufs) > 1:
+        raise UsageError(f"{path} holds {len(ggufs)} GGUF files ({', '.join(ggufs)}); name one of them")
+    if not ggufs:
+        raise ModelNotFound(f"the directory {path} holds no model: neither a config.json nor a .gguf file")
+    return ModelFiles(str(place), ggufs[0])
+
+
+def require_tokenizer(files: ModelFiles) -> None:
+    """Raise ModelNotFound if a local directory has no tokenizer."""
+    place = Path(files.path)
+    if files.gguf_file or not place.is_dir() or any((place / name).is_file() for name in TOKENIZER_FILES):
+        return
+    raise ModelNotFound(
+        f"the model directory {files.path} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
+        "name a directory that has one with --tokenizer"
+    )
+
+
+def _from_hub(path: str) -> ModelFiles:
+    looks_like_path = path.startswith(("/", ".", "~")) or path.count("/") != 1 or path.endswith(".gguf")
+    if looks_like_path:
+        raise ModelNotFound(f"there is no model at {path!r}: no such file or directory")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError:
+        raise DependencyMissing.of("huggingface_hub", "train", purpose=f"the model {path!r}") from None
+    try:
+        with suppress(LocalEntryNotFoundError):
+            return ModelFiles(snapshot_download(path, local_files_only=True))
+        return ModelFiles(snapshot_download(path))
+    except Exception as error:  # noqa: BLE001 - the Hub client raises many unrelated kinds
+        raise ModelNotFound(
+            f"there is no directory {path!r} and it cannot be had from the Hugging Face Hub: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        ) from None
+
+
+def pick_device(device: str) -> str:
+    """Return the device that "auto" stands for: CUDA where there is one."""
+    import torch
+
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def pick_dtype(dtype: str, device: str) -> Any:
+    """Return the torch dtype that a name stands for.
+
+    "auto" is bfloat16 on CUDA and on processors that multiply it in hardware, else float32:
+    without such instructions bfloat16 is several times slower than float32.
+
+    Raises:
+        UsageError: The name is unknown.
+    """
+    import torch
+
+    if dtype == "auto":
+        if not device.startswith("cpu"):
+            return torch.bfloat16
+        able: Any = torch.cpu
+        fast = able._is_avx512_bf16_supported() or able._is_amx_tile_supported()  # noqa: SLF001
+        return torch.bfloat16 if fast else torch.float32
+    names = {
+        "float32": torch.float32,
+        "f32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "bf16": torch.bfloat16,
+        "float16": torch.float16,
+        "f16": torch.float16,
+    }
+    if dtype not in names:
+        raise UsageError(f"dtype {dtype!r} is unknown; use auto, {', '.join(names)}")
+    return names[dtype]
+
+
+def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") -> Any:
+    """Load a causal language model, in evaluation mode.
+
+    Raises:
+        DependencyMissing: torch or transformers is not installed.
+        ModelNotFound: The files cannot be read as a model.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+    except ImportError:
+        raise DependencyMissing.of("torch and transformers", "train", purpose="hf: models") from None
+    where = pick_device(device)
+    auto: Any = AutoModelForCausalLM
+    options: dict[str, Any] = {"dtype": pick_dtype(dtype, where)}
+    if files.gguf_file:
+        options["gguf_file"] = files.gguf_file
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = auto.from_pretrained(files.path, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise ModelNotFound(
+            f"the model at {files.path} cannot be loaded: {type(error).__name__}: {first}"
+        ) from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    return model.to(where).eval()

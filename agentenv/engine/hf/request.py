@@ -1,0 +1,101 @@
+"""One request to the transformers engine, from its arrival to its completion."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from random import Random
+
+from agentenv.engine.base import Completion, FinishReason, Sampling
+from agentenv.engine.hf.sampler import UNIFORM_STEPS
+from agentenv.errors import EngineError
+
+__all__ = ["Request"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What was asked and what has been sampled so far; only the worker changes it."""
+
+    prompt: list[int]
+    sampling: Sampling
+    stop: frozenset[int]
+    session_id: str | None
+    max_tokens: int
+    deadline: float | None
+    """`time.monotonic()` value."""
+    random: Random
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Completion]
+    created: float
+    started: float | None = None
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """`(weights_version, first token it sampled)`."""
+    cancelled: bool = False
+    """Set from the event loop; the worker drops the request when it sees it."""
+
+    @property
+    def key(self) -> tuple[str, str | None] | None:
+        """Under what the row is kept between turns."""
+        return None if self.session_id is None else (self.session_id, self.sampling.adapter)
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens so far."""
+        return self.prompt + self.tokens
+
+    def start(self) -> None:
+        """Note when the request was first worked on."""
+        if self.started is None:
+            self.started = time.monotonic()
+
+    def uniform(self) -> float:
+        """Return the next number in [0, 1)."""
+        return self.random.randrange(UNIFORM_STEPS) / UNIFORM_STEPS
+
+    def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
+        """Take one sampled token; say whether it ends the completion."""
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions.append((version, len(self.tokens)))
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stop:
+            return "stop"
+        return "length" if len(self.tokens) >= self.max_tokens else None
+
+    @property
+    def expired(self) -> bool:
+        """True when the deadline has passed."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def finish(self, reason: FinishReason) -> None:
+        """Answer with what was sampled."""
+        ends = [start for _, start in self.versions[1:]] + [len(self.tokens)]
+        ranges = tuple(
+            (version, start, end) for (version, start), end in zip(self.versions, ends, strict=False)
+        )
+        started = time.monotonic() if self.started is None else self.started
+        self._answer(
+            Completion(
+                tuple(self.tokens), tuple(self.logprobs), reason, ranges, queue_s=started - self.created
+            )
+        )
+
+    def fail(self, error: EngineError) -> None:
+        """Answer with an error."""
+        self._answer(error)
+
+    def _answer(self, answer: Completion | EngineError) -> None:
+        def settle() -> None:
+            if self.future.done():
+                return
+            if isinstance(answer, EngineError):
+                self.future.set_exception(answer)
+            else:
+                self.future.set_result(answer)
+
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(settle)

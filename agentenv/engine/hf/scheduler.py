@@ -1,0 +1,273 @@
+"""Which requests live, wait, or have their keys and values kept: the worker's side of the engine."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+
+from agentenv.engine.hf.adapters import AdapterSwitch
+from agentenv.engine.hf.buffers import SavedRow
+from agentenv.engine.hf.core import PREFILL_TOKENS, ForwardCore
+from agentenv.engine.hf.request import Request
+from agentenv.engine.hf.sampler import draw
+from agentenv.errors import EngineError
+
+__all__ = ["Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow:
+    """An episode's keys and values between two turns, with the tokens they belong to."""
+
+    tokens: list[int]
+    row: SavedRow
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A request about to be prefilled."""
+
+    request: Request
+    context: list[int]
+    kept: KeptRow | None
+    reused: int
+    """Leading tokens whose keys and values are kept."""
+
+    @property
+    def new(self) -> list[int]:
+        """The tokens to prefill."""
+        return self.context[self.reused :]
+
+
+class Scheduler:
+    """Turns requests into completions, one decoded token of every live request a turn.
+
+    Invariant: `live[r]` owns row `r` of the core's buffers, which holds all tokens of the request
+    but the last one sampled.
+    """
+
+    def __init__(self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int) -> None:
+        self.core = ForwardCore(model)
+        self._adapters = AdapterSwitch(model)
+        self._max_batch = max_batch
+        self._kept_limit = kept_bytes
+        self._live_tokens = live_tokens
+        self._waiting: deque[Request] = deque()
+        self._live: list[Request] = []
+        self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
+        self._kept_bytes = 0
+        self._version = 0
+        self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "prefills": 0, "decodes": 0}
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or lives."""
+        return bool(self._waiting or self._live)
+
+    def check_adapter(self, name: str | None) -> None:
+        """Raise UsageError if the model has no such adapter."""
+        self._adapters.check(name)
+
+    def stats(self) -> dict[str, int]:
+        """Return counts since the start."""
+        return {
+            **self._counts,
+            "kept_rows": len(self._kept),
+            "kept_bytes": self._kept_bytes,
+            "live_bytes": self.core.buffers.nbytes,
+        }
+
+    def take(self, requests: Sequence[Request], released: Sequence[str]) -> None:
+        """Take new requests and forget released episodes."""
+        self._waiting.extend(requests)
+        if released:
+            gone = set(released)
+            for key in [key for key in self._kept if key[0] in gone]:
+                self._forget(key)
+
+    def set_version(self, version: int, *, stale: bool) -> None:
+        """Note the weights that sample now; with `stale`, drop all that older ones computed."""
+        self._version = version
+        if not stale:
+            return
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.core.buffers.clear()
+        self._waiting.extendleft(reversed(self._live))
+        self._live.clear()
+
+    def turn(self) -> None:
+        """Drop what ended, let requests join, decode one token for every live request."""
+        self._drop_ended()
+        joining = self._admit()
+        with self._adapters.on():
+            for group in self._groups(joining):
+                self._prefill(group)
+            if self._live:
+                self._decode()
+        if not self.has_work:
+            self.core.buffers.clear()
+
+    def fail(self, error: EngineError, cause: BaseException) -> None:
+        """Answer every request with an error and start from nothing."""
+        error.__cause__ = cause
+        for request in (*self._live, *self._waiting):
+            request.fail(error)
+        self._live.clear()
+        self._waiting.clear()
+        self._kept.clear()
+        self._kept_bytes = 0
+        self.core.buffers.clear()
+
+    def close(self, requests: Sequence[Request], reason: str) -> None:
+        """Fail what is left and free the memory."""
+        self._waiting.extend(requests)
+        self.fail(EngineError(reason), EngineError(reason))
+
+    def _drop_ended(self) -> None:
+        for row in reversed(range(len(self._live))):
+            request = self._live[row]
+            if request.cancelled or request.expired:
+                self._leave(row)
+                request.finish("abort")
+        still: deque[Request] = deque()
+        for request in self._waiting:
+            if request.cancelled or request.expired:
+                request.finish("abort")
+            else:
+                still.append(request)
+        self._waiting = still
+
+    def _admit(self) -> list[Joining]:
+        """Take requests from the queue while they fit, in order, of one adapter at a time."""
+        joining: list[Joining] = []
+        if self._waiting and not self._live:
+            self._adapters.current = self._waiting[0].sampling.adapter
+        widest = max((len(request.prompt) + request.max_tokens for request in self._live), default=0)
+        while self._waiting and len(self._live) + len(joining) < self._max_batch:
+            request = self._waiting[0]
+            if request.sampling.adapter != self._adapters.current:
+                break
+            widest = max(widest, len(request.prompt) + request.max_tokens)
+            rows = len(self._live) + len(joining) + 1
+            if rows > 1 and rows * widest > self._live_tokens:
+                break
+            self._waiting.popleft()
+            joining.append(self._join(request))
+        return joining
+
+    def _join(self, request: Request) -> Joining:
+        context = request.context
+        key = request.key
+        kept = None if key is None else self._forget(key)
+        reused = 0 if kept is None else min(common_prefix(kept.tokens, context), len(context) - 1)
+        self._counts["reused"] += reused
+        return Joining(request, context, kept, reused)
+
+    def _groups(self, joining: list[Joining]) -> list[list[Joining]]:
+        """Group requests of like length, so that a pass holds few pads and bounded tokens."""
+        groups: list[list[Joining]] = []
+        for entry in sorted(joining, key=lambda entry: len(entry.new)):
+            length = len(entry.new)
+            fits = groups and length <= 2 * len(groups[-1][0].new) + 16
+            if fits and length * (len(groups[-1]) + 1) <= PREFILL_TOKENS:
+                groups[-1].append(entry)
+            else:
+                groups.append([entry])
+        return groups
+
+    def _prefill(self, group: list[Joining]) -> None:
+        """Compute the new tokens of a group; equal contexts are computed once and copied."""
+        leaders: dict[tuple[int, ...], int] = {}
+        entries: list[tuple[SavedRow | None, int, Sequence[int]]] = []
+        followers: list[tuple[Request, int]] = []
+        first = len(self._live)
+        for entry in group:
+            content = tuple(entry.context)
+            if content in leaders:
+                followers.append((entry.request, leaders[content]))
+                continue
+            leaders[content] = len(entries)
+            saved = None if entry.kept is None else entry.kept.row
+            entries.append((saved, entry.reused, entry.new))
+            self._start(entry.request)
+            self._counts["prefilled"] += len(entry.new)
+        self._counts["prefills"] += 1
+        logits = self.core.prefill(entries)
+        for request, leader in followers:
+            self.core.buffers.duplicate(first + leader)
+            self._start(request)
+        if followers:
+            order = [*range(len(entries)), *(leader for _, leader in followers)]
+            logits = logits[torch.tensor(order, device=logits.device)]
+        self._sample(logits, first)
+
+    def _start(self, request: Request) -> None:
+        request.start()
+        self._live.append(request)
+
+    def _decode(self) -> None:
+        self._counts["decodes"] += 1
+        self._counts["decoded"] += len(self._live)
+        self._sample(self.core.decode([request.tokens[-1] for request in self._live]), 0)
+
+    def _sample(self, logits: torch.Tensor, first: int) -> None:
+        requests = self._live[first:]
+        samplings = [request.sampling for request in requests]
+        tokens, logprobs = draw(logits, samplings, [request.uniform() for request in requests])
+        for row in reversed(range(first, len(self._live))):
+            request, logprob = self._live[row], logprobs[row - first]
+            if not isfinite(logprob):
+                self._leave(row, keep=False)
+                request.fail(
+                    EngineError(f"the model gave a log-probability of {logprob}; are its weights finite?")
+                )
+                continue
+            reason = request.add(tokens[row - first], logprob, self._version)
+            if reason is not None:
+                self._leave(row)
+                request.finish(reason)
+
+    def _leave(self, row: int, *, keep: bool = True) -> None:
+        """Take a request out of the batch; keep its keys and values for its next turn."""
+        request = self._live[row]
+        key = request.key
+        if keep and key is not None and self._kept_limit:
+            saved = self.core.buffers.save(row)
+            self._keep(key, KeptRow(request.context[: saved.length], saved))
+        self.core.buffers.remove(row)
+        self._live[row] = self._live[-1]
+        self._live.pop()
+
+    def _keep(self, key: tuple[str, str | None], kept: KeptRow) -> None:
+        self._forget(key)
+        self._kept[key] = kept
+        self._kept_bytes += kept.row.nbytes
+        while self._kept_bytes > self._kept_limit:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, key: tuple[str, str | None]) -> KeptRow | None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._kept_bytes -= kept.row.nbytes
+        return kept
+
+
+def common_prefix(left: list[int], right: list[int]) -> int:
+    """Return how many leading tokens two lists share."""
+    shorter = min(len(left), len(right))
+    if left[:shorter] == right[:shorter]:
+        return shorter
+    low, high = 0, shorter
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
