@@ -168,9 +168,14 @@ class Env(gymnasium.Env[Any, Any]):
         """Return nothing: the messages are the picture."""
         return None
 
-    def bind(self, env_id: str, *, tasks: TaskSet | None, rewards: Sequence[Reward]) -> Env:
+    def bind(
+        self, env_id: str, *, tasks: TaskSet | None, rewards: Sequence[Reward], has_user: bool = False
+    ) -> Env:
         """Take what a specification adds to the class, and return the environment itself."""
         self.env_id, self._rewards = env_id, tuple(rewards)
+        if has_user:
+            # The user answers the model's text; the text alone is no end.
+            self.ends_on_text = False
         if tasks is not None:
             self.tasks = tasks
         return self
@@ -413,7 +418,7 @@ class Env(gymnasium.Env[Any, Any]):
         return {} if self.tasks is None else TaskSet.of(self.tasks).sample(seed).data
 
 
-_NOT_COPIED = frozenset({"_rewards", "env_id", "spec", "tasks"})
+_NOT_COPIED = frozenset({"_rewards", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"})
 """Attributes that belong to the instance and not to an episode."""
 
 

@@ -154,7 +154,9 @@ class EnvSpec:
         if not isinstance(made, Env):
             adapters = importlib.import_module("agentenv.adapters")
             made = adapters.adapt(made, where=self.id)
-        return cast("Env", made).bind(self.id, tasks=self.tasks, rewards=self.rewards)
+        return cast("Env", made).bind(
+            self.id, tasks=self.tasks, rewards=self.rewards, has_user=self.user is not None
+        )
 
     def task_set(self, split: str | None = None) -> TaskSet:
         """Return the tasks, of a split if one is named.
