@@ -1,0 +1,131 @@
+"""Arithmetic questions and a calculator: the smallest task that needs a tool.
+
+800 training and 240 held-out tasks; no pair of operands of one split occurs in the other, in
+either order and with any operator. The answer counts if its last number is the right one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from agentenv.messages import Message, text_of
+from agentenv.registry import register
+from agentenv.seeding import derive_seed
+from agentenv.toolenv import ToolEnv
+from agentenv_tools.arithmetic import calculator
+
+__all__ = ["Calculator", "oracle", "sloppy", "tasks"]
+
+_NUMBER = re.compile(r"[-−]?\d[\d,]*(?:\.\d+)?")  # noqa: RUF001 - models write the long minus too
+_SIZES = {"train": 800, "test": 240}
+_WRONG_NAMES = ("expr", "input", "equation", "query")
+
+
+class Calculator(ToolEnv):
+    """Work out "What is 787 - 922?" with a calculator."""
+
+    system_prompt = "Use the calculator, then answer with the number."
+    tools = (calculator,)
+
+    def start(self, a: int, op: str, b: int) -> str:
+        """Ask for the value of one operation."""
+        self._want = _value(a, op, b)
+        return f"What is {a} {op} {b}?"
+
+    def reward(self, answer: str, stop_reason: str) -> float:
+        """Give 1 if the model came to an answer whose last number is right."""
+        return float(stop_reason == "final_answer" and _last_number(answer) == self._want)
+
+
+def tasks(split: str) -> Iterator[dict[str, object]]:
+    """Yield the tasks of a split; the same ones on every machine."""
+    draw = random.Random(derive_seed("calculator", split))
+    seen: set[str] = set()
+    while len(seen) < _SIZES[split]:
+        op = draw.choice("+-*")
+        least, most = 11, 99 if op == "*" else 999
+        a, b = draw.randint(least, most), draw.randint(least, most)
+        name = f"{a}{op}{b}"
+        if name in seen or _split_of(a, b) != split:
+            continue
+        seen.add(name)
+        yield {"id": name, "a": a, "op": op, "b": b}
+
+
+def _train() -> list[dict[str, object]]:
+    return list(tasks("train"))
+
+
+def _test() -> list[dict[str, object]]:
+    return list(tasks("test"))
+
+
+def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
+    """Solve a task: one call, then the answer."""
+    result = _last_result(messages)
+    if result is None:
+        return _call("expression", task)
+    return _answer(result)
+
+
+def sloppy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
+    """Play like a careless demonstrator: about one episode in three comes out right.
+
+    30 % answer without the tool, 40 % of the calls use a wrong argument name, and 20 % of the
+    answers that could be right are wrong.
+    """
+    result = _last_result(messages)
+    if result is None and rng.random() >= 0.3:
+        return _call(rng.choice(_WRONG_NAMES) if rng.random() < 0.4 else "expression", task)
+    known = None if result is None else _last_number(result)
+    if known is not None and known == _value_of(task) and rng.random() >= 0.2:
+        return _answer(result or "")
+    return _answer(str(_value_of(task) + rng.choice((-1, 1)) * rng.randint(1, 99)))
+
+
+def _value(a: int, op: str, b: int) -> int:
+    return a + b if op == "+" else a - b if op == "-" else a * b
+
+
+def _value_of(task: Mapping[str, object]) -> int:
+    return _value(int(str(task["a"])), str(task["op"]), int(str(task["b"])))
+
+
+def _split_of(a: int, b: int) -> str:
+    low, high = sorted((a, b))
+    return "test" if derive_seed("calculator operands", low, high) % 4 == 0 else "train"
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "").replace("−", "-")) if found else None  # noqa: RUF001 - see above
+
+
+def _last_result(messages: Sequence[Message]) -> str | None:
+    results = [text_of(message) for message in messages if message["role"] == "tool"]
+    return results[-1] if results else None
+
+
+def _call(argument: str, task: Mapping[str, object]) -> Message:
+    expression = f"{task['a']} {task['op']} {task['b']}"
+    function = {"name": "calculator", "arguments": json.dumps({argument: expression})}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],  # pyright: ignore[reportReturnType]
+    }
+
+
+def _answer(number: str) -> Message:
+    return {"role": "assistant", "content": f"The answer is {number}."}
+
+
+register(
+    "agentenv/Calculator-v0",
+    Calculator,
+    tasks={"train": _train, "test": _test},
+    max_turns=3,
+)
