@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, cast
 
 from agentenv.errors import RenderError
@@ -19,7 +20,7 @@ from agentenv.render.base import ParsedTurn, TemplateReport
 from agentenv.render.control import Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose
 from agentenv.render.encode import PieceEncoder
-from agentenv.render.parse import GRAMMARS, ToolIndex, TurnReader, TurnText
+from agentenv.render.parse import ToolIndex, TurnReader, TurnText
 from agentenv.render.tail import USER, Kind, Plain, TailReader
 from agentenv.render.text_protocol import TextProtocol
 from agentenv.render.tokenizer import ChatTokenizer
@@ -118,6 +119,8 @@ class Renderer:
         )
         new = [self._plain(message, neutral) for message in new_messages]
         calls = [cast("Plain", neutral.value(call)) for call in answered]
+        if reader.habits.nine_ids:
+            calls = [{**call, "id": _nine(call["id"])} for call in calls]
         if self._uses_protocol:
             new = self._protocol.plain(new, (), system_role=reader.habits.system_role, opening=False)
             calls = []
@@ -135,7 +138,8 @@ class Renderer:
         while ids and ids[-1] in self._reading.end_ids:
             ids.pop()
         turn = TurnText.decode(ids, self.tokenizer, self._found.control.strings)
-        return self._reading.read(turn, self._tool_index, repr(ids).encode())
+        ended = len(ids) < len(token_ids)
+        return self._reading.read(turn, self._tool_index, repr(ids).encode(), ended=ended)
 
     def count(self, text: str) -> int:
         """Tokens of untrusted text, as it would be rendered."""
@@ -181,7 +185,7 @@ class Renderer:
         self.tools = tuple(tools)
         self._tool_index = ToolIndex.of(self.tools)
         self._reading = TurnReader(
-            GRAMMARS[self.report.grammar],
+            self._found.grammar,
             self._found.control.strings,
             frozenset(self.stop_token_ids),
             self._found.thinking_open,
@@ -222,13 +226,16 @@ class Renderer:
         )
         plain = cast("Plain", neutral.value(plain))
         plain["role"] = message["role"]
+        nine = self._reader().habits.nine_ids
+        if nine and "tool_call_id" in plain:
+            plain["tool_call_id"] = _nine(plain["tool_call_id"])
         plain["content"] = neutral.text(_text_content(message))
         if message.get("tool_calls") and not plain["content"] and self._reader().habits.null_content:
             plain["content"] = None
         if calls := message.get("tool_calls"):
             plain["tool_calls"] = [
                 {
-                    "id": neutral.text(call["id"]),
+                    "id": _nine(call["id"]) if nine else neutral.text(call["id"]),
                     "type": "function",
                     "function": {
                         "name": neutral.text(call["function"]["name"]),
@@ -271,6 +278,14 @@ def _answered(tool_calls: Sequence[ToolCall], new_messages: Sequence[Message]) -
         call_id = message.get("tool_call_id", "")
         answered.append({"id": call_id, "name": names.get(call_id) or message.get("name") or "unknown"})
     return answered
+
+
+def _nine(call_id: object) -> str:
+    """Return a call id as nine letters and digits; one that has this form stays."""
+    text = str(call_id)
+    if len(text) == 9 and text.isascii() and text.isalnum():
+        return text
+    return blake2b(text.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
 
 
 def _text_content(message: Message) -> str:

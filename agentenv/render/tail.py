@@ -39,8 +39,14 @@ class Habits:
     """Content must be a list of parts, not text."""
     tools_needed: bool = False
     """It cannot be rendered without tools."""
+    empty_tools: bool = False
+    """Without tools it must get an empty list."""
     one_call: bool = False
     """It refuses more than one call in a turn."""
+    two_calls: bool = False
+    """It ends a turn only after two calls; one is padded with another."""
+    nine_ids: bool = False
+    """Call ids must be nine letters and digits."""
     null_content: bool = False
     """A turn with calls must have no content at all."""
     system_role: bool = True
@@ -90,7 +96,8 @@ class TailReader:
         """Render messages in the form that the template asks for."""
         if self.habits.content_parts:
             messages = [_as_parts(message) for message in messages]
-        return self.template.render(messages, tools=tools or None, generation_prompt=generation_prompt)
+        tools = list(tools) if tools else [] if self.habits.empty_tools else None
+        return self.template.render(messages, tools=tools, generation_prompt=generation_prompt)
 
     def tail(
         self,
@@ -127,6 +134,8 @@ class TailReader:
             return {"role": "assistant", "content": SENTINEL}
         if self.habits.one_call:
             calls = calls[-1:]
+        if self.habits.two_calls and len(calls) == 1:
+            calls = [*calls, *calls]
         arguments: object = f'{{"x": "{SENTINEL}"}}' if self.habits.json_arguments else {"x": SENTINEL}
         entries = [
             {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": arguments}}

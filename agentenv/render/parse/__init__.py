@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex
-from agentenv.render.parse.json_calls import one_json_call
+from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.turn import TurnReader
 
 __all__ = ["GRAMMARS", "Block", "Grammar", "RawCall", "Span", "ToolIndex", "TurnReader", "TurnText"]
-
-GRAMMARS: dict[str, Grammar] = {
-    grammar.name: grammar
-    for grammar in (Grammar("hermes", (Block("<tool_call>", "</tool_call>", one_json_call),)),)
-}
-"""Every grammar by name, the more exact ones first."""

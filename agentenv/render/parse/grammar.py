@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 from agentenv.messages import CallStatus
 from agentenv.render.parse.scan import TurnText
 
-__all__ = ["Block", "Grammar", "RawCall", "Reader", "ToolIndex"]
+__all__ = ["Block", "Grammar", "RawCall", "Reader", "Span", "ToolIndex", "WholeTurn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class RawCall:
     """JSON text; for grammars without types it is made from `values`."""
     values: Mapping[str, str] | None = None
     """Arguments as untyped text; the tool's schema gives them their types."""
+    is_text: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    """For values whose call says it: text as it is (True) or JSON (False), whatever the schema says."""
     id: str = ""
     status: CallStatus = CallStatus.OK
     error: str = ""
@@ -47,8 +49,15 @@ class Block:
     closes: str
     """Empty: the block ends with the next opening tag or with the turn."""
     read: Reader
-    wrappers: tuple[str, ...] = ()
-    """Tags around blocks that carry nothing themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTurn:
+    """A turn as a grammar reads it that knows more than calls."""
+
+    content: str
+    thinking: str
+    calls: tuple[RawCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,11 @@ class Grammar:
     name: str
     blocks: tuple[Block, ...] = ()
     bare: Callable[[str], Sequence[RawCall] | None] | None = None
-    """Reads a whole turn without tags; None from it means that the turn is text."""
+    """Reads a turn without tags; None from it means that the turn is text."""
+    whole: Callable[..., WholeTurn] | None = None
+    """Reads thinking and content too: called with the turn and `ended=`."""
+    wrappers: tuple[str, ...] = ()
+    """Tags around blocks that carry nothing themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +87,14 @@ class ToolIndex:
         entries = [cast("Mapping[str, Any]", tool.get("function") or tool) for tool in tools]
         return cls({str(entry["name"]): entry.get("parameters") or {} for entry in entries})
 
-    def typed(self, name: str, values: Mapping[str, str]) -> str:
-        """Return untyped arguments as JSON text, typed by the tool's schema."""
+    def typed(self, name: str, values: Mapping[str, str], is_text: Mapping[str, bool]) -> str:
+        """Return untyped arguments as JSON text, typed by the call itself or by the tool's schema."""
         properties = self.schemas.get(name, {}).get("properties") or {}
-        return json.dumps(
-            {key: _typed(value, properties.get(key)) for key, value in values.items()}, ensure_ascii=False
-        )
+        typed = {
+            key: value if is_text.get(key) else _typed(value, None if key in is_text else properties.get(key))
+            for key, value in values.items()
+        }
+        return json.dumps(typed, ensure_ascii=False)
 
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -87,9 +102,7 @@ _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 def _typed(text: str, schema: Mapping[str, Any] | None) -> object:
     if schema is not None and _takes_text(schema):
-        if text.strip() in {"null", "None"} and "null" in _types(schema):
-            return None
-        return text
+        return None if text.strip() in {"null", "None"} and "null" in _types(schema) else text
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

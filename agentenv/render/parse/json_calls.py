@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from agentenv.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span
 from agentenv.render.parse.scan import TurnText
-from agentenv.render.parse.values import Member, json_members, skip_space
+from agentenv.render.parse.values import Member, json_items, json_members, skip_space
 
-__all__ = ["call_of_members", "one_json_call"]
+__all__ = [
+    "arguments_call",
+    "bare_json",
+    "call_of_members",
+    "invalid",
+    "json_calls",
+    "one_json_call",
+    "strip_fence",
+]
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters", "args")
 _IDS = ("id", "tool_call_id")
+_LOOKS = re.compile(r'\[?\s*\{\s*"(?:type"\s*:\s*"function"\s*,\s*")?(?:name|tool_name|function)"\s*:')
+"""How a turn begins that was meant as a call."""
 
 
 def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
@@ -23,14 +34,87 @@ def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
     try:
         members, end = json_members(text)
     except ValueError as error:
-        return [_invalid(f"the call is not valid JSON: {error}")]
+        return [invalid(f"the call is not valid JSON: {error}")]
     if (rest := skip_space(text, end)) < len(text):
-        return [_invalid(f"the call is not valid JSON: extra text at character {rest}; one object a call")]
+        return [invalid(f"the call is not valid JSON: extra text at character {rest}; one object a call")]
     return [call_of_members(members)]
+
+
+def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
+    """Read an array of call objects, or one such object."""
+    text = turn.text[span.start : span.end]
+    try:
+        items, end = json_items(text)
+    except ValueError as error:
+        return [invalid(f"the calls are not valid JSON: {error}")]
+    if (rest := skip_space(text, end)) < len(text):
+        return [invalid(f"the calls are not valid JSON: extra text at character {rest}")]
+    return [call_of_members(members) for members in items]
+
+
+def bare_json(text: str) -> Sequence[RawCall] | None:
+    """Read a turn that is nothing but call objects, one after another or in an array."""
+    stripped = text.strip().removesuffix(";")
+    if not stripped.startswith(("{", "[")):
+        return None
+    calls: list[RawCall] = []
+    position = 0
+    while position < len(stripped):
+        try:
+            items, position = json_items(stripped, position)
+        except ValueError as error:
+            looks_like_a_call = _LOOKS.match(stripped) is not None
+            return [*calls, invalid(f"the call is not valid JSON: {error}")] if looks_like_a_call else None
+        found = [call_of_members(members) for members in items]
+        if not found or not all(_describes_call(members) for members in items):
+            return None
+        calls += found
+        position = skip_space(stripped, position)
+        if stripped.startswith(";", position):
+            position = skip_space(stripped, position + 1)
+    return calls
+
+
+def arguments_call(name: str, text: str, call_id: str = "") -> RawCall:
+    """Return a call whose name is known and whose arguments are the text of a JSON object."""
+    name = name.strip()
+    raw = text.strip()
+    if not name:
+        return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
+    try:
+        _, end = json_members(raw)
+    except ValueError as error:
+        return RawCall(
+            name,
+            raw,
+            id=call_id,
+            status=CallStatus.INVALID_JSON,
+            error=f"the arguments of {name} are not a valid JSON object: {error}",
+        )
+    if end < len(raw):
+        return RawCall(
+            name,
+            raw,
+            id=call_id,
+            status=CallStatus.INVALID_JSON,
+            error=f"the arguments of {name} are not valid JSON: extra text at character {end}",
+        )
+    return RawCall(name, raw, id=call_id)
+
+
+def strip_fence(text: str) -> str:
+    """Return what stands inside a Markdown fence, or the text as it is."""
+    stripped = text.strip()
+    if stripped.startswith("```") and stripped.endswith("```") and len(stripped) >= 6:
+        return stripped[3:-3].removeprefix("json").strip()
+    return stripped
 
 
 def call_of_members(members: Mapping[str, Member]) -> RawCall:
     """Return the call that a JSON object describes."""
+    function = members.get("function")
+    if function is not None and isinstance(function.value, dict):
+        members = json_members(function.raw)[0] | {key: members[key] for key in _IDS if key in members}
     name = next((members[key].value for key in _NAMES if key in members), "")
     if not isinstance(name, str) or not name:
         return RawCall(status=CallStatus.MISSING_NAME, error='the call has no "name"')
@@ -48,6 +132,11 @@ def call_of_members(members: Mapping[str, Member]) -> RawCall:
     return RawCall(name, raw, id=call_id)
 
 
+def _describes_call(members: Mapping[str, Member]) -> bool:
+    named = any(key in members and isinstance(members[key].value, str) for key in _NAMES)
+    return named and any(key in members for key in _ARGUMENTS)
+
+
 def _object_text(member: Member) -> str | None:
     """Return JSON text of an object; also of one that was written as a JSON string."""
     if isinstance(member.value, dict):
@@ -61,5 +150,5 @@ def _object_text(member: Member) -> str | None:
     return None
 
 
-def _invalid(error: str) -> RawCall:
+def invalid(error: str) -> RawCall:
     return RawCall(status=CallStatus.INVALID_JSON, error=error)

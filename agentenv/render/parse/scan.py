@@ -28,7 +28,7 @@ class TurnText:
         control: every control string of the vocabulary.
     """
 
-    __slots__ = ("_control", "_covered", "_memo", "_places", "text")
+    __slots__ = ("_control", "_covered", "_inner", "_memo", "_places", "text")
 
     def __init__(self, text: str, places: Mapping[str, Sequence[int]], control: Mapping[str, int]) -> None:
         self.text = text
@@ -38,6 +38,7 @@ class TurnText:
             (start, start + len(tag)) for tag, starts in places.items() for start in starts
         )
         self._memo: dict[str, tuple[int, int]] = {}
+        self._inner: dict[str, list[tuple[int, str]]] = {}
 
     @classmethod
     def decode(
@@ -78,7 +79,7 @@ class TurnText:
             starts = self._places.get(tag, ())
             index = bisect_left(starts, position)
             return index < len(starts) and starts[index] == position
-        return self.text.startswith(tag, position) and not self._overlaps(position, position + len(tag))
+        return self.text.startswith(tag, position) and self._real(tag, position)
 
     def first_control(self, start: int = 0) -> int:
         """Return the start of the first control token at or after `start`, or -1."""
@@ -91,14 +92,18 @@ class TurnText:
             index = bisect_left(starts, start)
             return starts[index] if index < len(starts) else -1
         found = self.text.find(tag, start)
-        while found >= 0 and self._overlaps(found, found + len(tag)):
+        while found >= 0 and not self._real(tag, found):
             found = self.text.find(tag, found + 1)
         return found
 
-    def _overlaps(self, start: int, end: int) -> bool:
-        """True if a control token stands across an edge of the range."""
-        for edge in (start, end):
+    def _real(self, tag: str, start: int) -> bool:
+        """True if no control token stands across an edge, and those inside the tag were sampled."""
+        for edge in (start, start + len(tag)):
             index = bisect_left(self._covered, (edge, 0))
             if index > 0 and self._covered[index - 1][1] > edge:
-                return True
-        return False
+                return False
+        inner = self._inner.get(tag)
+        if inner is None:
+            inner = [(tag.index(string), string) for string in self._control if string in tag]
+            self._inner[tag] = inner
+        return all(self.at(string, start + offset) for offset, string in inner)

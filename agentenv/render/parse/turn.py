@@ -20,6 +20,7 @@ THINK_TAGS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought", "<channel|>"),
 )
 """How models mark their thinking."""
 
@@ -37,19 +38,33 @@ class TurnReader:
     thinking_open: str = ""
     """The thinking tag that the generation prompt leaves open."""
 
-    def read(self, turn: TurnText, tools: ToolIndex, seed: bytes) -> ParsedTurn:
-        """Return the parsed turn; never raises for what the model wrote."""
+    def read(self, turn: TurnText, tools: ToolIndex, seed: bytes, *, ended: bool = True) -> ParsedTurn:
+        """Return the parsed turn; never raises for what the model wrote.
+
+        Args:
+            turn: the completion without its last stop token.
+            tools: the episode's tools.
+            seed: bytes from which ids are made for calls that have none.
+            ended: a stop token stood at the end.
+        """
+        if self.grammar.whole is not None:
+            whole = self.grammar.whole(turn, ended=ended)
+            return _parsed(whole.content, whole.thinking, whole.calls, tools, seed)
         thinking = self._thinking(turn)
         calls, taken = self._calls(turn, thinking)
-        message: Message = {"role": "assistant", "content": _left(turn.text, [*taken, *thinking])}
-        if thinking:
-            message["reasoning_content"] = "\n".join(self._inside(turn, span) for span in thinking).strip(
-                "\n"
-            )
-        finished = [_finish(call, tools, seed, index) for index, call in enumerate(calls)]
-        if good := [call.to_message() for call in finished if call.status is CallStatus.OK]:
-            message["tool_calls"] = good
-        return ParsedTurn(message, tuple(finished))
+        if not ended:
+            calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
+        content = _left(turn.text, [*taken, *thinking])
+        for wrapper in self.grammar.wrappers if calls else ():
+            content = content.replace(wrapper, "").strip()
+        thoughts = "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
+        return _parsed(content, thoughts, calls, tools, seed)
+
+    def _cut(self, call: RawCall) -> RawCall:
+        """Return the last call of a turn that was cut: what it lacks is its end."""
+        if call.status is not CallStatus.INVALID_JSON or any(block.closes for block in self.grammar.blocks):
+            return call
+        return replace(call, status=CallStatus.UNCLOSED, error="the call was cut off, so it was not run")
 
     def _thinking(self, turn: TurnText) -> list[Span]:
         """Return the stretches of thinking, tags included, in order."""
@@ -135,6 +150,18 @@ class TurnReader:
         return found if 0 <= found and found + len(block.closes) <= inside.end else None
 
 
+def _parsed(
+    content: str, thinking: str, calls: Sequence[RawCall], tools: ToolIndex, seed: bytes
+) -> ParsedTurn:
+    message: Message = {"role": "assistant", "content": content}
+    if thinking:
+        message["reasoning_content"] = thinking
+    finished = [_finish(call, tools, seed, index) for index, call in enumerate(calls)]
+    if good := [call.to_message() for call in finished if call.status is CallStatus.OK]:
+        message["tool_calls"] = good
+    return ParsedTurn(message, tuple(finished))
+
+
 def _between(spans: Sequence[Span], length: int) -> list[Span]:
     edges = [0, *chain.from_iterable((span.start, span.end) for span in spans), length]
     pairs = zip(edges[::2], edges[1::2], strict=True)
@@ -154,7 +181,7 @@ def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCal
     call_id = call.id or blake2b(seed + index.to_bytes(4, "big"), digest_size=5).hexdigest()[:9]
     arguments = call.arguments
     if call.values is not None:
-        arguments = tools.typed(call.name, call.values)
+        arguments = tools.typed(call.name, call.values, call.is_text)
     status, error = call.status, call.error
     if status is CallStatus.OK and call.name not in tools.schemas:
         known = ", ".join(sorted(tools.schemas)) or "none"

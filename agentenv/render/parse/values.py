@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import cast
 
-__all__ = ["MAX_DEPTH", "Literals", "Member", "json_members", "json_value", "skip_space"]
+__all__ = ["MAX_DEPTH", "LiteralReader", "Member", "json_items", "json_members", "json_value", "skip_space"]
 
 MAX_DEPTH = 100
 """Nesting that is still read; deeper values are malformed."""
@@ -75,3 +75,148 @@ def json_members(text: str, start: int = 0) -> tuple[dict[str, Member], int]:
         if text[position] == ",":
             position = skip_space(text, position + 1)
     return members, end
+
+
+def json_items(text: str, start: int = 0) -> tuple[list[dict[str, Member]], int]:
+    """Read a JSON array of objects, or one object; return their members and the position after.
+
+    Raises:
+        ValueError: Something else stands there.
+    """
+    position = skip_space(text, start)
+    if not text.startswith("[", position):
+        members, end = json_members(text, position)
+        return [members], end
+    _, end = json_value(text, position)  # valid as a whole: only the items' kind can be wrong
+    items: list[dict[str, Member]] = []
+    position = skip_space(text, position + 1)
+    while text[position] != "]":
+        members, position = json_members(text, position)
+        items.append(members)
+        position = skip_space(text, position)
+        if text[position] == ",":
+            position = skip_space(text, position + 1)
+    return items, end
+
+
+_NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,4})?")
+_NAME = re.compile(r"[^\W\d][\w.\-]*")
+_QUOTED = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\.)*){quote}", re.DOTALL) for quote in ("'", '"')}
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\n|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": ""}
+_WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+
+
+class LiteralReader:
+    """Reads Python-like literals: strings, numbers, words, lists, objects; never evaluates.
+
+    Args:
+        text: where to read.
+        quote: a tag that stands around strings besides quotes, such as `<|"|>`; its inside is raw.
+    """
+
+    __slots__ = ("_quote", "text")
+
+    def __init__(self, text: str, quote: str = "") -> None:
+        self.text = text
+        self._quote = quote
+
+    def value(self, start: int, depth: int = 0) -> tuple[object, int]:
+        """Read one value; return it and the position after it.
+
+        Raises:
+            ValueError: No value stands there.
+        """
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deep")
+        start = skip_space(self.text, start)
+        if self._quote and self.text.startswith(self._quote, start):
+            inside = start + len(self._quote)
+            end = self.text.find(self._quote, inside)
+            if end < 0:
+                raise ValueError("a string is not closed")
+            return self.text[inside:end], end + len(self._quote)
+        first = self.text[start : start + 1]
+        if first in _QUOTED:
+            return self._string(first, start)
+        if first in {"[", "("}:
+            return self._list("]" if first == "[" else ")", start + 1, depth)
+        if first == "{":
+            return self.pairs("}", ":", start + 1, depth)
+        return self._scalar(start)
+
+    def pairs(self, closes: str, joins: str, start: int, depth: int = 0) -> tuple[dict[str, object], int]:
+        """Read `key joins value` pairs up to the closing character; keys may stand bare.
+
+        Raises:
+            ValueError: Something else stands there.
+        """
+        found: dict[str, object] = {}
+        position = skip_space(self.text, start)
+        while not self.text.startswith(closes, position):
+            key, position = self._key(position, depth)
+            position = skip_space(self.text, position)
+            if not self.text.startswith(joins, position):
+                raise ValueError(f"{joins!r} was expected at character {position}")
+            found[key], position = self.value(position + len(joins), depth + 1)
+            position = self._next(position, closes)
+        return found, position + len(closes)
+
+    def name(self, start: int) -> tuple[str, int]:
+        """Read a bare name.
+
+        Raises:
+            ValueError: No name stands there.
+        """
+        match = _NAME.match(self.text, skip_space(self.text, start))
+        if match is None:
+            raise ValueError(f"a name was expected at character {start}")
+        return match.group(), match.end()
+
+    def _key(self, position: int, depth: int) -> tuple[str, int]:
+        if self.text[position : position + 1] in _QUOTED or (
+            self._quote and self.text.startswith(self._quote, position)
+        ):
+            key, position = self.value(position, depth + 1)
+            return str(key), position
+        return self.name(position)
+
+    def _list(self, closes: str, position: int, depth: int) -> tuple[list[object], int]:
+        items: list[object] = []
+        position = skip_space(self.text, position)
+        while not self.text.startswith(closes, position):
+            item, position = self.value(position, depth + 1)
+            items.append(item)
+            position = self._next(position, closes)
+        return items, position + 1
+
+    def _next(self, position: int, closes: str) -> int:
+        """Step over a comma; at the closing character stay."""
+        position = skip_space(self.text, position)
+        if self.text.startswith(",", position):
+            return skip_space(self.text, position + 1)
+        if not self.text.startswith(closes, position):
+            raise ValueError(f"',' or {closes!r} was expected at character {position}")
+        return position
+
+    def _string(self, quote: str, start: int) -> tuple[str, int]:
+        match = _QUOTED[quote].match(self.text, start)
+        if match is None:
+            raise ValueError("a string is not closed")
+        return _ESCAPE.sub(_unescape, match.group(1)), match.end()
+
+    def _scalar(self, start: int) -> tuple[object, int]:
+        if number := _NUMBER.match(self.text, start):
+            text = number.group()
+            return (int(text) if text.lstrip("-").isdigit() else float(text)), number.end()
+        word = _NAME.match(self.text, start)
+        if word is None or word.group() not in _WORDS:
+            raise ValueError(f"a value was expected at character {start}")
+        return _WORDS[word.group()], word.end()
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match.group(1)
+    if len(code) > 1:
+        return chr(int(code[1:], 16))
+    return _ESCAPED.get(code, code if code in "\\'\"/" else "\\" + code)

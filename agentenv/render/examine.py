@@ -1,0 +1,337 @@
+"""The template doctor's checks: each renders a small conversation and looks at what came out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from agentenv.errors import RenderError
+from agentenv.render.base import TemplateReport, Verdict
+from agentenv.render.control import SENTINEL, ControlSet
+from agentenv.render.parse import Grammar
+from agentenv.render.parse.choose import recognise
+from agentenv.render.parse.library import GRAMMARS
+from agentenv.render.parse.turn import THINK_TAGS
+from agentenv.render.tail import (
+    PROBE,
+    USER,
+    Habits,
+    Kind,
+    Plain,
+    TailReader,
+    TurnEnd,
+    probe_call,
+    probe_message,
+)
+from agentenv.render.template import ChatTemplate
+
+__all__ = ["PROBE_TOOL", "Examination"]
+
+PROBE_TOOL: Mapping[str, object] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Name."},
+                "n": {"type": "integer", "description": "Days."},
+            },
+            "required": ["city", "n"],
+        },
+    },
+}
+_ARGUMENTS: Mapping[str, object] = {"city": "P", "n": 3}
+_AWKWARD = "  x\t'\"<b>\n\n{{ é }} \\ y\n "
+_LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<｜[^｜<>{}'\"\s]+｜>")
+
+
+class Examination:
+    """One template under examination; each check adds to the findings."""
+
+    def __init__(self, control: ControlSet, stop_strings: frozenset[str]) -> None:
+        self.control = control
+        self.stop_strings = stop_strings
+        self.ends: dict[Kind, TurnEnd] = {}
+        self.verdict: Verdict = "fast"
+        self.reasons: list[str] = []
+        self.warnings: list[str] = []
+        self.remedy = ""
+        self.grammar: Grammar = GRAMMARS["hermes"]
+        self.thinking_open = ""
+        self.reader: TailReader
+
+    def run(self, template: ChatTemplate) -> None:
+        """Learn habits, turn ends, verdict and grammar.
+
+        Raises:
+            RenderError: Not even text turns can be rendered.
+        """
+        self.reader = TailReader(template, self.control, self.stop_strings, Habits())
+        self._learn_text()
+        self._learn_call()
+        self._watch_stops()
+        if "call" in self.ends:
+            self._watch_several_calls()
+            self._watch_ids()
+            self._choose_grammar()
+        self._watch_context()
+        self._watch_content()
+        self._watch_thinking()
+        self._watch_unregistered()
+
+    def report(self) -> TemplateReport:
+        """Return the findings."""
+        closers = {kind: end.end for kind, end in self.ends.items()}
+        return TemplateReport(
+            self.verdict,
+            tuple(self.reasons),
+            self.remedy,
+            tuple(self.warnings),
+            self.grammar.name,
+            closers,
+        )
+
+    def _set(self, **habits: bool) -> None:
+        old = self.reader
+        self.reader = TailReader(old.template, old.control, old.stop_strings, replace(old.habits, **habits))
+
+    def _tools(self) -> Sequence[Mapping[str, object]] | None:
+        return [PROBE_TOOL] if self.reader.habits.tools_needed else None
+
+    def _try(self, check: Callable[[], TurnEnd], names: Sequence[str], at_most: int) -> TurnEnd:
+        """Run a check under the fewest habits with which it passes.
+
+        Raises:
+            RenderError: It passes under none of them; the error is the one without habits.
+        """
+        before = self.reader
+        first: RenderError | None = None
+        for count in range(at_most + 1):
+            for chosen in combinations(names, count):
+                self.reader = before
+                self._set(**dict.fromkeys(chosen, True))
+                try:
+                    return check()
+                except RenderError as error:
+                    first = first or error
+        self.reader = before
+        assert first is not None
+        raise first
+
+    def _learn_text(self) -> None:
+        def check() -> TurnEnd:
+            return self.reader.learn("text", self.ends, tools=self._tools())
+
+        self.ends["text"] = self._try(check, ("content_parts", "empty_tools", "tools_needed"), 1)
+        if not self._renders([{"role": "system", "content": PROBE}, USER]):
+            self._set(system_role=False)
+
+    def _renders(self, messages: Sequence[Plain]) -> bool:
+        """True if a conversation is rendered and its probe stands in it."""
+        try:
+            return PROBE in self.reader.render(messages, tools=self._tools())
+        except RenderError:
+            return False
+
+    def _learn_call(self) -> None:
+        def check() -> TurnEnd:
+            return self.reader.learn("call", self.ends, tools=self._tools())
+
+        names = ("json_arguments", "null_content", "empty_tools", "two_calls", "tools_needed")
+        try:
+            self.ends["call"] = self._try(check, names, 3)
+        except RenderError as error:
+            self.verdict = "no_tool_role"
+            self.reasons.append(f"no tool turns: {error}")
+            self.remedy = (
+                "tools are told and answered in plain text; for the model's own format pass a chat_template"
+                " (and its stop tokens) with a tool role"
+            )
+
+    def _watch_stops(self) -> None:
+        for kind, end in self.ends.items():
+            if not end.known_stop:
+                self.warnings.append(
+                    f"{kind} turns end with {end.end}, which is not among the model's stop tokens: it was added"
+                )
+
+    def _watch_several_calls(self) -> None:
+        """See whether two calls and two results fit into one turn."""
+        calls = [probe_call(), probe_call(1)]
+        results = [probe_message("call"), probe_message("call", index=1)]
+        try:
+            self.reader.tail(calls, results, tools=self._tools())
+        except RenderError as error:
+            self._set(one_call=True)
+            try:
+                self.reader.tail(calls, results, tools=self._tools())
+            except RenderError:
+                self._set(one_call=False)
+            self.warnings.append(f"one call a turn: {error}; the results of several are appended one by one")
+
+    def _watch_ids(self) -> None:
+        """See whether a call id of another form than nine letters and digits is refused."""
+        call: Plain = {**probe_call(), "id": "call_0123456789"}
+        result = {**probe_message("call"), "tool_call_id": call["id"]}
+        try:
+            self.reader.tail([call], [result], tools=self._tools())
+        except RenderError:
+            self._set(nine_ids=True)
+
+    def _choose_grammar(self) -> None:
+        arguments: object = json.dumps(_ARGUMENTS) if self.reader.habits.json_arguments else dict(_ARGUMENTS)
+        call = {
+            **probe_call(),
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": arguments},
+        }
+        turn: Plain = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if self.reader.habits.null_content:
+            turn["content"] = None
+        user: Plain = {"role": "user", "content": PROBE}
+        try:
+            prompt = self.reader.render([user], tools=[PROBE_TOOL])
+            whole = self.reader.render([user, turn], tools=[PROBE_TOOL], generation_prompt=False)
+            if self.reader.habits.two_calls:
+                whole = self.reader.render([user, turn, probe_message("call")], tools=[PROBE_TOOL])
+        except RenderError as error:
+            self.warnings.append(f"a call could not be rendered with its tool: {error}")
+            return
+        found = recognise(
+            self._written(prompt, whole), [("get_weather", _ARGUMENTS)], [PROBE_TOOL], self.control
+        )
+        if found is None:
+            self.warnings.append(
+                "the way this template writes tool calls is not known: completions are read as "
+                "<tool_call> JSON; name a grammar if the model writes another"
+            )
+        else:
+            self.grammar = found
+
+    def _written(self, prompt: str, whole: str) -> list[str]:
+        """Return what the model would have sampled, from the likely starts of its turn."""
+        shared = 0
+        while shared < min(len(prompt), len(whole)) and prompt[shared] == whole[shared]:
+            shared += 1
+        starts = [shared]
+        if shared < len(prompt):
+            starts += [max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1]
+        written: list[str] = []
+        for start in starts:
+            text = whole[start:]
+            ends = [
+                position
+                for position, string in self.control.finditer(text)
+                if string in self.stop_strings or string == self.ends["call"].end
+            ]
+            written += [text[: ends[-1]] if ends else text, text[: ends[0]] if ends else text]
+        return list(dict.fromkeys(written))
+
+    def _watch_context(self) -> None:
+        """See whether what follows a turn depends on what stood before it."""
+        for kind in self.ends:
+            calls = [probe_call()] if kind == "call" else []
+            for name, before, tools in self._contexts():
+                difference = self._differs(kind, calls, before, tools)
+                if difference and name in {"tools", "a system message"}:
+                    self.warnings.append(
+                        f"with {name}, a fresh render of a longer conversation would move it to the last user "
+                        "turn; here it stays where the episode began"
+                    )
+                elif difference and self.verdict == "fast":
+                    self.verdict = "history"
+                    self.reasons.append(f"what follows a {kind} turn depends on {name}")
+                    self.remedy = "pass the earlier messages as history; a turn then costs their length"
+
+    def _differs(
+        self,
+        kind: Kind,
+        calls: Sequence[Plain],
+        before: Sequence[Plain],
+        tools: Sequence[Mapping[str, object]] | None,
+    ) -> bool:
+        new = [probe_message(kind)]
+        end = self.ends[kind]
+        try:
+            alone = self.reader.cut(end, self.reader.tail(calls, new, tools=self._tools()), end.end)
+            full = self.reader.tail(calls, new, before=before, tools=tools)
+        except RenderError:
+            return False
+        try:
+            return self.reader.cut(end, full, end.end).text != alone.text
+        except RenderError:
+            return True
+
+    def _contexts(
+        self,
+    ) -> list[tuple[str, Sequence[Plain], Sequence[Mapping[str, object]] | None]]:
+        said: Plain = {"role": "assistant", "content": "w"}
+        tools = self._tools()
+        contexts: list[tuple[str, Sequence[Plain], Sequence[Mapping[str, object]] | None]] = [
+            ("tools", [USER], [PROBE_TOOL]),
+            ("a system message", [{"role": "system", "content": "s"}, USER], tools),
+            ("earlier turns", [USER, said, USER], tools),
+        ]
+        if "call" in self.ends:
+            for count in (1, 2):
+                called = self.reader.assistant([probe_call(index) for index in range(count)])
+                results = [probe_message("call", "r", index) for index in range(count)]
+                name = f"an earlier turn with {count} call{'s' * (count > 1)}"
+                contexts.append((name, [USER, called, *results], tools))
+                contexts.append((name, [USER, called, *results, said, USER], tools))
+        return contexts
+
+    def _watch_content(self) -> None:
+        """See whether tool results, or users' words without tools, reach the model as they are."""
+        kind: Kind = "call" if "call" in self.ends else "text"
+        calls = [probe_call()] if kind == "call" else []
+        message = probe_message(kind, f"{PROBE}{_AWKWARD}{PROBE}")
+        try:
+            inner = self.reader.tail(calls, [message], tools=self._tools())
+            outer = self.reader.tail(calls, [probe_message(kind, f" {PROBE}\n")], tools=self._tools())
+        except RenderError as error:
+            self.warnings.append(f"content with quotes and line breaks is refused: {error}")
+            return
+        what = "tool results" if kind == "call" else "messages"
+        if f"{PROBE}{_AWKWARD}{PROBE}" in inner:
+            if f" {PROBE}\n" not in outer:
+                self.warnings.append(f"{what} lose white space at their ends")
+        elif json.dumps(_AWKWARD, ensure_ascii=False)[1:-1] in inner:
+            self.warnings.append(f"{what} are written as JSON strings")
+        else:
+            self.warnings.append(f"{what} are changed by the template")
+
+    def _watch_thinking(self) -> None:
+        """See whether the prompt opens the thinking, and whether earlier thinking is rewritten."""
+        try:
+            text = self.reader.render([{"role": "user", "content": PROBE}], tools=self._tools())
+        except RenderError:
+            return
+        prompt = text[text.rfind(PROBE) + len(PROBE) :]
+        for opens, closes in THINK_TAGS:
+            if opens in prompt and closes not in prompt[prompt.rfind(opens) :]:
+                self.thinking_open = opens
+        content = f"<think>\n{SENTINEL}\n</think>\n\nw"
+        said: Plain = {"role": "assistant", "content": content, "reasoning_content": SENTINEL}
+        try:
+            again = self.reader.render([USER, said, USER], tools=self._tools())
+        except RenderError:
+            return
+        if SENTINEL not in again:
+            self.warnings.append(
+                "a fresh render drops earlier thinking; here the model keeps reading what it sampled"
+            )
+
+    def _watch_unregistered(self) -> None:
+        written = {match.group() for match in _LOOKS_CONTROL.finditer(self.reader.template.source)}
+        unknown = sorted(string for string in written if string not in self.control.strings)
+        if unknown:
+            shown = " ".join(unknown[:6]) + (" ..." if len(unknown) > 6 else "")
+            self.warnings.append(
+                f"the template writes {shown}, which the tokenizer does not know as single tokens"
+            )

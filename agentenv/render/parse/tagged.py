@@ -1,0 +1,130 @@
+"""Readers for calls written with tags: a name and JSON, or a name and tagged parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentenv.messages import CallStatus
+from agentenv.render.parse.grammar import RawCall, Span
+from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
+from agentenv.render.parse.scan import TurnText
+
+__all__ = ["NamedJson", "TaggedParameters", "key_value_pairs"]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """`name SEPARATOR {...}`: the name, a tag, and a JSON object."""
+
+    separator: str
+    tidy: Callable[[str], tuple[str, str]] | None = None
+    """Makes `(name, call id)` of what stands before the separator."""
+
+    def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
+        """Read one call."""
+        found = turn.find(self.separator, span.start)
+        if found < 0 or found >= span.end:
+            return [invalid(f"the call has no {self.separator} between its name and its arguments")]
+        before = turn.text[span.start : found].strip()
+        name, call_id = self.tidy(before) if self.tidy else (before, "")
+        return [arguments_call(name, strip_fence(turn.text[found + len(self.separator) : span.end]), call_id)]
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedParameters:
+    """`<function=NAME> <parameter=KEY>VALUE</parameter> ... </function>` and its relatives."""
+
+    call_opens: str
+    call_closes: str
+    parameter_opens: str
+    parameter_closes: str
+    name_ends: str = ">"
+    newlines: bool = False
+    """One line break after the opening and before the closing tag of a value is not part of it."""
+    typed_by: str = ""
+    """An attribute after the key that says `true` for text and `false` for JSON."""
+
+    def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
+        """Read every call of a block."""
+        calls: list[RawCall] = []
+        position = span.start
+        while True:
+            start = turn.find(self.call_opens, position)
+            if start < 0 or start >= span.end:
+                break
+            end = turn.find(self.call_closes, start)
+            if end < 0 or end >= span.end:
+                calls.append(
+                    RawCall(
+                        status=CallStatus.UNCLOSED,
+                        error=f"the call was not closed, so it was not run: end it with {self.call_closes}",
+                    )
+                )
+                return calls
+            calls.append(self._call(turn, Span(start + len(self.call_opens), end)))
+            position = end + len(self.call_closes)
+        return calls or [invalid(f"the call has no {self.call_opens}")]
+
+    def _call(self, turn: TurnText, span: Span) -> RawCall:
+        name_end = turn.text.find(self.name_ends, span.start, span.end)
+        if name_end < 0:
+            return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
+        name = turn.text[span.start : name_end].strip().strip("\"'")
+        if not name:
+            return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
+        values: dict[str, str] = {}
+        is_text: dict[str, bool] = {}
+        position = name_end + len(self.name_ends)
+        while 0 <= (start := turn.find(self.parameter_opens, position)) < span.end:
+            key_end = turn.text.find(">", start, span.end)
+            end = turn.find(self.parameter_closes, key_end) if key_end >= 0 else -1
+            if end < 0 or end >= span.end:
+                return RawCall(
+                    name,
+                    status=CallStatus.BAD_ARGUMENTS,
+                    error=f"a parameter of {name} was not closed: end it with {self.parameter_closes}",
+                )
+            key, text = self._parameter(turn.text[start + len(self.parameter_opens) : key_end])
+            value = turn.text[key_end + 1 : end]
+            if self.newlines:
+                value = value.removeprefix("\n").removesuffix("\n")
+            values[key] = value
+            if text is not None:
+                is_text[key] = text
+            position = end + len(self.parameter_closes)
+        return RawCall(name, values=values, is_text=is_text)
+
+    def _parameter(self, header: str) -> tuple[str, bool | None]:
+        """Return a parameter's key, and whether it is said to be text."""
+        if self.typed_by and (match := re.search(rf'\s{self.typed_by}="(true|false)"\s*\Z', header)):
+            return header[: match.start()].strip().strip("\"'"), match.group(1) == "true"
+        return header.strip().strip("\"'"), None
+
+
+def key_value_pairs(turn: TurnText, span: Span) -> Sequence[RawCall]:
+    """Read `NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ...`."""
+    first = turn.find("<arg_key>", span.start)
+    name_end = first if 0 <= first < span.end else span.end
+    name = turn.text[span.start : name_end].strip()
+    if not name:
+        return [RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")]
+    values: dict[str, str] = {}
+    position = name_end
+    while 0 <= (start := turn.find("<arg_key>", position)) < span.end:
+        ends = [start + len("<arg_key>")]
+        for tag in ("</arg_key>", "<arg_value>", "</arg_value>"):
+            found = turn.find(tag, ends[-1])
+            if found < 0 or found >= span.end:
+                return [
+                    RawCall(
+                        name, status=CallStatus.BAD_ARGUMENTS, error=f"an argument of {name} has no {tag}"
+                    )
+                ]
+            ends += [found, found + len(tag)]
+        values[turn.text[ends[0] : ends[1]].strip()] = turn.text[ends[4] : ends[5]]
+        position = ends[6]
+    if "{" in name or "\n" in name.strip():
+        return [invalid("the call is not a name followed by <arg_key> and <arg_value>")]
+    return [RawCall(name, values=values)]
