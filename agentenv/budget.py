@@ -131,19 +131,25 @@ def fit_observation(
         The observation as cut and its ids, or None if not even its framing fits.
     """
     texts = observation.texts
-    ceiling = min((bound for bound in (room, max_output_tokens) if bound is not None), default=None)
+    limits = [_least(result.max_tokens, max_output_tokens) for result in observation.results]
+    ceiling = _least(room, *limits)
     if ceiling is None or sum(map(len, texts)) <= ceiling * _CHARS_PER_TOKEN:
         # No content has more tokens than the whole: usually one encoding settles everything.
         ids = render(observation)
         if ceiling is None or len(ids) <= ceiling:
             return observation, ids
-    if max_output_tokens is not None:
-        split = len(observation.results)
-        cut = [measure.trim(text, max_output_tokens) for text in texts[:split]]
-        observation = observation.with_texts([*cut, *texts[split:]])
+    cut = [
+        text if limit is None else measure.trim(text, limit)
+        for text, limit in zip(texts, limits, strict=False)
+    ]
+    observation = observation.with_texts([*cut, *texts[len(limits) :]])
     if room is None:
         return observation, render(observation)
     return _fit_context(observation, render, measure, room)
+
+
+def _least(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _fit_context(

@@ -191,7 +191,6 @@ class Episode:
             over_errors = self._record.parse_errors > limits.max_parse_errors
         step = StepResult()
         if runnable:
-            self._record.tool_calls += len(runnable)
             step = await self._advance(turn, [calls[place] for place in runnable])
             answers.update(zip(runnable, step.tool_results, strict=True))
         observation = Observation(tuple(answers[place] for place in range(len(calls))), step.messages)
@@ -219,7 +218,9 @@ class Episode:
         limits, context = self._limits, self._context
         context.turn = turn.index
         if limits.max_tool_calls is not None:
+            # As it stands before this turn's calls: a toolbox counts those itself.
             context.tool_calls_left = limits.max_tool_calls - self._record.tool_calls
+        self._record.tool_calls += len(calls)
         action = cast(
             "Message", {key: value for key, value in turn.reply.message.items() if key != "tool_calls"}
         )
