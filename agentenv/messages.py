@@ -147,6 +147,10 @@ class ToolResult:
     """The content was shortened to fit a limit."""
     full_chars: int | None = None
     """Length of the content before it was trimmed."""
+    repaired: bool = False
+    """The call's broken JSON was repaired, because the toolbox was asked to."""
+    max_tokens: int | None = None
+    """The tool's own limit on its output; of this and the run's limit the stricter holds."""
 
     @property
     def is_error(self) -> bool:
