@@ -59,7 +59,7 @@ def _lean(value: Any, *, skip: frozenset[str] = frozenset()) -> _Json:
             continue
         item = getattr(value, field.name)
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        if item is None or type(item) is not type(default) or item != default:
+        if type(item) is not type(default) or item != default:
             out[field.name] = item
     return out
 

@@ -1,0 +1,95 @@
+"""The command line: `agentenv VERB`. Each verb is a module, imported when it is called.
+
+Rules: a wrong input is one line what, one line where, one line how to fix, and an exit code that is
+not 0; the traceback shows only under `--debug`. `agentenv --help` imports no verb.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+from agentenv.cli.errors import report_error
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter
+
+__all__ = ["app", "main"]
+
+VERBS = {
+    "list": "environments and tools that are installed",
+    "eval": "play tasks with a model and report what came out",
+}
+"""Verb and help line; the module is `agentenv.cli.<verb>`, with `_` behind Python's own words."""
+
+
+def _module_of(verb: str) -> str:
+    return f"agentenv.cli.{verb}_" if verb == "import" else f"agentenv.cli.{verb}"
+
+
+class _LazyGroup(TyperGroup):
+    """Knows every verb's name and help without importing any."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        if cmd_name not in VERBS:
+            return None
+        app: typer.Typer = import_module(_module_of(cmd_name)).app
+        command: Any = typer.main.get_command(app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+app = typer.Typer(
+    name="agentenv",
+    cls=_LazyGroup,
+    help="Tools, environments and aligned rollouts for language-model agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from agentenv import __version__
+
+        typer.echo(f"agentenv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks; may stand anywhere."),
+) -> None:
+    """Tools, environments and aligned rollouts for language-model agents."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit; the entry point of the `agentenv` script."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        app(words)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        sys.exit(report_error(error, words))

@@ -1,0 +1,68 @@
+"""How an error looks on the command line: what, where, and how to fix it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from agentenv.errors import (
+    AgentEnvError,
+    DependencyMissing,
+    EngineError,
+    ModelNotFound,
+    SandboxError,
+    StoreError,
+    TaskError,
+    UnknownEnvironment,
+    UsageError,
+)
+
+__all__ = ["report_error"]
+
+_FIXES: tuple[tuple[type[AgentEnvError], str], ...] = (
+    (UnknownEnvironment, "run `agentenv list` to see what is installed, or give path/to/file.py"),
+    (DependencyMissing, "install what is named above, then run the same command again"),
+    (ModelNotFound, "give a directory with config.json and weights, a .gguf file, a URL, or `mock`"),
+    (TaskError, "correct the row or the field named above"),
+    (StoreError, "choose another place with --runs-dir, or free some space"),
+    (EngineError, "check that the model answers; `agentenv doctor` says what is reachable"),
+    (SandboxError, "run `agentenv sandbox` to see which isolation works here"),
+    (UsageError, "see --help of this command"),
+)
+
+
+def report_error(error: BaseException, words: list[str]) -> int:
+    """Print an error in three lines on stderr and return the exit code."""
+    command = "agentenv " + " ".join(words)
+    notes = list(getattr(error, "__notes__", ()))
+    if isinstance(error, AgentEnvError):
+        what, fix = _split(str(error))
+        where = "; ".join(notes) or command
+        fix = fix or next((text for kind, text in _FIXES if isinstance(error, kind)), "see --help")
+        code = 2 if isinstance(error, UsageError) else 1
+    else:
+        what = f"{type(error).__name__}: {error}"
+        where = "; ".join([*notes, _place(error)])
+        fix = "run it again with --debug for the traceback"
+        code = 1
+    for label, text in (("error", what), ("where", where), ("  fix", fix)):
+        sys.stderr.write(f"{label}: {_one_line(text)}\n")
+    return code
+
+
+def _split(message: str) -> tuple[str, str]:
+    """Return what was wrong and what to do; our messages have the remedy behind the last semicolon."""
+    what, semicolon, fix = message.rpartition("; ")
+    return (what, fix) if semicolon else (message, "")
+
+
+def _place(error: BaseException) -> str:
+    """Return file and line of the innermost frame that is not in an installed package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "unknown"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

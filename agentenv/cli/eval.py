@@ -1,0 +1,212 @@
+"""`agentenv eval`: play tasks with a model, watch it, and read what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import typer
+
+from agentenv.cli.options import JsonOption, ModelOption, RunsDirOption, SeedOption, SettingsOption
+from agentenv.config import build, parse_pairs, read_toml
+from agentenv.errors import UsageError
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def run(
+    envs: list[str] = typer.Argument(
+        None, metavar="ENV...", help="Ids, path/to/file.py, file.py:Class or module:Class."
+    ),
+    model: str = ModelOption,
+    num_tasks: int = typer.Option(20, "-n", "--tasks", help="Tasks of each environment; 0 for all."),
+    group_size: int = typer.Option(1, "-k", "--episodes", help="Episodes of each task."),
+    seed: int = SeedOption,
+    split: str = typer.Option("", "--split", help="Split of the tasks; the held-out one if there is one."),
+    settings: list[str] = SettingsOption,
+    config: str = typer.Option("", "--config", help="TOML file with the same settings."),
+    tokenizer: str = typer.Option(
+        "", "--tokenizer", help="Directory of the tokenizer, where it is not the model's."
+    ),
+    runs_dir: str = RunsDirOption,
+    resume: str = typer.Option("", "--resume", help="Go on with a stopped run; its settings hold."),
+    fail_under: float = typer.Option(None, "--fail-under", help="Exit with 1 if the mean reward is lower."),
+    as_json: bool = JsonOption,
+) -> None:
+    """Play tasks of environments with a model and report what came out.
+
+    Settings for -o are the limits (max_turns=4, concurrency=8), the sampling (temperature=0, top_p=0.9),
+    success_at, env.NAME for the environment and engine.NAME for the engine.
+    """
+    given: dict[str, Any] = {
+        "envs": tuple(envs or ()),
+        "model": model,
+        "num_tasks": num_tasks or None,
+        "group_size": group_size,
+        "seed": seed,
+        "split": split,
+        "tokenizer": tokenizer or None,
+    }
+    sources = [read_toml(config)] if config else []
+    code = _evaluate(
+        given, [*sources, parse_pairs(settings or [])], resume, runs_dir, fail_under, as_json=as_json
+    )
+    if code:
+        raise typer.Exit(code)
+
+
+def eval_config(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> Any:
+    """Return the `EvalConfig` of the command line: each setting goes where its name belongs.
+
+    Raises:
+        UsageError: A setting is unknown or does not fit.
+    """
+    from agentenv.engine.base import Sampling
+    from agentenv.evaluation import EvalConfig
+    from agentenv.limits import RunLimits
+
+    homes: dict[str, dict[str, Any]] = {"limits": {}, "sampling": {}, "env": {}, "engine": {}, "": {}}
+    limit_names = {field.name for field in fields(RunLimits)}
+    sampling_names = {field.name for field in fields(Sampling)}
+    for source in sources:
+        for name, value in source.items():
+            head, dot, rest = name.partition(".")
+            if isinstance(value, dict) and name in homes:
+                homes[name].update(value)
+            elif dot and head in homes:
+                homes[head][rest] = value
+            elif name in limit_names:
+                homes["limits"][name] = value
+            elif name in sampling_names:
+                homes["sampling"][name] = value
+            else:
+                homes[""][name] = value
+    known = {field.name for field in fields(EvalConfig)}
+    for name in homes[""]:
+        if name not in known:
+            near = _near(name, [*known, *limit_names, *sampling_names])
+            raise UsageError(f"unknown setting {name!r}; {near}")
+    return EvalConfig(
+        **{**given, **homes[""]},
+        limits=build(RunLimits, homes["limits"]),
+        sampling=build(Sampling, homes["sampling"]),
+        env_kwargs=homes["env"],
+        engine_options=homes["engine"],
+    )
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+
+
+def _evaluate(
+    given: dict[str, Any],
+    sources: Sequence[dict[str, Any]],
+    resume: str,
+    runs_dir: str,
+    fail_under: float | None,
+    *,
+    as_json: bool,
+) -> int:
+    from agentenv.evaluation import EvalConfig, Evaluation
+    from agentenv.registry import spec
+    from agentenv.store import RunStatus, RunWriter, find_run
+
+    if resume:
+        run = find_run(resume, runs_dir)
+        config = EvalConfig.from_record(run.info.config)
+        if given["envs"] and given["envs"] != config.envs:
+            raise UsageError(
+                f"run {run.id} is of {', '.join(config.envs)}; leave the environment out to resume it"
+            )
+        specs = [spec(name) for name in config.envs]
+        writer = RunWriter.resume(run.path)
+    else:
+        config = eval_config(given, sources)
+        specs = [spec(name) for name in config.envs]
+        _check_model(config)
+        name = specs[0].id if len(specs) == 1 else "several"
+        writer = RunWriter.create(
+            name,
+            root=runs_dir,
+            env_ids=tuple(one.id for one in specs),
+            model=config.model,
+            seed=config.seed,
+            config=config.record(),
+        )
+    from agentenv.cli.progress import EvalProgress
+
+    with writer:
+        progress = EvalProgress(quiet=as_json)
+        evaluation = Evaluation(config, writer=writer, specs=specs, on_episode=progress.episode)
+        progress.begin(evaluation, writer.id)
+        interrupted = False
+        try:
+            with progress:
+                result = asyncio.run(evaluation.play())
+        except KeyboardInterrupt:
+            interrupted = True
+            result = evaluation.result()
+        status = (
+            RunStatus.INTERRUPTED
+            if interrupted
+            else RunStatus.FAILED
+            if result.stopped
+            else RunStatus.FINISHED
+        )
+        writer.close(status, result.stopped)
+    return _show(result, evaluation, writer.id, fail_under, interrupted=interrupted, as_json=as_json)
+
+
+def _check_model(config: Any) -> None:
+    """Refuse a model that cannot be there before a run directory is made."""
+    from pathlib import Path
+
+    from agentenv.errors import ModelNotFound
+
+    kind, _, rest = config.model.partition(":")
+    if (
+        kind in {"hf", "vllm"}
+        and rest.startswith(("/", "./", "../", "~"))
+        and not Path(rest).expanduser().exists()
+    ):
+        raise ModelNotFound(
+            f"no model at {rest!r}; give a directory with config.json and weights, or a .gguf file"
+        )
+
+
+def _show(
+    result: Any, evaluation: Any, run_id: str, fail_under: float | None, *, interrupted: bool, as_json: bool
+) -> int:
+    from agentenv.cli.tables import print_report
+
+    report = result.report
+    mean = report.reward.mean if report.reward else None
+    low = fail_under is not None and (mean is None or mean < fail_under)
+    if as_json:
+        plain = {"run": run_id, "stopped": result.stopped, "interrupted": interrupted, **report.as_json()}
+        sys.stdout.write(json.dumps(plain) + "\n")
+    else:
+        print_report(report, evaluation=evaluation, run_id=run_id)
+        if interrupted:
+            print(
+                f" stopped: {report.num_episodes} of {evaluation.num_episodes} episodes are kept;"
+                f" go on with: agentenv eval --resume {run_id}"
+            )
+        if result.stopped:
+            print(f" stopped: {result.stopped}")
+        if low:
+            print(f" mean reward {mean if mean is None else round(mean, 4)} is under {fail_under}")
+    if interrupted:
+        return 130
+    return 1 if low or result.stopped or not report.num_scored else 0

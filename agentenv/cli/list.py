@@ -1,0 +1,70 @@
+"""`agentenv list`: what is installed, without importing it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import entry_points
+
+import typer
+
+from agentenv.cli.options import JsonOption
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def show(
+    words: list[str] = typer.Argument(None, metavar="WORD...", help="Show only what contains these words."),
+    load: bool = typer.Option(
+        False, "--load", help="Import each environment: descriptions, tasks, and what is broken."
+    ),
+    as_json: bool = JsonOption,
+) -> None:
+    """List the environments and tools that are installed."""
+    from agentenv.registry import registry
+
+    rows = [
+        {
+            "id": one.id,
+            "origin": one.origin,
+            "description": one.spec.description if one.spec else "",
+            "tasks": _num_tasks(one.spec) if load and one.spec else None,
+            "error": one.error,
+        }
+        for one in registry.listing(load=load)
+    ]
+    tools = [
+        {"name": point.name, "target": point.value, "origin": point.dist.name if point.dist else ""}
+        for point in entry_points(group="agentenv.tools")
+    ]
+    rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words or [])]
+    tools = [tool for tool in tools if all(word.lower() in str(tool).lower() for word in words or [])]
+    if as_json:
+        sys.stdout.write(json.dumps({"environments": rows, "tools": tools}) + "\n")
+        return
+    width = max((len(str(row["id"])) for row in rows), default=0)
+    print(f"environments ({len(rows)})")
+    for row in rows:
+        size = "" if row["tasks"] is None else f" · {row['tasks']} tasks"
+        text = f"cannot be loaded: {row['error']}" if row["error"] else f"{row['description']}{size}"
+        print(f"  {row['id']:<{width}}  {text or row['origin']}".rstrip())
+    print(f"tools ({len(tools)})")
+    for tool in sorted(tools, key=lambda one: one["name"]):
+        print(f"  {tool['name']:<{width}}  {tool['target']}")
+    if not rows and not words:
+        print("none are installed; write one in a file and run: agentenv eval path/to/file.py")
+
+
+def _num_tasks(spec: object) -> str:
+    from agentenv.registry import EnvSpec
+
+    if not isinstance(spec, EnvSpec):
+        return "?"
+    try:
+        tasks = spec.task_set()
+        return "endless" if tasks.endless else str(len(tasks))
+    except Exception as error:  # noqa: BLE001 - a list shows what is broken instead of breaking
+        return f"? ({type(error).__name__})"

@@ -1,0 +1,84 @@
+"""Live progress of an evaluation: one line that moves, errors as they first happen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Self
+
+from agentenv.store import EpisodeSummary
+
+__all__ = ["EvalProgress"]
+
+
+class EvalProgress:
+    """Counts episodes as they finish and shows them; quiet where a machine reads the output."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
+        self._seen: set[str] = set()
+        self._rewards = 0.0
+        self._scored = 0
+        self._failed = 0
+        self._tokens = 0
+        self._began = time.monotonic()
+
+    def begin(self, evaluation: Any, run_id: str) -> None:
+        """Print the head and make the bar."""
+        if self._quiet:
+            return
+        config = evaluation.config
+        sizes = " + ".join(str(len(tasks)) for tasks in evaluation.tasks)
+        names = ", ".join(one.id for one in evaluation.specs)
+        print(
+            f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
+            f" · {config.limits.concurrency} at once · seed {config.seed}   run {run_id}"
+        )
+        if evaluation.num_finished:
+            print(f" {evaluation.num_finished} episodes were finished earlier")
+        if not sys.stdout.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[facts]}"))
+        self._bar = Progress(*columns, console=Console(), transient=True)
+        self._task = self._bar.add_task(
+            "", total=evaluation.num_episodes, completed=evaluation.num_finished, facts=""
+        )
+
+    def episode(self, summary: EpisodeSummary) -> None:
+        """Count one finished episode."""
+        self._tokens += summary.sampled_tokens
+        if summary.scored:
+            self._scored += 1
+            self._rewards += summary.reward or 0.0
+        if summary.error:
+            self._failed += 1
+            if summary.error not in self._seen and len(self._seen) < 5:
+                self._seen.add(summary.error)
+                self._say(f" ✕ task {summary.task_id}: {summary.error}")
+        if self._bar is not None:
+            rate = self._tokens / max(1e-9, time.monotonic() - self._began)
+            mean = f"{self._rewards / self._scored:.3f}" if self._scored else "–"
+            facts = f"{rate:,.0f} tok/s  reward {mean}  err {self._failed}"
+            self._bar.update(self._task, advance=1, facts=facts)
+
+    def _say(self, text: str) -> None:
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

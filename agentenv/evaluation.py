@@ -1,0 +1,407 @@
+"""Evaluate: play tasks of environments with a model, keep every episode, report what came out.
+
+Rules:
+
+1. Every finished episode is written before it is counted; a stopped run goes on where it was, plays
+   no finished episode again, and ends with the results of an undisturbed run, because seeds come
+   from task and member.
+2. When the first episodes all fail alike the evaluation stops and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentenv._sync import run_sync
+from agentenv.config import build
+from agentenv.engine.base import ChatEngine, Engine, Sampling
+from agentenv.errors import UsageError
+from agentenv.limits import RunLimits
+from agentenv.registry import EnvSpec, spec
+from agentenv.report import EvalReport, report_on
+from agentenv.runner import Runner
+from agentenv.store import EpisodeKey, EpisodeSummary, Run, RunStatus, RunWriter, summarize
+from agentenv.store.vocabulary import vocabulary_of
+from agentenv.tasks import Task
+from agentenv.trajectory import Trajectory, TrajectoryGroup
+
+__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "open_model", "rollout"]
+
+_log = logging.getLogger(__name__)
+
+HELD_OUT = ("eval", "test", "validation", "val")
+"""Splits that are evaluated before the default one, where an environment has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """What an evaluation is told.
+
+    Raises:
+        UsageError: A number is out of range or no environment is named.
+    """
+
+    envs: tuple[str, ...]
+    """Ids, files or modules."""
+    model: str = "mock"
+    tokenizer: str | None = None
+    num_tasks: int | None = 20
+    """The first so many tasks of each environment; all of them when None."""
+    group_size: int = 1
+    """Episodes of each task."""
+    split: str = ""
+    """The held-out split, where there is one, if empty."""
+    seed: int = 0
+    success_at: float = 1.0
+    """Least reward that counts as a pass."""
+    stop_after_failures: int = 3
+    """Stop when this many first episodes all fail alike; 0 never stops."""
+    limits: RunLimits = field(default_factory=RunLimits)
+    sampling: Sampling = field(default_factory=Sampling)
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if not self.envs:
+            raise UsageError("name at least one environment, such as agentenv/Calculator-v0")
+        if self.group_size < 1:
+            raise UsageError(f"group_size must be at least 1, not {self.group_size}")
+        if self.num_tasks is not None and self.num_tasks < 1:
+            raise UsageError(f"num_tasks must be at least 1, not {self.num_tasks}")
+
+    def record(self) -> dict[str, Any]:
+        """Return the configuration as plain values, for `run.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> EvalConfig:
+        """Read what `record` gave.
+
+        Raises:
+            UsageError: It is not the configuration of an evaluation.
+        """
+        values = dict(record)
+        try:
+            values["envs"] = tuple(values["envs"])
+            values["limits"] = build(RunLimits, values.get("limits", {}))
+            values["sampling"] = build(Sampling, values.get("sampling", {}))
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"this run is no evaluation that can be resumed: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What came out: the report, and where the episodes are."""
+
+    report: EvalReport
+    summaries: tuple[EpisodeSummary, ...]
+    groups: tuple[TrajectoryGroup, ...] = ()
+    """The episodes themselves, when nothing was written to disk."""
+    run: Run | None = None
+    stopped: str = ""
+    """Why the evaluation ended early; empty if it did not."""
+
+
+class Evaluation:
+    """One evaluation, ready to be played.
+
+    Args:
+        config: what to play.
+        writer: keeps the episodes; without one they stay in memory.
+        on_episode: told of each episode as it finishes.
+    """
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        *,
+        writer: RunWriter | None = None,
+        on_episode: Callable[[EpisodeSummary], None] | None = None,
+        specs: Sequence[EnvSpec] = (),
+    ) -> None:
+        self.config = config
+        self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
+        self.tasks = [_tasks_of(one, config) for one in self.specs]
+        self._writer = writer
+        self._on_episode = on_episode
+        self._finished: set[EpisodeKey] = writer.finished if writer else set()
+        self._groups: list[TrajectoryGroup] = []
+        self._summaries: list[EpisodeSummary] = []
+        self._token_ids: set[int] = set()
+        self._first_errors: list[str] | None = (
+            [] if config.stop_after_failures and not self._finished else None
+        )
+        self.stopped = ""
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes in all, those finished earlier among them."""
+        return sum(map(len, self.tasks)) * self.config.group_size
+
+    @property
+    def num_finished(self) -> int:
+        """Episodes that an earlier, stopped run finished."""
+        return len(self._finished)
+
+    async def play(self) -> EvalResult:
+        """Play what is not finished yet and return the result.
+
+        Raises:
+            ModelNotFound, UsageError: The model cannot be loaded.
+            StoreError: An episode could not be written; those before it are kept.
+        """
+        if self._writer is not None:
+            self._writer.expect(self.num_episodes)
+        async with open_model(self.config) as (engine, tokenizer):
+            try:
+                await self._play_all(engine, tokenizer)
+            finally:
+                self._keep_vocabulary(tokenizer)
+        return self.result()
+
+    def result(self) -> EvalResult:
+        """Return the result of what is finished so far."""
+        tasks = [
+            (one.id, task.id) for one, found in zip(self.specs, self.tasks, strict=True) for task in found
+        ]
+        place = {key: number for number, key in enumerate(tasks)}
+        found = self._writer.summaries if self._writer else self._summaries
+        summaries = sorted(found, key=lambda one: (place.get(one.key[:2], len(place)), one.member))
+        groups = sorted(
+            self._groups, key=lambda group: place[group.trajectories[0].env_id, group.trajectories[0].task_id]
+        )
+        run = Run(self._writer.path) if self._writer else None
+        report = report_on(summaries, success_at=self.config.success_at)
+        return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
+
+    async def _play_all(self, engine: Engine | ChatEngine, tokenizer: Any) -> None:
+        renderer = None if tokenizer is None else _renderer(tokenizer)
+        config = self.config
+        for one, tasks in zip(self.specs, self.tasks, strict=True):
+            async with AsyncExitStack() as stack:
+                sandbox = await _sandbox(one, stack)
+                runner = Runner(
+                    engine,
+                    renderer,
+                    config.limits,
+                    sampling=config.sampling,
+                    run_seed=config.seed,
+                    sandbox=sandbox,
+                )
+                await self._play_env(runner, one, tasks)
+            if self.stopped:
+                return
+
+    async def _play_env(self, runner: Runner, one: EnvSpec, tasks: Sequence[Task]) -> None:
+        whole = range(self.config.group_size)
+        missing = {
+            task.id: [m for m in whole if self._key(one, task, m) not in self._finished] for task in tasks
+        }
+        fresh = [task for task in tasks if len(missing[task.id]) == len(whole)]
+        await self._play_members(
+            runner, one, [task for task in tasks if 0 < len(missing[task.id]) < len(whole)], missing
+        )
+        groups = runner.run_groups(
+            one,
+            fresh,
+            self.config.group_size,
+            env_kwargs=self.config.env_kwargs,
+            on_trajectory=self._take,
+        )
+        async with aclosing(groups):
+            async for group in groups:
+                if self._writer is None:
+                    self._groups.append(group)
+                if self.stopped:
+                    return
+
+    async def _play_members(
+        self, runner: Runner, one: EnvSpec, tasks: Sequence[Task], missing: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Play the members that a stopped run lacks of groups it had begun; seeds are those of the group."""
+        limits = self.config.limits.stricter(one.limits)
+        room = asyncio.Semaphore(self.config.limits.concurrency)
+
+        async def play(task: Task, member: int) -> None:
+            async with room:
+                trajectory = await runner.run_episode(
+                    one.make(**self.config.env_kwargs),
+                    task,
+                    env_id=one.id,
+                    group_id=f"{one.id}:{task.id}",
+                    member=member,
+                    limits=limits,
+                    user=one.user,
+                    done_policy=one.done_policy,
+                )
+            self._take(trajectory)
+
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                for member in missing[task.id]:
+                    group.create_task(play(task, member))
+
+    def _key(self, one: EnvSpec, task: Task, member: int) -> EpisodeKey:
+        return (one.id, task.id, f"{one.id}:{task.id}", member)
+
+    def _take(self, trajectory: Trajectory) -> None:
+        if self._writer is not None:
+            summary = self._writer.append(trajectory)
+            for sequence in trajectory.sequences:
+                for span in sequence.spans:
+                    self._token_ids.update(span.token_ids)
+        else:
+            summary = summarize(trajectory)
+            self._summaries.append(summary)
+        self._watch_first(summary)
+        if self._on_episode is not None:
+            self._on_episode(summary)
+
+    def _watch_first(self, summary: EpisodeSummary) -> None:
+        errors = self._first_errors
+        if errors is None:
+            return
+        if not summary.error or (errors and errors[0] != summary.error):
+            self._first_errors = None
+            return
+        errors.append(summary.error)
+        if len(errors) >= min(self.config.stop_after_failures, self.num_episodes):
+            self.stopped = f"the first {len(errors)} episodes all failed alike: {summary.error}"
+            self._first_errors = None
+
+    def _keep_vocabulary(self, tokenizer: Any) -> None:
+        if self._writer is None or tokenizer is None or not self._token_ids:
+            return
+        known = Run(self._writer.path).vocabulary()
+        self._writer.write_vocabulary(known | vocabulary_of(tokenizer.backend, self._token_ids))
+
+
+def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
+    tasks = one.task_set()
+    split = config.split or next((name for name in HELD_OUT if name in tasks.splits), "")
+    if split:
+        tasks = tasks.split(split)
+    if config.num_tasks is None:
+        if tasks.endless:
+            raise UsageError(f"{one.id} makes tasks without end; say how many with num_tasks (-n)")
+        return list(tasks)
+    return tasks.take(config.num_tasks)
+
+
+def _renderer(tokenizer: Any) -> Any:
+    return importlib.import_module("agentenv.render").Renderer(tokenizer)
+
+
+async def _sandbox(one: EnvSpec, stack: AsyncExitStack) -> Any:
+    if one.sandbox is None:
+        return None
+    return await stack.enter_async_context(importlib.import_module("agentenv.sandbox").create(one.sandbox))
+
+
+@asynccontextmanager
+async def open_model(config: EvalConfig) -> AsyncGenerator[tuple[Engine | ChatEngine, Any]]:
+    """Load the model of a configuration; it is closed when the block is left.
+
+    Raises:
+        ModelNotFound, UsageError, DependencyMissing: It cannot be loaded.
+    """
+    loaded = importlib.import_module("agentenv.engine").load_engine(
+        config.model, tokenizer=config.tokenizer, **config.engine_options
+    )
+    try:
+        yield loaded.engine, loaded.tokenizer
+    finally:
+        await loaded.engine.close()
+
+
+def evaluate(
+    env: str | EnvSpec | Sequence[str],
+    model: str = "mock",
+    *,
+    num_tasks: int | None = 20,
+    group_size: int = 1,
+    seed: int = 0,
+    limits: RunLimits | None = None,
+    sampling: Sampling | None = None,
+    runs_dir: str | Path | None = None,
+    **settings: Any,
+) -> EvalResult:
+    """Play tasks with a model and return the report.
+
+    Args:
+        env: an id, a file, a module or a specification; or several names.
+        model: an engine string; `mock` needs no model.
+        num_tasks: the first so many tasks; all when None.
+        group_size: episodes of each task.
+        seed: of the run; the same seed gives the same seeds to every episode.
+        limits: of each episode.
+        sampling: how completions are drawn.
+        runs_dir: directory to keep the run in; in memory only when None.
+        settings: further fields of `EvalConfig`.
+
+    Raises:
+        UsageError: Something named does not exist or is out of range.
+    """
+    names = (env.id if isinstance(env, EnvSpec) else env,) if isinstance(env, (str, EnvSpec)) else tuple(env)
+    config = EvalConfig(
+        envs=names,
+        model=model,
+        num_tasks=num_tasks,
+        group_size=group_size,
+        seed=seed,
+        limits=limits or RunLimits(),
+        sampling=sampling or Sampling(),
+        **settings,
+    )
+    specs = (env,) if isinstance(env, EnvSpec) else ()
+    if runs_dir is None:
+        return run_sync(Evaluation(config, specs=specs).play())
+    with RunWriter.create(
+        names[0],
+        root=runs_dir,
+        env_ids=tuple(one.id for one in specs) or names,
+        model=model,
+        seed=seed,
+        config=config.record(),
+    ) as writer:
+        result = run_sync(Evaluation(config, writer=writer, specs=specs).play())
+        writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
+        return result
+
+
+def rollout(
+    env: str | EnvSpec,
+    model: str = "mock",
+    *,
+    num_tasks: int = 1,
+    group_size: int = 1,
+    seed: int = 0,
+    limits: RunLimits | None = None,
+    sampling: Sampling | None = None,
+    **settings: Any,
+) -> list[TrajectoryGroup]:
+    """Play tasks with a model and return the trajectories, in groups and in the order of the tasks.
+
+    Takes what `evaluate` takes.
+    """
+    names = (env.id if isinstance(env, EnvSpec) else env,)
+    config = EvalConfig(
+        envs=names,
+        model=model,
+        num_tasks=num_tasks,
+        group_size=group_size,
+        seed=seed,
+        limits=limits or RunLimits(),
+        sampling=sampling or Sampling(),
+        stop_after_failures=0,
+        **settings,
+    )
+    return list(run_sync(Evaluation(config, specs=(env,) if isinstance(env, EnvSpec) else ()).play()).groups)

@@ -1,0 +1,62 @@
+"""The text of token ids, kept beside a run so that it can be read without its tokenizer.
+
+A token need not be whole characters, so its text is kept as bytes, one character (U+0000 to U+00FF)
+for each; a reader joins the bytes of neighbouring tokens before it decodes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+__all__ = ["token_bytes", "vocabulary_of"]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
+    """Return the bytes of each token id, as characters below U+0100.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+        token_ids: ids to look up; those the tokenizer lacks are left out.
+    """
+    added = {token_id: str(token.content) for token_id, token in backend.get_added_tokens_decoder().items()}
+    byte_level = "ByteLevel" in repr(backend.decoder)
+    found: dict[int, str] = {}
+    for token_id in set(token_ids):
+        piece = added.get(token_id)
+        if piece is not None:
+            found[token_id] = piece.encode().decode("latin-1")
+        elif (piece := backend.id_to_token(token_id)) is not None:
+            found[token_id] = token_bytes(piece, byte_level=byte_level).decode("latin-1")
+    return found
+
+
+def token_bytes(piece: str, *, byte_level: bool) -> bytes:
+    """Return the bytes that a vocabulary entry stands for.
+
+    Byte-level vocabularies (GPT-2's) write each byte as one printable character; SentencePiece ones
+    write a space as U+2581 and single bytes as `<0x0A>`.
+    """
+    if byte_level:
+        table = _byte_of_character()
+        if all(character in table for character in piece):
+            return bytes(table[character] for character in piece)
+        return piece.encode(errors="replace")
+    single = _BYTE_TOKEN.fullmatch(piece)
+    if single:
+        return bytes([int(single[1], 16)])
+    return piece.replace("▁", " ").encode(errors="replace")
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """Return GPT-2's table: printable Latin-1 bytes are themselves, the others follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
