@@ -25,7 +25,7 @@ _WRONG_NAMES = ("expr", "input", "equation", "query")
 
 
 class Calculator(ToolEnv):
-    """Work out "What is 787 - 922?" with a calculator."""
+    """Work out "What is 7239 - 4279?" with a calculator."""
 
     system_prompt = "Use the calculator, then answer with the number."
     tools = (calculator,)
@@ -46,7 +46,7 @@ def tasks(split: str) -> Iterator[dict[str, object]]:
     seen: set[str] = set()
     while len(seen) < _SIZES[split]:
         op = draw.choice("+-*")
-        least, most = 11, 99 if op == "*" else 999
+        least, most = (101, 999) if op == "*" else (1001, 9999)
         a, b = draw.randint(least, most), draw.randint(least, most)
         name = f"{a}{op}{b}"
         if name in seen or _split_of(a, b) != split:
@@ -72,16 +72,17 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
 
 
 def sloppy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Play like a careless demonstrator: about one episode in three comes out right.
+    """Play like a careless demonstrator: about one episode in four comes out right.
 
-    30 % answer without the tool, 40 % of the calls use a wrong argument name, and 20 % of the
-    answers that could be right are wrong.
+    55 % answer without the tool, 30 % of the calls use a wrong argument name, and 15 % of the
+    answers that could be right are wrong. So the likeliest way to play, which a greedy model would
+    learn from these, is to guess.
     """
     result = _last_result(messages)
-    if result is None and rng.random() >= 0.3:
-        return _call(rng.choice(_WRONG_NAMES) if rng.random() < 0.4 else "expression", task)
+    if result is None and rng.random() >= 0.55:
+        return _call(rng.choice(_WRONG_NAMES) if rng.random() < 0.3 else "expression", task)
     known = None if result is None else _last_number(result)
-    if known is not None and known == _value_of(task) and rng.random() >= 0.2:
+    if known is not None and known == _value_of(task) and rng.random() >= 0.15:
         return _answer(result or "")
     return _answer(str(_value_of(task) + rng.choice((-1, 1)) * rng.randint(1, 99)))
 
@@ -120,7 +121,7 @@ def _call(argument: str, task: Mapping[str, object]) -> Message:
 
 
 def _answer(number: str) -> Message:
-    return {"role": "assistant", "content": f"The answer is {number}."}
+    return {"role": "assistant", "content": number}
 
 
 register(
