@@ -16,7 +16,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import gymnasium
@@ -24,20 +24,22 @@ import gymnasium
 from agentenv import spaces
 from agentenv._sync import off_loop, run_sync
 from agentenv.context import Context
-from agentenv.errors import EnvironmentMisuse, TaskError, UsageError
+from agentenv.errors import EnvironmentMisuse
 from agentenv.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.observations import (
     Observation,
     action_message,
     answered,
     calls_of,
+    last_answer,
     messages_of,
     read_reset,
     read_step,
 )
 from agentenv.rewards import Reward, combine, outcome_of
+from agentenv.snapshots import Snapshot, put_back, take
 from agentenv.step import Outcome, ResetResult, StepResult
-from agentenv.tasks import Row, Task, TaskSet
+from agentenv.tasks import Row, TaskSet, task_from
 
 __all__ = ["Env", "Observation", "Snapshot"]
 
@@ -66,15 +68,6 @@ class _Episode:
     """What `finish` gave or raised; set once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A copy of an environment's state in mid-episode; opaque."""
-
-    owner: type[Env]
-    state: dict[str, object]
-    context: Context
-
-
 class Env(gymnasium.Env[Any, Any]):
     """An environment that a language model acts in.
 
@@ -101,7 +94,7 @@ class Env(gymnasium.Env[Any, Any]):
     env_id: str
     """Id of the specification that made the environment; else the class's name."""
 
-    def __new__(cls, *args: object, **kwargs: object) -> Env:  # noqa: D102, PYI034 - see class
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - `Any` lets __init__ type the call
         self = super().__new__(cls)
         self._episode = _Episode()
         self._rewards = ()
@@ -141,20 +134,20 @@ class Env(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; without `options["task"]` one is drawn by the seed."""
-        if self._is_inside():
+        if self.is_inside():
             # `super().reset(seed=seed)` of an author: the core has seeded already.
             return "", {}
         return self._gym_reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         """Answer one message of the model."""
-        if self._is_inside():
+        if self.is_inside():
             raise EnvironmentMisuse(f"{type(self).__name__} has no step() of its own to call")
         return self._gym_step(action)
 
     def close(self) -> Any:
         """Free what the environment holds; may be called twice."""
-        return None if self._is_inside() else self._gym_close()
+        return None if self.is_inside() else self._gym_close()
 
     def is_done(self) -> bool | Awaitable[bool]:
         """Say whether the task is over; asked after each step."""
@@ -186,40 +179,15 @@ class Env(gymnasium.Env[Any, Any]):
         Raises:
             UsageError: An attribute cannot be copied; the message names it.
         """
-        context = self._episode.context
-        saved = replace(context, state=copy.deepcopy(context.state), sandbox=None, draft=None)
-        kept: dict[str, object] = {}
-        memo: dict[int, object] = {id(context): saved}
-        for name, value in self.__dict__.items():
-            if name in _NOT_COPIED:
-                continue
-            try:
-                kept[name] = copy.deepcopy(value, memo)
-            except Exception as error:
-                raise UsageError(
-                    f"{type(self).__name__}.{name} cannot be copied ({type(error).__name__}: {error}); "
-                    "keep such things out of the instance, or override snapshot() and restore()"
-                ) from error
-        return Snapshot(type(self), kept, saved)
+        return take(self, self._episode.context, _NOT_COPIED)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot; it can be used any number of times.
 
-        The context stays the object that the runner handed over: only its state goes back.
-
         Raises:
             UsageError: The snapshot is of another class.
         """
-        if snapshot.owner is not type(self):
-            raise UsageError(f"this is a snapshot of {snapshot.owner.__name__}, not {type(self).__name__}")
-        live = self._episode.context
-        live.state = copy.deepcopy(snapshot.context.state)
-        live.task, live.seed, live.turn = snapshot.context.task, snapshot.context.seed, snapshot.context.turn
-        live.tool_calls_left = snapshot.context.tool_calls_left
-        fresh = copy.deepcopy(snapshot.state, {id(snapshot.context): live})
-        for name in [name for name in self.__dict__ if name not in _NOT_COPIED]:
-            del self.__dict__[name]
-        self.__dict__.update(fresh)
+        put_back(self, snapshot, self._episode.context, _NOT_COPIED)
 
     # The core: what the runner drives -----------------------------------------------------
 
@@ -325,7 +293,7 @@ class Env(gymnasium.Env[Any, Any]):
         record = context.draft() if context.draft is not None else None
         messages = list(episode.messages if record is None else record.messages)
         offered: dict[str, object] = {
-            "answer": _last_answer(messages) if record is None else record.answer,
+            "answer": last_answer(messages) if record is None else record.answer,
             "messages": messages,
             "task": episode.task,
             "stop_reason": stop_reason,
@@ -348,7 +316,8 @@ class Env(gymnasium.Env[Any, Any]):
         finally:
             _inside.reset(token)
 
-    def _is_inside(self) -> bool:
+    def is_inside(self) -> bool:
+        """Return whether this instance's own code is running here, called by the core."""
         return id(self) in _inside.get()
 
     def _with_system_prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -368,7 +337,206 @@ class Env(gymnasium.Env[Any, Any]):
             context = Context()
         # Without a seed the episode still has one, drawn from the generator as it stands.
         context.seed = int(self.np_random.integers(2**63)) if seed is None else seed
-        task = self._task_from(given.pop("task", None), context.seed)
+        task = task_from(given.pop("task", None), self.tasks, context.seed)
+        observation, info = run_sync(self._begin(task, context.seed, context, given))
+        return self._front_observation(observation, first=True), info
+
+    def _gym_step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
+        return run_sync(self._step_and_finish(action_message(action)))
+
+    def _gym_close(self) -> None:
+        run_sync(self.shutdown())
+
+    async def _step_and_finish(self, action: Message) -> tuple[object, float, bool, bool, dict[str, object]]:
+        result, observation = await self._advance(action)
+        reason = await self._stop_reason(action, result)
+        reward, info = result.reward, dict(result.info)
+        if reason:
+            outcome = await self.end(reason)
+            reward += outcome.reward or 0.0
+            info |= {"stop_reason": reason, "rewards": dict(outcome.rewards)}
+            if outcome.reward is None:
+                info["scorable"] = False
+        shown = self._front_observation(observation, first=False)
+        truncated = result.truncated and not result.terminated
+        return shown, reward, bool(reason) and not truncated, truncated, info
+
+    async def _stop_reason(self, action: Message, result: StepResult) -> str:
+        if result.terminated:
+            return "env_terminated"
+        if result.truncated:
+            return "env_truncated"
+        if await self.is_finished():
+            return "env_done"
+        return "final_answer" if self.ends_on_text and not action.get("tool_calls") else ""
+
+    def _front_observation(self, observation: object, *, first: bool) -> object:
+        """Return the author's observation; chat messages get the system prompt and fresh objects."""
+        if not isinstance(self.observation_space, spaces.Chat):
+            return observation
+        messages = messages_of(observation, where=type(self).__name__)
+        return copy.deepcopy(list(self._with_system_prompt(messages) if first else messages))
+
+
+_NOT_COPIED)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot; it can be used any number of times.
+
+        Raises:
+            UsageError: The snapshot is of another class.
+        """
+        put_back(self, snapshot, self._episode.context, _NOT_COPIED)
+
+    # The core: what the runner drives -----------------------------------------------------
+
+    async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
+        """Start an episode on a task; see `agentenv.step.EpisodeEnv`."""
+        gymnasium.Env.reset(self, seed=seed)
+        observation, info = await self._begin(task, seed, context, options=None)
+        first = messages_of(observation, where=f"{type(self).__name__}.reset()")
+        return ResetResult(self._with_system_prompt(first), info)
+
+    async def advance(self, action: Message) -> StepResult:
+        """Answer one assistant message; see `agentenv.step.EpisodeEnv`.
+
+        Raises:
+            EnvironmentMisuse: No episode is being played.
+        """
+        result, _ = await self._advance(action)
+        return result
+
+    async def is_finished(self) -> bool:
+        """Ask the author's `is_done`."""
+        if type(self).is_done is Env.is_done:
+            return False
+        return bool(await self._call(self.is_done))
+
+    async def end(self, stop_reason: str) -> Outcome:
+        """Score the episode; the author's `finish` runs once however often this is called.
+
+        Raises:
+            EnvironmentMisuse: No episode was begun.
+        """
+        episode = self._episode
+        if not episode.begun:
+            raise EnvironmentMisuse(f"{type(self).__name__}: end before an episode was begun")
+        episode.over = True
+        if episode.outcome is None:
+            # Set before the first await, so that a second caller never runs `finish` again.
+            episode.outcome = EnvironmentMisuse("the episode is being scored")
+            try:
+                episode.outcome = await self._score(str(stop_reason))
+            except BaseException as error:
+                episode.outcome = error
+                raise
+        if isinstance(episode.outcome, BaseException):
+            raise episode.outcome
+        return episode.outcome
+
+    async def shutdown(self) -> None:
+        """Close the environment; may be called twice, and without `begin`."""
+        if type(self).close is not Env.close:
+            await self._call(self.close)
+
+    # Inside -------------------------------------------------------------------------------
+
+    async def _begin(
+        self, task: Mapping[str, object], seed: int, context: Context, options: Mapping[str, object] | None
+    ) -> tuple[object, dict[str, object]]:
+        fresh = copy.deepcopy(dict(task))
+        context.task = fresh
+        label = task.id if isinstance(task, Row) else repr(fresh)
+        self._episode = _Episode(context=context, task=fresh, label=label)
+        where = f"{type(self).__name__}.reset()"
+        passed = {**(options or {}), "task": fresh}
+        observation, info = read_reset(await self._call(self.reset, seed=seed, options=passed), where=where)
+        first = messages_of(observation, where=where)
+        self._episode.messages.extend(self._with_system_prompt(first))
+        self._episode.begun = True
+        return observation, info
+
+    async def _advance(self, action: Message) -> tuple[StepResult, object]:
+        episode = self._episode
+        if not episode.begun:
+            raise EnvironmentMisuse(f"{type(self).__name__}: step before reset")
+        if episode.over:
+            raise EnvironmentMisuse(f"{type(self).__name__}: step after the end; call reset first")
+        episode.messages.append(action)
+        episode.results.clear()
+        episode.turn_reward = 0.0
+        where = f"{type(self).__name__}.step()"
+        as_text = self._wants_text or isinstance(self.action_space, spaces.Text)
+        given = text_of(action) if as_text else action
+        raw = read_step(await self._call(self.step, given), where=where)
+        result = answered(raw, calls_of(action), episode.results, where)
+        episode.messages.extend(one.to_message() for one in result.tool_results)
+        episode.messages.extend(result.messages)
+        if result.terminated or result.truncated:
+            episode.over = True
+        return result, raw[0]
+
+    async def _score(self, stop_reason: str) -> Outcome:
+        where = f"{type(self).__name__}.finish()"
+        own = outcome_of(await self._call(self.finish, stop_reason), where=where)
+        if not self._rewards:
+            return own
+        offered = self._offered(stop_reason)
+        parts = [(reward, await reward.score(offered, self._episode.task)) for reward in self._rewards]
+        return combine(own, parts)
+
+    def _offered(self, stop_reason: str) -> dict[str, object]:
+        """What a reward may ask for by name."""
+        episode = self._episode
+        context = episode.context
+        record = context.draft() if context.draft is not None else None
+        messages = list(episode.messages if record is None else record.messages)
+        offered: dict[str, object] = {
+            "answer": last_answer(messages) if record is None else record.answer,
+            "messages": messages,
+            "task": episode.task,
+            "stop_reason": stop_reason,
+            "env": self,
+            "state": context.state,
+            "context": context,
+            "seed": context.seed,
+            "sandbox": context.sandbox,
+        }
+        return offered if record is None else {**offered, "trajectory": record}
+
+    async def _call(self, method: Callable[..., object], *args: object, **kwargs: object) -> object:
+        """Call an author's method as it was written: asynchronous here, synchronous in a thread."""
+        token = _inside.set(_inside.get() | {id(self)})
+        try:
+            if inspect.iscoroutinefunction(inspect.unwrap(method)):
+                return await cast("Awaitable[object]", method(*args, **kwargs))
+            value = await off_loop(method, *args, **kwargs)
+            return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
+        finally:
+            _inside.reset(token)
+
+    def is_inside(self) -> bool:
+        """Return whether this instance's own code is running here, called by the core."""
+        return id(self) in _inside.get()
+
+    def _with_system_prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        if not self.system_prompt or (messages and messages[0]["role"] == "system"):
+            return messages
+        return ({"role": "system", "content": self.system_prompt}, *messages)
+
+    # Gymnasium's synchronous front --------------------------------------------------------
+
+    def _gym_reset(
+        self, *, seed: int | None = None, options: Mapping[str, object] | None = None
+    ) -> tuple[object, dict[str, object]]:
+        gymnasium.Env.reset(self, seed=seed)
+        given = dict(options or {})
+        context = given.pop("context", None)
+        if not isinstance(context, Context):
+            context = Context()
+        # Without a seed the episode still has one, drawn from the generator as it stands.
+        context.seed = int(self.np_random.integers(2**63)) if seed is None else seed
+        task = task_from(given.pop("task", None), self.tasks, context.seed)
         observation, info = run_sync(self._begin(task, context.seed, context, given))
         return self._front_observation(observation, first=True), info
 
@@ -431,7 +599,7 @@ def _front(author: Callable[..., Any], core: str) -> Callable[..., Any]:
 
     @functools.wraps(author)
     def front(self: Env, *args: Any, **kwargs: Any) -> Any:
-        return author(self, *args, **kwargs) if self._is_inside() else getattr(self, core)(*args, **kwargs)
+        return author(self, *args, **kwargs) if self.is_inside() else getattr(self, core)(*args, **kwargs)
 
     return front
 
@@ -440,10 +608,3 @@ def _declares_text(step: Callable[..., object]) -> bool:
     """Return whether a `step` annotates its action as `str`."""
     parameters = list(inspect.signature(step).parameters.values())[1:]
     return bool(parameters) and parameters[0].annotation in {str, "str"}
-
-
-def _last_answer(messages: Sequence[Message]) -> str:
-    for message in reversed(messages):
-        if message["role"] == "assistant":
-            return text_of(message)
-    return ""

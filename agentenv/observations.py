@@ -15,8 +15,9 @@ from agentenv.step import StepResult
 __all__ = [
     "Observation",
     "action_message",
-    "action_text",
+    "answered",
     "calls_of",
+    "last_answer",
     "messages_of",
     "read_reset",
     "read_step",
@@ -39,14 +40,17 @@ def action_message(action: object) -> Message:
     raise EnvironmentMisuse(f"an action is text or an assistant message, not {action!r:.200}")
 
 
-def action_text(action: Message) -> str:
-    """Return the text of an action."""
-    return text_of(action)
-
-
 def calls_of(action: Message) -> tuple[ToolCall, ...]:
     """Return the tool calls of an assistant message."""
     return tuple(ToolCall.from_message(call) for call in action.get("tool_calls", []))
+
+
+def last_answer(messages: Sequence[Message]) -> str:
+    """Return the text of the last assistant message; empty if there is none."""
+    for message in reversed(messages):
+        if message["role"] == "assistant":
+            return text_of(message)
+    return ""
 
 
 def messages_of(observation: object, *, where: str) -> tuple[Message, ...]:

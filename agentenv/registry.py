@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from agentenv.envspec import DonePolicy, EnvSpec
@@ -108,6 +109,11 @@ class Registry(Mapping[str, EnvSpec]):
 
     def __repr__(self) -> str:
         return f"Registry({', '.join(self)})"
+
+    @property
+    def loaded(self) -> Mapping[str, EnvSpec]:
+        """The specifications that are there without importing anything more."""
+        return MappingProxyType(self._specs)
 
     def listing(self, *, load: bool = False) -> list[Listing]:
         """List every environment by id; nothing is imported unless `load` is set."""
@@ -239,7 +245,7 @@ def spec(id: str | EnvSpec) -> EnvSpec:
     if id in registry:
         return registry[id]
     if id.startswith("gymnasium:"):
-        adapter = importlib.import_module("agentenv.adapters.gymnasium")
+        adapter = importlib.import_module("agentenv.adapters.gym")
         return adapter.gymnasium_spec(id.removeprefix("gymnasium:"))
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
@@ -262,7 +268,7 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
 
 def _is_reload(entry: EnvSpec) -> bool:
     """A class defined anew under the same name and module (a notebook cell, a reload) replaces itself."""
-    taken = registry._specs.get(entry.id)  # noqa: SLF001 - our own
+    taken = registry.loaded.get(entry.id)
     return taken is not None and taken.entry_point == entry.entry_point
 
 
@@ -279,7 +285,7 @@ def _import(module: str, id: str) -> str:
 
 def _choose(module: str, attribute: str, id: str) -> EnvSpec:
     """Return the one specification that a loaded module offers under `attribute`, or at all."""
-    registered = [entry for entry in registry._specs.values() if entry.module == module]  # noqa: SLF001 - our own
+    registered = [entry for entry in registry.loaded.values() if entry.module == module]
     if not attribute:
         if len(registered) == 1:
             return registered[0]

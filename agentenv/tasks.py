@@ -30,7 +30,7 @@ from agentenv.filling import did_you_mean, wanted_by
 from agentenv.messages import JsonValue
 from agentenv.seeding import derive_seed
 
-__all__ = ["Row", "Task", "TaskSet", "TaskSource"]
+__all__ = ["Row", "Task", "TaskSet", "TaskSource", "task_from"]
 
 TaskSource: TypeAlias = object
 """What `TaskSet.of` takes; see the module's text."""
@@ -241,6 +241,21 @@ class TaskSet:
     def __repr__(self) -> str:
         size = "not read" if self._rows is None else str(len(self._rows))
         return f"TaskSet(split={self._chosen!r}, tasks={size}, splits={list(self._sources)})"
+
+
+def task_from(given: object, source: TaskSource | None, seed: int) -> Mapping[str, object]:
+    """Return the fields of the task that was given; without one, draw it from a source by seed.
+
+    Raises:
+        TaskError: What was given is no task.
+    """
+    if isinstance(given, Task):
+        return given.data
+    if isinstance(given, Mapping):
+        return cast("Mapping[str, object]", given)
+    if given is not None:
+        raise TaskError(f"options['task'] is {given!r:.200}; a task is a mapping of field to value")
+    return {} if source is None else TaskSet.of(source).sample(seed).data
 
 
 def _check(source: TaskSource, where: str) -> None:

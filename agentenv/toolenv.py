@@ -36,13 +36,15 @@ class ToolEnv(Env):
     tools: Sequence[Any] = ()
     """Functions or tools that this environment offers besides its own marked methods."""
 
-    def start(self, **fields: Any) -> Any:
+    # `*args: Any, **kwargs: Any` means to type checkers: a subclass may take what it likes.
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
         """Begin a task and return its first observation."""
         raise UsageError(
             f"{type(self).__name__} has no start(): write one that returns the first observation"
         )
 
-    def reward(self) -> Any:
+    def reward(self, *args: Any, **kwargs: Any) -> Any:
         """Score the finished episode; 0 unless the environment says otherwise."""
         return 0.0
 
@@ -74,6 +76,8 @@ class ToolEnv(Env):
 
     async def finish(self, stop_reason: str) -> Any:
         """Call `reward` with the arguments it names."""
+        if type(self).reward is ToolEnv.reward:
+            return 0.0
         arguments = arguments_for(self.reward, self._offered(stop_reason), self.task)
         return await self._call(self.reward, **arguments)
 
@@ -113,7 +117,9 @@ class ToolEnv(Env):
         return arguments_for(self.start, offered, task)
 
     def _refuse_unknown_fields(self, where: str) -> None:
-        readers = [self.start, self.reward, *(reward.function for reward in self._rewards)]
+        readers = [self.start, *(reward.function for reward in self._rewards)]
+        if type(self).reward is not ToolEnv.reward:
+            readers.append(self.reward)
         known: set[str] = {"id"}
         for reader in readers:
             wanted = wanted_by(reader)

@@ -2,7 +2,7 @@
 
 | module | what it adapts |
 |---|---|
-| `gymnasium` | Gymnasium environments with text, or with few actions and a readable state |
+| `gym` | Gymnasium environments with text, or with few actions and a readable state |
 | `trl` | classes with `reset` and tool methods: TRL's `environment_factory` shape |
 """
 
@@ -27,7 +27,7 @@ def adapt(made: Any, *, where: str) -> Env:
     import gymnasium
 
     if isinstance(made, gymnasium.Env):
-        from agentenv.adapters.gymnasium import GymnasiumText
+        from agentenv.adapters.gym import GymnasiumText
 
         return GymnasiumText(made)
     if callable(getattr(made, "reset", None)) and not hasattr(made, "step"):

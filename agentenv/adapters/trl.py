@@ -8,7 +8,6 @@ The shape has no seeds and no end of its own: an episode ends with the model's f
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -98,6 +97,6 @@ def _taken_by(function: Callable[..., Any], fields: Mapping[str, Any]) -> dict[s
 
 
 async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    if asyncio.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     return await off_loop(function, **arguments)

@@ -72,7 +72,10 @@ class TextView(View):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env.unwrapped
 
-    rules = ""  # pyright: ignore[reportAssignmentType]
+    @property
+    def rules(self) -> str:
+        """Nothing: the environment speaks for itself."""
+        return ""
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         """Return the observation as it is."""

@@ -46,7 +46,7 @@ class GymnasiumText(Env):
         # Gymnasium's generators take any whole number from 0; its spaces do not take very long ones.
         observation, info = self.inner.reset(seed=None if own is None else int(str(own)) % 2**31)
         self.view.begin(self.inner)
-        return f"{self.view.rules}\n\n{self.view.describe(observation, info)}", {}
+        return f"{self.view.rules}\n\n{self.view.describe(observation, info)}".lstrip("\n"), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Play the action that the text names."""
