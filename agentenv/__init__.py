@@ -6,28 +6,92 @@ What the model sampled is exactly what the trainer sees. Names are loaded when f
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentenv.context import Context as Context
+    from agentenv.engine.base import Sampling as Sampling
+    from agentenv.engine.factory import load_engine as load_engine
+    from agentenv.env import Env as Env
+    from agentenv.envspec import EnvSpec as EnvSpec
+    from agentenv.errors import AgentEnvError as AgentEnvError
+    from agentenv.errors import ToolError as ToolError
+    from agentenv.limits import RunLimits as RunLimits
+    from agentenv.messages import Message as Message
+    from agentenv.messages import ToolCall as ToolCall
+    from agentenv.messages import ToolResult as ToolResult
+    from agentenv.registry import make as make
+    from agentenv.registry import register as register
+    from agentenv.registry import registry as registry
+    from agentenv.registry import spec as spec
+    from agentenv.render import Renderer as Renderer
+    from agentenv.runner import Runner as Runner
+    from agentenv.tasks import Task as Task
+    from agentenv.tasks import TaskSet as TaskSet
+    from agentenv.tool import Tool as Tool
+    from agentenv.tool import Toolbox as Toolbox
+    from agentenv.tool import tool as tool
+    from agentenv.toolenv import ToolEnv as ToolEnv
+    from agentenv.trajectory import SequenceBuilder as SequenceBuilder
+    from agentenv.trajectory import StopReason as StopReason
+    from agentenv.trajectory import TokenSequence as TokenSequence
+    from agentenv.trajectory import TokenSpan as TokenSpan
+    from agentenv.trajectory import Trajectory as Trajectory
+    from agentenv.trajectory import TrajectoryGroup as TrajectoryGroup
+    from agentenv.trajectory import Turn as Turn
+    from agentenv.users import User as User
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AgentEnvError": "errors",
     "Context": "context",
+    "Env": "env",
+    "EnvSpec": "envspec",
     "Message": "messages",
+    "Renderer": "render",
     "RunLimits": "limits",
+    "Runner": "runner",
+    "Sampling": "engine.base",
     "SequenceBuilder": "trajectory",
     "StopReason": "trajectory",
+    "Task": "tasks",
+    "TaskSet": "tasks",
     "TokenSequence": "trajectory",
     "TokenSpan": "trajectory",
+    "Tool": "tool",
     "ToolCall": "messages",
+    "ToolEnv": "toolenv",
     "ToolError": "errors",
     "ToolResult": "messages",
+    "Toolbox": "tool",
     "Trajectory": "trajectory",
     "TrajectoryGroup": "trajectory",
     "Turn": "trajectory",
+    "User": "users",
+    "load_engine": "engine.factory",
+    "make": "registry",
+    "register": "registry",
+    "registry": "registry",
+    "spec": "registry",
+    "tool": "tool",
 }
 
 __all__ = sorted([*_HOME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+class _Package(ModuleType):
+    """Keeps `agentenv.tool` the decorator, also after the submodule of that name was imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

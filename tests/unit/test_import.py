@@ -34,3 +34,15 @@ def test_an_unknown_name_is_an_attribute_error():
         assert "no_such_name" in str(error)
     else:
         raise AssertionError("an unknown name must raise")
+
+
+def test_a_public_name_stays_what_it_is_when_its_submodule_is_imported():
+    code = (
+        "import agentenv.tool, agentenv.registry, agentenv as ae\n"
+        "from agentenv import tool\n"
+        "print(callable(ae.tool), ae.tool is tool, 'agentenv/Calculator-v0' in ae.registry)"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.split() == ["True", "True", "True"]

