@@ -15,7 +15,8 @@ batch (`agentenv.train.weighting`), so micro-batches, packing and ranks cannot c
     trainer.resume("runs/x/checkpoints/step-20")        # bit-equal on CPU
 
 `GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, envs=None, tasks=None,
-eval_tasks=None, limits=None, advantage_fn=None, loss_fn=None, on_metrics=None)`:
+eval_tasks=None, limits=None, advantage_fn=None, loss_fn=None, on_metrics=None,
+on_trajectory=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
 - `tokenizer`: a `ChatTokenizer`; loaded from the model's path when None. Only playing needs it.
@@ -24,8 +25,9 @@ eval_tasks=None, limits=None, advantage_fn=None, loss_fn=None, on_metrics=None)`
 - `tasks`, `eval_tasks`: task sets; those of the spec (splits "train" and "test") when None.
 - `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
 
-`demonstrate(spec, tasks, policy, renderer, limits=...)` plays a scripted policy through the runner
-and returns trajectories that `warmup` takes. `grpo_loss` and its parts are pure functions of tensors.
+`demonstrate(spec, tasks, policy, trainer.renderer, limits=..., seed=...)` plays a scripted policy
+(messages, task, random -> assistant message) through the runner and returns trajectories that
+`warmup` takes. `grpo_loss` and its parts are pure functions of tensors.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from importlib import import_module
 _HOME = {
     "GRPOConfig": "config",
     "GRPOTrainer": "grpo",
+    "DemonstrationPolicy": "sft",
+    "demonstrate": "sft",
     "LoraOptions": "config",
     "grpo_loss": "loss",
     "group_advantages": "advantage",

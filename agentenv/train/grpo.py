@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from random import Random
@@ -26,20 +26,23 @@ import torch
 
 from agentenv.errors import UsageError
 from agentenv.limits import RunLimits
+from agentenv.render import ChatTokenizer, Renderer
 from agentenv.seeding import derive_seed
 from agentenv.train.batch import AdvantageFn, Row, TrainBatch, build_batch, demonstration_rows
+from agentenv.train.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from agentenv.train.config import GRPOConfig
+from agentenv.train.loop import Rollouts, run_blocking, train
 from agentenv.train.loss import LossInputs
 from agentenv.train.metrics import Meter, episode_metrics
 from agentenv.train.optim import MasterOptimizer, learning_rate
-from agentenv.train.policy import Policy, load_model
+from agentenv.train.policy import Policy, load_model, load_tokenizer
 from agentenv.train.reference import Reference
+from agentenv.train.sync import copy_weights, shares_model
 from agentenv.train.update import accumulate, assign_weights, score_rows
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from agentenv.engine.base import Engine
-    from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["GRPOTrainer"]
 
@@ -68,6 +71,7 @@ class GRPOTrainer:
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> None:
         source = model if model is not None else config.model
         if isinstance(source, (str, Path)) and not str(source):
@@ -82,13 +86,18 @@ class GRPOTrainer:
         self.reference = Reference(self.policy) if config.beta else None
         self.tokenizer, self.engine, self.limits = tokenizer, engine, limits or RunLimits()
         self.envs, self.tasks, self.eval_tasks = envs, tasks, eval_tasks
-        self.advantage_fn, self.loss_fn, self.on_metrics = advantage_fn, loss_fn, on_metrics
+        self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
+        self.on_metrics, self.on_trajectory = on_metrics, on_trajectory
         self.steps_done = 0
         """Calls of `step` that were made, also those that had nothing to train on."""
         self.updates_done = 0
         """Optimiser steps applied by `step`."""
         self.weights_version = 0
+        self.cursors: dict[str, int] = {}
+        """Tasks taken so far, by environment."""
         self._optimizer: MasterOptimizer | None = None
+        self._rollouts: Rollouts | None = None
+        self._renderer: Renderer | None = None
 
     @property
     def model(self) -> Any:
@@ -180,6 +189,75 @@ class GRPOTrainer:
         options |= {"warmup_steps": warmup_steps, "lr_scheduler_type": lr_scheduler_type}
         return warm_up(self, demonstrations, on_metrics=on_metrics, **options)
 
+    def train(self) -> list[dict[str, float]]:
+        """Play, step, sync, evaluate and save until `max_steps`; return each step's metrics.
+
+        A resumed trainer goes on where its checkpoint was made. The last step's metrics hold the
+        evaluation on held-out tasks, if there are any.
+
+        Raises:
+            UsageError: There is no environment to play.
+        """
+        return run_blocking(train(self))
+
+    def evaluate(self) -> dict[str, float]:
+        """Play the held-out tasks greedily, each once.
+
+        Returns:
+            `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
+            `eval/reward`, `eval/tasks`; per environment if there are several.
+        """
+        return run_blocking(self.rollouts.evaluate())
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint: a plain Hugging Face directory with the trainer's state beside it."""
+        return save_checkpoint(self, Path(path))
+
+    def save_step(self) -> Path:
+        """Write `checkpoints/step-N` under `output_dir` and delete what is over the limit."""
+        directory = Path(self.config.output_dir) / "checkpoints"
+        path = self.save(directory / f"step-{self.steps_done}")
+        prune_checkpoints(directory, self.config.save_total_limit)
+        return path
+
+    def resume(self, path: str | Path) -> None:
+        """Go on from a checkpoint, bit-equal on CPU."""
+        with self._engine_held_still():
+            load_checkpoint(self, Path(path))
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """What plays the environments; made when first needed."""
+        if self._rollouts is None:
+            self._rollouts = Rollouts(self)
+        return self._rollouts
+
+    @property
+    def renderer(self) -> Renderer:
+        """Renderer of the model's chat; its tokenizer lies beside the model if none was given."""
+        if self._renderer is None:
+            self.tokenizer = self.tokenizer or load_tokenizer(self.model_name)
+            self._renderer = Renderer(self.tokenizer)
+        return self._renderer
+
+    def sampling_engine(self) -> Engine:
+        """Return the engine that plays; made on the trainer's own weights if none was given."""
+        if self.engine is None:
+            from agentenv.engine.transformers_engine import TransformersEngine
+
+            self.engine = TransformersEngine(self.model, name=f"hf:{self.model_name}", seed=self.config.seed)
+            self.engine.weights_updated(self.weights_version)
+        return self.engine
+
+    def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
+        """Return how many groups have a gradient."""
+        return len({row.group for row in self._batch(groups).rows})
+
+    def sync_engine(self) -> None:
+        """Bring the new weights to an engine that has a model of its own."""
+        if self.engine is not None and not shares_model(self.engine, self.model):
+            copy_weights(self.model, self.engine, self.weights_version)
+
     def _batch(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         return build_batch(
             groups,
@@ -212,12 +290,16 @@ class GRPOTrainer:
         loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn)
         with self._engine_held_still():
             norm = optimizer.step(rate)
-            if isfinite(norm):
-                self.weights_version += 1
+            self.weights_version += isfinite(norm)
         return loss, norm
 
-    def _engine_held_still(self) -> Any:
+    @contextmanager
+    def _engine_held_still(self) -> Iterator[None]:
         """Let no request run through weights that are half old and half new."""
-        updating = getattr(self.engine, "updating", None)
-        shares = getattr(self.engine, "model", None) is self.model
-        return updating() if updating is not None and shares else nullcontext()
+        if self.engine is None or not shares_model(self.engine, self.model):
+            yield
+            return
+        engine: Any = self.engine
+        with engine.updating():
+            yield
+        engine.weights_updated(self.weights_version)

@@ -7,7 +7,7 @@ gradients of a small batch against a plain padded step when the trainer starts.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,10 @@ from agentenv.train.config import GRPOConfig
 from agentenv.train.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.packing import CostModel, MicroBatch, pack_rows, pad_rows
 
-__all__ = ["Policy", "load_model"]
+if TYPE_CHECKING:
+    from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["Policy", "load_model", "load_tokenizer"]
 
 MAX_CHECK_PARAMETERS = 400_000_000
 """Up to this size a low-precision model is checked as a float32 copy; above it, as it is."""
@@ -36,6 +39,19 @@ def load_model(name: str, config: GRPOConfig) -> Any:
     wide = config.dtype == "float64"
     model = load(locate(name), dtype="float32" if wide else config.dtype, device=config.device)
     return model.double() if wide else model
+
+
+def load_tokenizer(name: str) -> ChatTokenizer:
+    """Load the tokenizer that lies beside a model.
+
+    Raises:
+        ModelNotFound: There is none.
+    """
+    from agentenv.engine.hf.load import locate
+    from agentenv.render.tokenizer import ChatTokenizer
+
+    files = locate(name)
+    return ChatTokenizer.load(files.path, gguf_file=files.gguf_file)
 
 
 class Policy:

@@ -7,14 +7,24 @@ warm-up raises their log-probability. Reinforcement learning then selects among 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from agentenv.context import Context
+from agentenv.engine.scripted import ScriptedEngine
+from agentenv.envspec import EnvSpec
 from agentenv.errors import UsageError
+from agentenv.limits import RunLimits
+from agentenv.messages import JsonValue, Message
+from agentenv.render import Renderer
+from agentenv.runner import Runner
 from agentenv.seeding import derive_seed
+from agentenv.step import EpisodeEnv, Outcome, ResetResult, StepResult
+from agentenv.tasks import Task
 from agentenv.train.batch import demonstration_rows
+from agentenv.train.loop import run_blocking
 from agentenv.train.metrics import Meter
 from agentenv.train.optim import MasterOptimizer, learning_rate
 from agentenv.trajectory import Trajectory
@@ -22,7 +32,87 @@ from agentenv.trajectory import Trajectory
 if TYPE_CHECKING:
     from agentenv.train.grpo import GRPOTrainer
 
-__all__ = ["warm_up"]
+__all__ = ["DemonstrationPolicy", "demonstrate", "warm_up"]
+
+DemonstrationPolicy: TypeAlias = Callable[[Sequence[Message], Mapping[str, object], Random], Message]
+"""Messages so far, the task's fields and random numbers of the episode: the next assistant message."""
+
+
+def demonstrate(
+    spec: EnvSpec,
+    tasks: Iterable[Task | Mapping[str, object]],
+    policy: DemonstrationPolicy,
+    renderer: Renderer,
+    *,
+    limits: RunLimits | None = None,
+    seed: int = 0,
+) -> list[Trajectory]:
+    """Let a scripted policy play each task once, through the runner, and return the trajectories.
+
+    Args:
+        spec: the environment.
+        tasks: what to show.
+        policy: writes the assistant's messages; its random numbers follow from seed and task.
+        renderer: of the model that will be trained.
+        limits: of the episodes.
+        seed: of the run.
+    """
+    return run_blocking(_demonstrate(spec, tasks, policy, renderer, limits or RunLimits(), seed))
+
+
+async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
+    spec: EnvSpec,
+    tasks: Iterable[Task | Mapping[str, object]],
+    policy: DemonstrationPolicy,
+    renderer: Renderer,
+    limits: RunLimits,
+    seed: int,
+) -> list[Trajectory]:
+    shown: list[Trajectory] = []
+    for number, task in enumerate(tasks):
+        env = _Watched(spec.make())
+        random = Random(derive_seed(seed, "demonstration", spec.id, number))
+
+        def play(_: object, env: _Watched = env, random: Random = random) -> Message:
+            return policy(env.messages, env.task, random)
+
+        runner = Runner(ScriptedEngine(play, tokenizer=renderer.tokenizer), renderer, limits, run_seed=seed)
+        shown.append(await runner.run_episode(env, task, env_id=spec.id, limits=spec.limits))
+    return shown
+
+
+class _Watched:
+    """An environment that keeps the messages it handed out, for the policy that plays it."""
+
+    def __init__(self, env: EpisodeEnv) -> None:
+        self._env = env
+        self.ends_on_text = env.ends_on_text
+        self.messages: list[Message] = []
+        self.task: Mapping[str, object] = {}
+
+    @property
+    def tool_schemas(self) -> Sequence[Mapping[str, JsonValue]]:
+        return self._env.tool_schemas
+
+    async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
+        reset = await self._env.begin(task, seed=seed, context=context)
+        self.task = task
+        self.messages = list(reset.messages)
+        return reset
+
+    async def advance(self, action: Message) -> StepResult:
+        step = await self._env.advance(action)
+        self.messages += [action, *(result.to_message() for result in step.tool_results), *step.messages]
+        return step
+
+    async def is_finished(self) -> bool:
+        return await self._env.is_finished()
+
+    async def end(self, stop_reason: str) -> Outcome:
+        return await self._env.end(stop_reason)
+
+    async def shutdown(self) -> None:
+        await self._env.shutdown()
 
 
 def warm_up(
