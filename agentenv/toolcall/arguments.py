@@ -19,7 +19,15 @@ from pydantic import BaseModel, ValidationError
 from agentenv.errors import DependencyMissing
 from agentenv.messages import ToolErrorKind
 
-__all__ = ["MAX_ARGUMENT_CHARS", "ArgumentError", "Parsed", "Validator", "parse_object", "read_arguments"]
+__all__ = [
+    "MAX_ARGUMENT_CHARS",
+    "ArgumentError",
+    "Arguments",
+    "Parsed",
+    "Validator",
+    "parse_object",
+    "read_arguments",
+]
 
 MAX_ARGUMENT_CHARS = 1_000_000
 """Longer arguments are refused unread: no model samples them, and reading them stalls the rest."""
@@ -100,10 +108,21 @@ def parse_object(text: str, *, repair: bool = False) -> Parsed:
     return Parsed(values, text, repaired)
 
 
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Arguments that fit a tool."""
+
+    model: BaseModel
+    """The validated values, as the function declares them."""
+    text: str
+    """The same arguments as JSON text."""
+    repaired: bool
+
+
 def read_arguments(
     validator: Validator, arguments: str | Mapping[str, object], *, repair: bool = False
-) -> tuple[BaseModel, bool]:
-    """Return the validated arguments, and whether their JSON had to be repaired.
+) -> Arguments:
+    """Return the validated arguments of a call.
 
     A null given for an argument that has a default and does not take null means the default, as
     strict mode writes arguments that are left out.
@@ -115,17 +134,27 @@ def read_arguments(
         parsed = parse_object(arguments, repair=repair)
         values, text, repaired = parsed.values, parsed.text, parsed.repaired
     else:
-        values, text, repaired = dict(arguments), None, False
+        values, text, repaired = dict(arguments), _text(arguments), False
     try:
-        return (validator.validate(values) if text is None else validator.validate_json(text)), repaired
+        model = validator.validate_json(text) if text else validator.validate(values)
     except ValidationError as error:
-        without_nulls = _drop_nulls(values, error)
-        if without_nulls is not None:
-            try:
-                return validator.validate(without_nulls), repaired
-            except ValidationError:
-                pass
+        pruned = _drop_nulls(values, error)
+        try:
+            if pruned is not None:
+                return Arguments(validator.validate(pruned), _text(pruned), repaired)
+        except ValidationError:
+            pass
         raise ArgumentError(ToolErrorKind.BAD_ARGUMENTS, _explain(error, values, validator.names)) from error
+    return Arguments(model, text, repaired)
+
+
+def _text(values: Mapping[str, object]) -> str:
+    """Return values as JSON text, or nothing where a caller in Python gave what JSON cannot say."""
+    try:
+        text = json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError):
+        return ""
+    return "" if _SURROGATE_ESCAPE.search(text) else text
 
 
 def _loads(text: str) -> Any:

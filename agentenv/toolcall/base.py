@@ -14,9 +14,10 @@ from agentenv.context import Context
 from agentenv.dialects import Dialect, Schema
 from agentenv.errors import ToolDefinitionError
 from agentenv.messages import ToolResult
-from agentenv.toolcall.arguments import ArgumentError, read_arguments
+from agentenv.toolcall.arguments import ArgumentError, Arguments, read_arguments
 from agentenv.toolcall.definition import Definition, ToolOptions
 from agentenv.toolcall.execute import Outcome, failure, run_async, run_sync
+from agentenv.toolcall.isolation import Place, run_isolated
 
 __all__ = ["Tool", "tool"]
 
@@ -187,16 +188,14 @@ class Tool(Generic[P, R]):
         context = context if context is not None else Context()
         repaired = False
         try:
-            values, repaired = read_arguments(definition.arguments, arguments, repair=repair_json)
-            args, kwargs = definition.arguments.bind(values, context)
+            given = read_arguments(definition.arguments, arguments, repair=repair_json)
+            repaired = given.repaired
         except ArgumentError as error:
             outcome = Outcome(f"bad arguments for {self.name}: {error.text}", error.kind)
         except Exception as error:  # noqa: BLE001 - a type's own validator is the author's code and may raise anything
             outcome = failure(error)
         else:
-            if self._receiver is not None:
-                args.insert(0, self._receiver)
-            outcome = await self._run(args, kwargs, context)
+            outcome = await self._run(given, context)
         return ToolResult(
             tool_call_id,
             self.name,
@@ -208,12 +207,17 @@ class Tool(Generic[P, R]):
             max_tokens=self.options.max_output_tokens,
         )
 
-    async def _run(self, args: list[Any], kwargs: dict[str, Any], context: Context) -> Outcome:
+    async def _run(self, given: Arguments, context: Context) -> Outcome:
         limits = [
             limit for limit in (self.options.timeout_s, context.limits.tool_timeout_s) if limit is not None
         ]
         limit_s = min(limits, default=None)
         function = self._definition.function
+        if self.options.isolated:
+            return await run_isolated(Place.of(function), given.text, limit_s, self.name)
+        args, kwargs = self._definition.arguments.bind(given.model, context)
+        if self._receiver is not None:
+            args.insert(0, self._receiver)
         if self._definition.signature.is_async:
             return await run_async(function, args, kwargs, limit_s)
         return await run_sync(function, args, kwargs, limit_s, self.name)

@@ -172,6 +172,10 @@ class Definition:
             signature = read_signature(
                 self.function, injected=(Context,), names=self.names, skip_first=self.binding is not None
             )
+            if self.options.isolated and any(parameter.injected for parameter in signature.parameters):
+                raise ToolDefinitionError(
+                    f"tool {self.name}: an isolated tool cannot take a Context, which lives in this process"
+                )
             arguments = ArgumentsModel(signature, self.names)
             self._reading = _Reading(
                 signature, arguments, json.dumps(arguments.json_schema(), ensure_ascii=False)
@@ -185,13 +189,6 @@ class Definition:
             raise ToolDefinitionError(
                 f"tool {self.name}: isolated=True needs a function of a module, which another process "
                 f"can import; {where or self.function!r} is not one"
-            )
-        signature = inspect.signature(self.function)
-        if any(
-            entry.annotation in {Context, "Context", "ae.Context"} for entry in signature.parameters.values()
-        ):
-            raise ToolDefinitionError(
-                f"tool {self.name}: an isolated tool cannot take a Context, which lives in this process"
             )
 
 

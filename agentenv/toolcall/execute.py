@@ -23,7 +23,7 @@ from agentenv.messages import ContentPart, ToolErrorKind
 from agentenv.toolcall.content import to_content
 from agentenv.toolcall.workers import default_pool
 
-__all__ = ["Outcome", "failure", "run_async", "run_sync", "timed_out"]
+__all__ = ["Outcome", "failure", "run_async", "run_sync", "timed_out", "wait_for"]
 
 _GRACE_S = 1.0
 """How long a cancelled coroutine may clean up before it is abandoned."""
@@ -73,7 +73,7 @@ async def run_async(
     """Run a coroutine function on the loop."""
     task = asyncio.create_task(_guarded(function, args, kwargs))
     try:
-        finished = await _wait(task, limit_s)
+        finished = await wait_for(task, limit_s)
     except asyncio.CancelledError:
         await _stop(task)
         raise
@@ -104,7 +104,7 @@ async def run_sync(
         return failure(error)
     remaining = limit_s
     try:
-        while not await _wait(job.future, remaining):
+        while not await wait_for(job.future, remaining):
             assert limit_s is not None
             used = 0.0 if job.started is None else time.monotonic() - job.started
             remaining = limit_s - used
@@ -150,7 +150,7 @@ def _converted(result: object) -> Outcome:
         return failure(error)
 
 
-async def _wait(future: asyncio.Future[Any], limit_s: float | None) -> bool:
+async def wait_for(future: asyncio.Future[Any], limit_s: float | None) -> bool:
     """Wait until the future is done, at most the limit; return False at the limit."""
     if limit_s is None:
         await asyncio.wait({future})
