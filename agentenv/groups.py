@@ -35,7 +35,6 @@ class GroupPolicy:
         UsageError: A number is out of range.
     """
 
-    size: int = 1
     on_failed: Literal["shrink", "refill"] = "shrink"
     """`refill` plays another member for each failed one; the failed ones stay in the group as data."""
     max_refills: int = 2
@@ -44,15 +43,23 @@ class GroupPolicy:
     """With fewer usable members the whole group is marked not trainable."""
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UsageError(f"group_size must be at least 1, not {self.size}")
         if self.on_failed not in {"shrink", "refill"}:
             raise UsageError(f"on_failed must be 'shrink' or 'refill', not {self.on_failed!r}")
-        if self.max_refills < 0 or not 0 <= self.min_usable <= self.size:
+        if self.max_refills < 0 or self.min_usable < 0:
             raise UsageError(
-                f"max_refills ({self.max_refills}) must be 0 or more and min_usable ({self.min_usable}) "
-                f"between 0 and the group's size ({self.size})"
+                f"max_refills and min_usable must be 0 or more, not {self.max_refills} and {self.min_usable}"
             )
+
+    def check(self, group_size: int) -> None:
+        """Check that groups of this size can be what the policy asks for.
+
+        Raises:
+            UsageError: They cannot.
+        """
+        if group_size < 1:
+            raise UsageError(f"group_size must be at least 1, not {group_size}")
+        if self.min_usable > group_size:
+            raise UsageError(f"min_usable is {self.min_usable}, but a group has only {group_size} members")
 
 
 @dataclass(slots=True)
@@ -84,12 +91,14 @@ class _Pump(Generic[_Job]):
         self,
         jobs: Iterator[_Job],
         play: Play[_Job],
+        group_size: int,
         policy: GroupPolicy,
         concurrency: int,
         on_trajectory: Callable[[Trajectory], None] | None,
     ) -> None:
         self._jobs = jobs
         self._play = play
+        self._group_size = group_size
         self._policy = policy
         self._concurrency = concurrency
         self._on_trajectory = on_trajectory
@@ -100,7 +109,7 @@ class _Pump(Generic[_Job]):
         self._ready: deque[TrajectoryGroup] = deque()
         self._changed = asyncio.Event()
         # Finished groups kept for a slow consumer: as many as could be in flight.
-        self._max_ready = max(2, concurrency // policy.size)
+        self._max_ready = max(2, concurrency // group_size)
 
     def fill(self) -> None:
         """Start episodes while there is room; an error of the task source ends the run."""
@@ -123,8 +132,8 @@ class _Pump(Generic[_Job]):
         if job is None:
             self._exhausted = True
             return False
-        group = _Group(job, self._policy.size)
-        self._waiting.extend((group, member) for member in range(self._policy.size))
+        group = _Group(job, self._group_size)
+        self._waiting.extend((group, member) for member in range(self._group_size))
         return True
 
     async def _one(self, group: _Group[_Job], member: int) -> None:
@@ -181,8 +190,9 @@ class _Pump(Generic[_Job]):
 async def play_groups(
     jobs: Iterable[_Job],
     play: Play[_Job],
-    policy: GroupPolicy,
     *,
+    group_size: int,
+    policy: GroupPolicy,
     concurrency: int,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> AsyncGenerator[TrajectoryGroup]:
@@ -191,11 +201,12 @@ async def play_groups(
     Args:
         jobs: what to play; taken lazily.
         play: plays one member; failures of an episode are in what it returns.
-        policy: group size, and what becomes of failed members.
+        group_size: members of a group.
+        policy: what becomes of failed members.
         concurrency: episodes in flight at once.
         on_trajectory: called with each episode at once, also of groups that are never completed.
     """
-    pump = _Pump(iter(jobs), play, policy, concurrency, on_trajectory)
+    pump = _Pump(iter(jobs), play, group_size, policy, concurrency, on_trajectory)
     try:
         while (group := await pump.take()) is not None:
             yield group

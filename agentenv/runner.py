@@ -211,10 +211,11 @@ class Runner:
             done_policy: in place of the spec's.
             score: adds a reward to the environment's own.
             env_kwargs: for `spec.make`.
-            policy: what becomes of failed members; its size is `group_size`.
+            policy: what becomes of failed members.
             on_trajectory: called with each episode as it finishes.
         """
-        policy = replace(policy or GroupPolicy(), size=group_size)
+        policy = policy or GroupPolicy()
+        policy.check(group_size)
         bounds = self.limits.stricter(spec.limits).stricter(limits)
         if spec.max_turns is not None:
             bounds = bounds.stricter(replace(bounds, max_turns=spec.max_turns))
@@ -249,7 +250,8 @@ class Runner:
         groups = play_groups(
             _jobs(tasks, spec.id, run_seed, round_index),
             play,
-            policy,
+            group_size=group_size,
+            policy=policy,
             concurrency=self.limits.concurrency,
             on_trajectory=on_trajectory,
         )

@@ -1,0 +1,506 @@
+"""Isolation: a failing episode is one record; the others go on, the books balance, all is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import time
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+
+from agentenv.engine import ScriptedEngine, ScriptedTurn
+from agentenv.env import Env
+from agentenv.errors import EngineUnavailable, SandboxCrashed, SandboxUnavailable
+from agentenv.groups import GroupPolicy
+from agentenv.limits import RunLimits
+from agentenv.registry import EnvSpec
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.tool import tool
+from agentenv.toolenv import ToolEnv
+from agentenv.trajectory import StopReason
+from agentenv.users import FunctionUser
+
+TOKENIZER = byte_tokenizer()
+RENDERER = Renderer(TOKENIZER)
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Faulty(ToolEnv):
+    """Breaks where its task says."""
+
+    closed: Counter[str] = Counter()
+    made = 0
+
+    def __init__(self) -> None:
+        Faulty.made += 1
+        self.where = ""
+
+    def start(self, where: str = "", number: int = 0) -> str:
+        self.where = where
+        if where == "start":
+            raise RuntimeError("reset broke")
+        return f"go {where} {number}"
+
+    @tool
+    def work(self) -> str:
+        "Work."
+        if self.where == "tool":
+            raise RuntimeError("tool broke")
+        if self.where == "sandbox":
+            raise SandboxCrashed("the sandbox is gone")
+        return "worked"
+
+    async def step(self, action):
+        if self.where == "env":
+            raise RuntimeError("step broke")
+        if self.where == "exit":
+            raise SystemExit(3)
+        if self.where == "cancel":
+            raise asyncio.CancelledError
+        return await super().step(action)
+
+    def reward(self) -> float:
+        if self.where == "reward":
+            raise RuntimeError("reward broke")
+        return 1.0
+
+    def close(self) -> None:
+        Faulty.closed[self.where] += 1
+        if self.where == "close":
+            raise RuntimeError("close broke")
+
+
+def script(request):
+    if "go engine" in request.prompt_text:
+        raise RuntimeError("engine broke")
+    return call("work") if request.turn == 0 else "done"
+
+
+class BrokenParser(Renderer):
+    def parse(self, token_ids):
+        if "parser" in self.decode(token_ids):
+            raise RuntimeError("parser broke")
+        return super().parse(token_ids)
+
+
+def spec_of(entry=Faulty, tasks=None, **options) -> EnvSpec:
+    return EnvSpec.of("test/Faulty-v0", entry, tasks=tasks or [{"where": ""}], **options)
+
+
+async def collect(runner, spec, tasks, **options):
+    return [group async for group in runner.run_groups(spec, tasks, **options)]
+
+
+WHERE = ["", "start", "tool", "env", "exit", "cancel", "reward", "engine", "sandbox", "close"]
+
+
+async def test_b9_one_failing_episode_leaves_the_others_alone_and_is_delivered_with_its_cause():
+    Faulty.closed.clear()
+    runner = Runner(ScriptedEngine(script, tokenizer=TOKENIZER), RENDERER, retries=0)
+
+    groups = await collect(runner, spec_of(), [{"where": where} for where in WHERE])
+
+    by_where = {group.trajectories[0].task["where"]: group.trajectories[0] for group in groups}
+    assert set(by_where) == set(WHERE)
+    boundaries = {where: one.error.boundary for where, one in by_where.items() if one.error}
+    assert boundaries == {
+        "start": "env",
+        "env": "env",
+        "exit": "env",
+        "cancel": "env",
+        "reward": "reward",
+        "engine": "engine",
+        "sandbox": "sandbox",
+    }
+    failed = {where: one.stop_reason for where, one in by_where.items() if one.error}
+    assert {where for where, reason in failed.items() if reason is StopReason.ABORTED} == {
+        "engine",
+        "sandbox",
+    }
+    assert (
+        "reset broke" in by_where["start"].error.traceback and by_where["start"].error.type == "RuntimeError"
+    )
+    for healthy in ("", "tool", "close"):
+        assert by_where[healthy].stop_reason is StopReason.FINAL_ANSWER and by_where[healthy].reward == 1.0
+    assert all(not by_where[where].trainable and by_where[where].reward is None for where in failed)
+    assert runner.ledger.submitted == len(WHERE) == sum(runner.ledger.outcomes.values())
+    assert all(Faulty.closed[where] == 1 for where in WHERE if where != "start")
+
+
+async def test_b9_a_parser_that_raises_fails_its_episode_only():
+    renderer = BrokenParser(TOKENIZER)
+    engine = ScriptedEngine(
+        lambda request: "parser" if "1" in request.prompt_text else "fine", tokenizer=TOKENIZER
+    )
+    runner = Runner(engine, renderer, retries=0)
+
+    records = [
+        group.trajectories[0] for group in await collect(runner, spec_of(), [{"number": 0}, {"number": 1}])
+    ]
+
+    fine, broken = sorted(records, key=lambda one: one.task["number"])
+    assert fine.stop_reason is StopReason.FINAL_ANSWER
+    assert broken.stop_reason is StopReason.ERROR and broken.error.boundary == "parser"
+
+
+async def test_b9_an_environment_that_cannot_be_made_is_an_error_of_each_episode():
+    def broken(**kwargs):
+        raise ValueError("no such world")
+
+    runner = Runner(ScriptedEngine(["a"], tokenizer=TOKENIZER), RENDERER)
+
+    (group,) = await collect(runner, spec_of(broken), [{}], group_size=3)
+
+    assert [one.error.message for one in group] == ["no such world"] * 3
+    assert runner.ledger.outcomes == {StopReason.ERROR: 3} and runner.ledger.balanced
+
+
+async def test_b10_b11_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usable():
+    def sometimes(request):
+        if "/2/" in request.session_id:
+            raise EngineUnavailable("gone")
+        return "done"
+
+    runner = Runner(ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, retries=0)
+
+    (group,) = await collect(runner, spec_of(), [{}], group_size=4)
+
+    assert [one.member for one in group] == [0, 1, 2, 3]
+    assert [one.member for one in group.usable] == [0, 1, 3]
+    assert group.outcomes == {StopReason.FINAL_ANSWER: 3, StopReason.ABORTED: 1}
+    assert len({one.seed for one in group}) == 1
+
+
+async def test_b10_a_failed_member_can_be_refilled_by_another():
+    def sometimes(request):
+        if "/2/" in request.session_id:
+            raise RuntimeError("gone")
+        return "done"
+
+    runner = Runner(ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, retries=0)
+
+    (group,) = await collect(
+        runner, spec_of(), [{}], group_size=4, policy=GroupPolicy(on_failed="refill", max_refills=1)
+    )
+
+    assert [one.member for one in group] == [0, 1, 2, 3, 4] and len(group.usable) == 4
+    assert runner.ledger.submitted == 5 and runner.ledger.balanced
+
+
+async def test_b11_a_group_below_its_minimum_is_marked_and_says_why():
+    def sometimes(request):
+        if "/0/" not in request.session_id:
+            raise RuntimeError("gone")
+        return "done"
+
+    runner = Runner(ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, retries=0)
+
+    (group,) = await collect(runner, spec_of(), [{}], group_size=3, policy=GroupPolicy(min_usable=2))
+
+    assert group.usable == () and "min_usable=2" in group.trajectories[0].untrainable_reason
+    assert group.trajectories[0].reward == 1.0
+
+
+async def test_b1_a_retry_is_equal_to_a_fresh_run():
+    tries = Counter()
+
+    def flaky(request):
+        tries[request.turn] += 1
+        if request.turn == 1 and tries[1] == 1:
+            return ScriptedTurn(token_ids=(104,), finish_reason="abort")
+        return call("work") if request.turn == 0 else "done"
+
+    def steady(request):
+        return call("work") if request.turn == 0 else "done"
+
+    runner = Runner(ScriptedEngine(flaky, tokenizer=TOKENIZER), RENDERER, retry_wait_s=0.001)
+    fresh = Runner(ScriptedEngine(steady, tokenizer=TOKENIZER), RENDERER)
+
+    ((retried,),) = await collect(runner, spec_of(), [{"number": 4}])
+    ((plain,),) = await collect(fresh, spec_of(), [{"number": 4}])
+
+    assert (retried.attempt, plain.attempt) == (1, 0) and runner.ledger.retried == 1
+    for name in (
+        "sequences",
+        "messages",
+        "stop_reason",
+        "reward",
+        "metrics",
+        "seed",
+        "error",
+        "untrainable_reason",
+    ):
+        assert getattr(retried, name) == getattr(plain, name), name
+    assert [turn.sampling for turn in retried.turns] == [turn.sampling for turn in plain.turns]
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (EngineUnavailable("503"), 4),
+        (ConnectionResetError("reset"), 4),
+        (SandboxUnavailable("no isolation"), 1),
+        (RuntimeError("400 bad request"), 1),
+    ],
+)
+async def test_c6_retries_are_bounded_and_only_for_what_may_pass(error, tries):
+    engine = ScriptedEngine([ScriptedTurn(error=error)], tokenizer=TOKENIZER, repeat_last=True)
+    runner = Runner(engine, RENDERER, retries=3, retry_wait_s=0.001)
+
+    ((record,),) = await collect(runner, spec_of(), [{}])
+
+    assert len(engine.requests) == tries and record.attempt == tries - 1
+    assert record.stop_reason is StopReason.ABORTED
+
+
+async def test_c6_a_stop_request_is_honoured_while_waiting_for_a_retry():
+    engine = ScriptedEngine(
+        [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
+    )
+    runner = Runner(engine, RENDERER, retries=50, retry_wait_s=60)
+    task = asyncio.create_task(collect(runner, spec_of(), [{}]))
+    while not runner.ledger.retried:
+        await asyncio.sleep(0)
+    began = time.perf_counter()
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert time.perf_counter() - began < 1
+    assert runner.ledger.cancelled == 1 and runner.ledger.balanced
+
+
+async def test_c14_a_reward_of_none_is_left_out_and_counted_nowhere():
+    class Maybe(Faulty):
+        def reward(self):
+            return None if self.context.episode_id.split("/")[-2:][0] == "1" else 1.0
+
+    runner = Runner(ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER)
+
+    (group,) = await collect(runner, spec_of(Maybe), [{}], group_size=3)
+
+    assert [one.reward for one in group].count(None) == 1 and len(group.usable) == 2
+
+
+async def test_d13_cancelling_closes_every_environment_and_keeps_what_is_finished():
+    Faulty.closed.clear()
+    Faulty.made = 0
+    gate = asyncio.Event()
+
+    def waiting(request):
+        return ScriptedTurn(text="done", gate=None if "go  0" in request.prompt_text else gate)
+
+    runner = Runner(ScriptedEngine(waiting, tokenizer=TOKENIZER), RENDERER, RunLimits(concurrency=4))
+    kept = []
+    task = asyncio.create_task(
+        collect(runner, spec_of(), [{"number": n} for n in range(9)], on_trajectory=kept.append)
+    )
+    while len(kept) < 1 or runner.ledger.in_flight < 4:
+        await asyncio.sleep(0)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert len(kept) == 1 and kept[0].stop_reason is StopReason.FINAL_ANSWER
+    assert sum(Faulty.closed.values()) == Faulty.made == 5
+    assert runner.ledger.cancelled == 4 and runner.ledger.in_flight == 0 and runner.ledger.balanced
+
+
+async def test_d13_leaving_the_loop_early_closes_what_is_running():
+    Faulty.closed.clear()
+    Faulty.made = 0
+    runner = Runner(
+        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER, RunLimits(concurrency=3)
+    )
+
+    async with aclosing(runner.run_groups(spec_of(), ({"number": n} for n in range(10**9)))) as groups:
+        async for _ in groups:
+            break
+
+    assert sum(Faulty.closed.values()) == Faulty.made and runner.ledger.in_flight == 0
+
+
+async def test_the_task_source_may_fail_and_says_so():
+    def rows():
+        yield {"number": 1}
+        raise ValueError("row 2 is broken")
+
+    runner = Runner(ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER)
+
+    with pytest.raises(ValueError, match="row 2 is broken"):
+        await collect(runner, spec_of(), rows())
+    assert runner.ledger.balanced and runner.ledger.in_flight == 0
+
+
+async def test_order_of_completion_changes_no_result():
+    async def at_pace(pace):
+        async def paced(request):
+            for _ in range(pace(request)):
+                await asyncio.sleep(0)
+            return call("work") if request.turn == 0 else f"done {request.sampling.seed}"
+
+        runner = Runner(
+            ScriptedEngine(paced, tokenizer=TOKENIZER), RENDERER, RunLimits(concurrency=5), run_seed=7
+        )
+        groups = await collect(runner, spec_of(), [{"number": n} for n in range(6)], group_size=3)
+        return {
+            group.group_id: [(one.sequences, one.messages, one.member) for one in group] for group in groups
+        }
+
+    one = await at_pace(lambda request: 0)
+    other = await at_pace(lambda request: hash(request.session_id) % 13)
+
+    assert one == other
+    assert len({record[0][0].spans[-1].token_ids for group in one.values() for record in group}) == 18
+
+
+async def test_a_task_met_again_is_another_group_and_sampled_anew():
+    seeds = []
+    engine = ScriptedEngine(
+        lambda request: seeds.append(request.sampling.seed) or "done", tokenizer=TOKENIZER
+    )
+    runner = Runner(engine, RENDERER)
+
+    groups = await collect(runner, spec_of(), [{"number": 1}, {"number": 1}])
+    again = await collect(runner, spec_of(), [{"number": 1}], round_index=1)
+
+    assert len({group.group_id for group in [*groups, *again]}) == 3
+    assert len(set(seeds)) == 3
+
+
+async def test_c16b_slow_hung_and_raising_resets_start_together():
+    class Slow(Env):
+        def reset(self, *, seed=None, options=None):
+            raise NotImplementedError
+
+        def step(self, action: str):
+            return "", 0.0, True, False, {}
+
+    class Mixed(Slow):
+        async def reset(self, *, seed=None, options=None):
+            number = options["task"]["number"]
+            if number == 3:
+                raise RuntimeError("no")
+            await (asyncio.Event().wait() if number == 5 else asyncio.sleep(0.2))
+            return "hi", {}
+
+    runner = Runner(
+        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
+        RENDERER,
+        RunLimits(env_timeout_s=0.6),
+    )
+    began = time.perf_counter()
+
+    groups = await collect(runner, spec_of(Mixed), [{"number": n} for n in range(16)])
+
+    assert time.perf_counter() - began < 1.6
+    records = {group.trajectories[0].task["number"]: group.trajectories[0] for group in groups}
+    assert records[3].stop_reason is StopReason.ERROR and records[3].error.type == "RuntimeError"
+    assert records[5].stop_reason is StopReason.ERROR and records[5].error.type == "TimeoutError"
+    assert sum(one.stop_reason is StopReason.ENV_TERMINATED for one in records.values()) == 14
+
+
+async def test_b8_blocking_tools_do_not_block_the_loop():
+    class Blocking(ToolEnv):
+        def start(self) -> str:
+            return "go"
+
+        @tool
+        def block(self) -> str:
+            "Block."
+            time.sleep(0.3)
+            return "blocked"
+
+    ticks = 0
+
+    async def count():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    counting = asyncio.create_task(count())
+    engine = ScriptedEngine([call("block"), "done"], tokenizer=TOKENIZER)
+    runner = Runner(engine, RENDERER, RunLimits(concurrency=8))
+    began = time.perf_counter()
+
+    groups = await collect(runner, spec_of(Blocking), [{"id": str(n)} for n in range(8)])
+
+    took = time.perf_counter() - began
+    counting.cancel()
+    assert len(groups) == 8 and took < 0.9
+    assert ticks > 0.5 * took / 0.012
+
+
+async def test_a_turn_that_takes_too_long_and_a_whole_episode_that_does_are_truncated():
+    gate = asyncio.Event()
+    engine = ScriptedEngine([call("work"), ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
+
+    by_turn = await Runner(engine, RENDERER, RunLimits(turn_timeout_s=0.1)).run_episode(Faulty(), {})
+    by_episode = await Runner(engine, RENDERER, RunLimits(episode_timeout_s=0.2)).run_episode(Faulty(), {})
+
+    for record in (by_turn, by_episode):
+        assert record.stop_reason is StopReason.DEADLINE and record.truncated and record.reward == 1.0
+        assert len(record.turns) == 1 and record.trainable
+
+
+async def test_an_environment_that_hangs_past_the_episode_s_deadline_is_the_deadline():
+    class Hanging(Faulty):
+        async def step(self, action):
+            await asyncio.Event().wait()
+
+    engine = ScriptedEngine([call("work")], tokenizer=TOKENIZER)
+    runner = Runner(engine, RENDERER, RunLimits(episode_timeout_s=0.2, env_timeout_s=5))
+
+    record = await runner.run_episode(Hanging(), {})
+
+    assert record.stop_reason is StopReason.DEADLINE
+
+
+async def test_a_user_s_broken_infrastructure_aborts_and_its_broken_code_is_an_error():
+    class Talk(Faulty):
+        ends_on_text = False
+
+    def down(messages, task):
+        raise EngineUnavailable("user model down")
+
+    def wrong(messages, task):
+        raise KeyError("oops")
+
+    engine = ScriptedEngine(["hi"], tokenizer=TOKENIZER, repeat_last=True)
+    runner = Runner(engine, RENDERER, retries=0)
+
+    aborted = await runner.run_episode(Talk(), {}, user=FunctionUser(down))
+    error = await runner.run_episode(Talk(), {}, user=FunctionUser(wrong))
+
+    assert (aborted.stop_reason, aborted.error.boundary) == (StopReason.ABORTED, "user")
+    assert (error.stop_reason, error.error.boundary) == (StopReason.ERROR, "user")
+
+
+async def test_c17_a_thousand_episodes_close_every_environment_and_leak_nothing():
+    Faulty.closed.clear()
+    Faulty.made = 0
+    runner = Runner(
+        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER, RunLimits(concurrency=200)
+    )
+    tasks_before = len(asyncio.all_tasks())
+
+    count = 0
+    async for group in runner.run_groups(spec_of(), ({"number": n} for n in range(1000))):
+        count += len(group)
+
+    gc.collect()
+    assert count == 1000 == sum(Faulty.closed.values()) == Faulty.made
+    assert len(asyncio.all_tasks()) == tasks_before
+    assert runner.ledger.outcomes == {StopReason.FINAL_ANSWER: 1000}
+    assert threading.active_count() < 300

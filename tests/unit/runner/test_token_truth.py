@@ -1,0 +1,272 @@
+"""Token truth: what was sampled or sent stays as it was, and reads as the template would write it."""
+
+from __future__ import annotations
+
+import json
+
+import jinja2.sandbox
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from agentenv.engine import ScriptedEngine
+from agentenv.engine.base import Completion
+from agentenv.errors import AlignmentError
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.runner import Runner
+from agentenv.tool import tool
+from agentenv.toolenv import ToolEnv
+from agentenv.trajectory import SequenceBuilder, StopReason, TokenSpan, Trajectory
+
+TOKENIZER = byte_tokenizer()
+RENDERER = Renderer(TOKENIZER)
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Echo(ToolEnv):
+    def start(self) -> str:
+        return "say it"
+
+    @tool
+    def echo(self, text: str) -> str:
+        "Say it back."
+        return text
+
+
+async def play(script, renderer=RENDERER, **options) -> tuple[Trajectory, list]:
+    engine = ScriptedEngine(script, tokenizer=renderer.tokenizer)
+    record = await Runner(engine, renderer, retries=0, **options).run_episode(Echo(), {})
+    return record, engine.requests
+
+
+def rendered(template: str, record: Trajectory) -> str:
+    """Render the whole conversation from its messages, by Jinja alone."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = json.dumps  # Jinja's own escapes HTML; transformers replaces it too
+    messages = json.loads(json.dumps(record.messages))
+    for message in messages:
+        for made in message.get("tool_calls", ()):
+            made["function"]["arguments"] = json.loads(made["function"]["arguments"])
+    return environment.from_string(template).render(
+        messages=messages, tools=record.tools, add_generation_prompt=False
+    )
+
+
+@pytest.mark.parametrize("results", [["hi"], ["", "é\n🙂", "<|im_end|>"[:5]], ["a"] * 5])
+async def test_a1_d1_tokens_read_as_the_template_writes_the_conversation(results):
+    script = [call("echo", text=text) for text in results] + ["done"]
+
+    record, _ = await play(script)
+
+    text = RENDERER.decode(record.sequences[0].token_ids)
+    assert text + "\n" == rendered(TOKENIZER.chat_template, record)
+    assert "<|im_end|>\n<|im_start|>user\n<tool_response>" in text
+
+
+async def test_a1_each_prompt_starts_with_the_one_before_and_what_was_sampled():
+    record, requests = await play([call("echo", text="a"), call("echo", text="b"), "done"])
+
+    ids = record.sequences[0].token_ids
+    for turn, request in zip(record.turns, requests, strict=True):
+        assert list(request.prompt_ids) == ids[: turn.start]
+    assert ids[-1] == 258 and record.sequences[0].loss_mask[-1]
+
+
+async def test_control_strings_of_a_tool_never_become_control_tokens():
+    record, _ = await play([call("echo", text="x<|im_end|>y"), "done"])
+
+    sequence = record.sequences[0]
+    env = [span for span in sequence.spans if span.source == "env"]
+    assert [list(span.token_ids).count(258) for span in env] == [1]
+
+
+def merging_tokenizer() -> ChatTokenizer:
+    """Bytes, and one merge that encoding always takes: `he` + `llo` is written `hello`."""
+    base = json.loads(byte_tokenizer().backend.to_str())
+    vocabulary = base["model"]["vocab"]
+    size = 300
+    merges = []
+    for left, right in [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]:
+        vocabulary[left + right] = size
+        size += 1
+        merges.append((left, right))
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    for token in base["added_tokens"]:
+        backend.add_tokens([AddedToken(token["content"], special=token["special"], normalized=False)])
+    return ChatTokenizer(
+        backend,
+        chat_template=TOKENIZER.chat_template,
+        special_tokens=TOKENIZER.special_tokens,
+        name="merging",
+    )
+
+
+async def test_c2_a_sample_that_encodes_otherwise_is_kept_as_sampled():
+    tokenizer = merging_tokenizer()
+    renderer = Renderer(tokenizer)
+    he, llo, hello = (tokenizer.token_id(part) for part in ("he", "llo", "hello"))
+    stop = renderer.stop_token_ids[0]
+    odd = [*tokenizer.encode('<tool_call>{"name": "echo", "arguments": {"text": "'), he, llo]
+    odd += [*tokenizer.encode('"}}</tool_call>'), stop]
+    assert tokenizer.encode("hello") == [hello]
+
+    record, requests = await play([odd, "done"], renderer)
+
+    first = record.turns[0]
+    assert record.sequences[0].token_ids[first.start : first.end] == odd
+    assert list(requests[1].prompt_ids[first.start : first.end]) == odd
+    assert tokenizer.encode(tokenizer.decode(odd)) != odd
+    assert first.tool_results[0].text == "hello"
+
+
+async def test_c15_a_template_that_drops_thinking_changes_nothing_that_was_sampled():
+    drops = TOKENIZER.chat_template.replace(
+        "if message.reasoning_content", "if message.reasoning_content and loop.last"
+    )
+    renderer = Renderer(TOKENIZER, chat_template=drops)
+    thinking = "<think>why not</think>" + call("echo", text="a")
+
+    record, requests = await play([thinking, "done"], renderer)
+
+    assert len(record.sequences) == 1
+    sampled = TOKENIZER.encode(thinking) + [258]
+    first = record.turns[0]
+    assert list(requests[1].prompt_ids[first.start : first.end]) == sampled
+    assert "<think>" not in rendered(drops, record)
+    assert "<think>why not</think>" in renderer.decode(record.sequences[0].token_ids)
+
+
+def test_b7_spans_refuse_logprobs_that_do_not_belong_and_say_which():
+    with pytest.raises(AlignmentError, match="model span needs"):
+        TokenSpan("model", (1, 2))
+    with pytest.raises(AlignmentError, match="env span must not have logprobs"):
+        TokenSpan("env", (1, 2), (-0.1, -0.1))
+    with pytest.raises(AlignmentError, match="2 sampled tokens but 1 logprobs"):
+        TokenSpan("model", (1, 2), (-0.1,))
+    builder = SequenceBuilder()
+    with pytest.raises(AlignmentError, match="turn 3: 2 sampled tokens but 3 logprobs"):
+        builder.append_completion((1, 2), (-0.1, -0.2, -0.3), ((0, 0, 2),), turn=3)
+    with pytest.raises(AlignmentError, match="do not cover 2 tokens"):
+        builder.append_completion((1, 2), (-0.1, -0.2), ((0, 0, 1),), turn=3)
+    assert len(builder) == 0 and builder.num_spans == 0
+
+
+class Raw(ScriptedEngine):
+    """Answers with completions as they are given, well-formed or not."""
+
+    def __init__(self, completions):
+        super().__init__([])
+        self.completions = completions
+
+    async def generate(self, prompt_ids, sampling, **request):
+        self.requests.append(tuple(prompt_ids))
+        return self.completions[len(self.requests) - 1]
+
+
+GOOD = tuple(TOKENIZER.encode(call("echo", text="a"))) + (258,)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        (),
+        (-0.1,),
+        (-0.1,) * 4,
+        (None, -0.1, -0.1),
+        (float("nan"), -0.1, -0.1),
+        (-0.1, 0.3, -0.1),
+        (-0.1, -0.1, float("-inf")),
+    ],
+    ids=["none", "fewer", "more", "first-missing", "nan", "positive", "infinite"],
+)
+async def test_b3_a6_d2_a_completion_without_exact_logprobs_aborts(logprobs):
+    first = Completion(GOOD, (-0.5,) * len(GOOD), "stop")
+    engine = Raw([first, Completion((104, 105, 258), logprobs, "stop")] * 3)
+    runner = Runner(engine, RENDERER, retries=2, retry_wait_s=0.001)
+
+    record = await runner.run_episode(Echo(), {})
+
+    assert record.stop_reason is StopReason.ABORTED and not record.trainable
+    assert record.error.boundary == "engine" and "logprob" in record.error.message
+    assert len(engine.requests) == 6 and runner.ledger.retried == 2
+    assert len(record.turns) == 1 and record.sequences[0].num_trained_tokens == len(GOOD)
+    assert record.reward is None
+
+
+async def test_d3_no_tokens_at_all_abort_and_are_never_the_prompt():
+    engine = Raw([Completion((), (), "stop")])
+
+    record = await Runner(engine, RENDERER, retries=0).run_episode(Echo(), {})
+
+    assert record.stop_reason is StopReason.ABORTED and record.turns == ()
+    assert record.num_sampled_tokens == 0 and not any(record.sequences[0].loss_mask)
+
+
+async def test_c11_only_a_stop_token_is_an_empty_answer_and_not_truncated():
+    record, _ = await play([[258]])
+
+    assert record.stop_reason is StopReason.FINAL_ANSWER and not record.truncated
+    assert record.answer == "" and record.num_sampled_tokens == 1
+
+
+async def test_c11_truncation_is_what_the_engine_says_and_not_what_the_last_token_is():
+    ids = (104, 105)
+    stopped = Raw([Completion(ids, (-0.1, -0.1), "stop")])
+    cut = Raw([Completion((104, 258), (-0.1, -0.1), "length")])
+
+    ended = await Runner(stopped, RENDERER, retries=0).run_episode(Echo(), {})
+    truncated = await Runner(cut, RENDERER, retries=0).run_episode(Echo(), {})
+
+    assert ended.stop_reason is StopReason.FINAL_ANSWER and not ended.truncated
+    assert truncated.stop_reason is StopReason.GENERATION_LENGTH
+
+
+async def test_b14_an_unknown_finish_reason_is_an_error_of_the_engine():
+    record = await Runner(
+        Raw([Completion((104,), (-0.1,), "content_filter")]), RENDERER, retries=0
+    ).run_episode(Echo(), {})
+
+    assert record.stop_reason is StopReason.ABORTED and "content_filter" in record.error.message
+
+
+async def test_b12_a_completion_across_a_weight_update_is_two_spans_with_their_versions():
+    ranges = ((3, 0, 10), (4, 10, len(GOOD)))
+    last = Completion((104, 258), (-0.1, -0.2), "stop", ((4, 0, 2),))
+    engine = Raw([Completion(GOOD, (-0.5,) * len(GOOD), "stop", ranges), last])
+
+    record = await Runner(engine, RENDERER, retries=0).run_episode(Echo(), {})
+
+    model = [
+        (span.turn, span.weights_version, len(span)) for span in record.sequences[0].spans if span.trained
+    ]
+    assert model == [(0, 3, 10), (0, 4, len(GOOD) - 10), (1, 4, 2)]
+    assert record.weights_versions == (3, 4)
+    assert record.turns[0].num_tokens == len(GOOD)
+
+
+async def test_tokens_of_another_model_are_recorded_and_never_trained():
+    other = Completion(GOOD, (), "stop", sampled_by_policy=False)
+    engine = Raw([other, Completion((104, 258), (-0.1, -0.2), "stop")])
+    alone = Raw([Completion((104, 258), (), "stop", sampled_by_policy=False)])
+
+    record = await Runner(engine, RENDERER, retries=0).run_episode(Echo(), {})
+    foreign = await Runner(alone, RENDERER, retries=0).run_episode(Echo(), {})
+
+    assert [span.source for span in record.sequences[0].spans] == ["prompt", "other", "env", "model"]
+    assert record.trainable and sum(record.sequences[0].loss_mask) == 2
+    assert not foreign.trainable and "policy" in foreign.untrainable_reason
+
+
+async def test_greedy_and_cut_sampling_are_not_trainable_and_say_why():
+    from agentenv.engine.base import Sampling
+
+    greedy, _ = await play(["a"], sampling=Sampling(temperature=0))
+    cut, _ = await play(["a"], sampling=Sampling(top_p=0.9))
+
+    assert "temperature 0" in greedy.untrainable_reason and "top_p" in cut.untrainable_reason
+    assert greedy.turns[0].sampling["temperature"] == 0

@@ -1,0 +1,233 @@
+"""Tool calls: every call gets exactly one answer, in order, and a broken one is told to the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from agentenv.engine import ScriptedEngine
+from agentenv.limits import RunLimits
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.tool import tool
+from agentenv.toolenv import ToolEnv
+from agentenv.trajectory import StopReason, Trajectory
+
+TOKENIZER = byte_tokenizer()
+RENDERER = Renderer(TOKENIZER)
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Tools(ToolEnv):
+    def start(self) -> str:
+        self.ran: list[str] = []
+        return "go"
+
+    @tool
+    async def slow(self, text: str) -> str:
+        "Answer later."
+        await asyncio.sleep(0.2)
+        self.ran.append("slow")
+        return f"slow {text}"
+
+    @tool
+    def fast(self, number: int) -> str:
+        "Answer at once."
+        self.ran.append("fast")
+        return f"fast {number + 1}"
+
+
+async def play(script, env=None, **limits) -> Trajectory:
+    engine = ScriptedEngine(script, tokenizer=TOKENIZER)
+    return await Runner(engine, RENDERER, RunLimits(**limits), retries=0).run_episode(env or Tools(), {})
+
+
+def tool_messages(record: Trajectory) -> list:
+    return [message for message in record.messages if message["role"] == "tool"]
+
+
+async def test_c1_a10_parallel_calls_are_answered_in_call_order_with_their_ids():
+    broken = '<tool_call>{"name": "fast", "arguments": {"number": 1}</tool_call>'
+    turn = call("slow", text="a") + call("fast", number=1) + call("nothing") + broken + call("slow", text="b")
+    began = time.perf_counter()
+
+    record = await play([turn, "done"])
+
+    took = time.perf_counter() - began
+    calls, results = record.turns[0].tool_calls, record.turns[0].tool_results
+    assert [one.tool_call_id for one in results] == [one.id for one in calls]
+    assert len({one.id for one in calls}) == 5
+    assert results[0].text == "slow a" and results[1].text == "fast 2" and results[4].text == "slow b"
+    assert results[2].error_kind == "unknown_tool" and results[3].error_kind == "invalid_json"
+    assert [one["tool_call_id"] for one in tool_messages(record)] == [one.id for one in calls]
+    assert took < 0.39, "the slow calls ran one after the other"
+    assert record.metrics["tool_calls"] == 3 and record.stop_reason is StopReason.FINAL_ANSWER
+
+
+@pytest.mark.parametrize("body", ["[1]", "5", "null", '{"name":["f"]}', '{"arguments":{}}', "not json", ""])
+async def test_a2_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(body):
+    record = await play([f"<tool_call>{body}</tool_call>", "sorry"])
+
+    assert record.stop_reason is StopReason.FINAL_ANSWER and record.answer == "sorry"
+    (message,) = tool_messages(record)
+    assert message["content"] and record.turns[0].tool_results[0].is_error
+    assert record.metrics["parse_errors"] == 1
+    assert message["content"] in RENDERER.decode(record.sequences[0].token_ids)
+
+
+async def test_a2_the_other_episode_of_the_batch_is_not_affected():
+    def script(request):
+        return "fine" if "bad" not in request.session_id else "<tool_call>[1]</tool_call>"
+
+    runner = Runner(ScriptedEngine(script, tokenizer=TOKENIZER), RENDERER, RunLimits(max_turns=3))
+    bad, good = await asyncio.gather(
+        runner.run_episode(Tools(), {}, group_id="bad"), runner.run_episode(Tools(), {}, group_id="good")
+    )
+
+    assert bad.stop_reason is StopReason.MAX_TURNS and good.stop_reason is StopReason.FINAL_ANSWER
+
+
+async def test_a5_the_message_names_the_problem_and_errors_are_limited():
+    broken = '<tool_call>{"name":"fast","arguments":{"number":1}</tool_call>'
+
+    record = await play([broken] * 20, max_parse_errors=2, max_turns=30)
+
+    assert record.stop_reason is StopReason.MAX_PARSE_ERRORS and record.truncated
+    assert len(record.turns) == 3 and record.metrics["parse_errors"] == 3
+    assert "JSON" in tool_messages(record)[0]["content"]
+    assert len(tool_messages(record)) == 3
+    assert record.sequences[0].loss_mask[-1], "what no one reads has no tokens"
+
+
+async def test_a7_calls_in_thinking_and_other_formats_are_not_executed():
+    env = Tools()
+    text = f"<think>{call('fast', number=1)}</think>Action: fast[1] <config><name>fast</name></config>"
+
+    record = await play([text], env)
+
+    assert env.ran == [] and record.stop_reason is StopReason.FINAL_ANSWER
+    assert tool_messages(record) == []
+
+
+async def test_c9_wrong_arguments_never_run_and_name_the_field():
+    env = Tools()
+    turn = call("fast", number="3") + call("fast", number="x") + call("fast") + call("fast", number=1, more=2)
+
+    record = await play([turn, "done"], env)
+
+    good, wrong, missing, extra = record.turns[0].tool_results
+    assert good.text == "fast 4"
+    assert all(one.error_kind == "bad_arguments" for one in (wrong, missing, extra))
+    assert "number" in wrong.text and "number" in missing.text and "more" in extra.text
+    assert env.ran == ["fast"]
+
+
+async def test_d4_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_run():
+    env = Tools()
+    turn = call("fast", number=1) + call("fast", number=2) + call("fast", number=3)
+
+    record = await play([turn, "done"], env, max_tool_calls=1)
+
+    first, second, third = record.turns[0].tool_results
+    assert first.text == "fast 2"
+    assert second.error_kind == third.error_kind == "not_run" and "limit of 1" in second.text
+    assert env.ran == ["fast"] and len(tool_messages(record)) == 3
+    assert record.stop_reason is StopReason.MAX_TOOL_CALLS and record.truncated
+
+
+async def test_d4_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
+    record = await play([call("fast", number=1) + call("fast", number=2), "done"], max_tool_calls=2)
+    none = await play([call("fast", number=1), "done"], max_tool_calls=0)
+
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert none.stop_reason is StopReason.MAX_TOOL_CALLS and len(none.turns) == 1
+
+
+async def test_b5_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand_in_it():
+    seen = []
+
+    class Stepping(Tools):
+        async def step(self, action):
+            seen.append(action)
+            return await super().step(action)
+
+    await play(["thinking aloud <tool_call>[1]</tool_call>", call("fast", number=1), "done"], Stepping())
+
+    assert [len(action.get("tool_calls", ())) for action in seen] == [1, 0]
+
+
+async def test_c10_values_that_are_no_text_reach_the_model_as_json():
+    class Odd(ToolEnv):
+        def start(self) -> str:
+            return "go"
+
+        @tool
+        def odd(self, kind: str) -> object:
+            "Return something odd."
+            return {
+                "dict": {"ok": True, "x": None},
+                "none": None,
+                "bool": True,
+                "nan": float("nan"),
+                "bytes": b"ab",
+            }[kind]
+
+    kinds = ["dict", "none", "bool", "nan", "bytes"]
+    record = await play(["".join(call("odd", kind=kind) for kind in kinds), "done"], Odd())
+
+    texts = [result.text for result in record.turns[0].tool_results]
+    assert json.loads(texts[0]) == {"ok": True, "x": None}
+    assert texts[2] == "true" and "None" not in texts[1]
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+
+
+async def test_a11_whatever_a_tool_does_the_process_and_the_episode_survive():
+    class Wild(ToolEnv):
+        def start(self) -> str:
+            return "go"
+
+        @tool
+        def leave(self) -> str:
+            "Leave."
+            raise SystemExit(3)
+
+        @tool
+        async def hang(self) -> str:
+            "Hang."
+            await asyncio.Event().wait()
+            return ""
+
+        @tool
+        def crash(self) -> str:
+            "Crash."
+            raise ZeroDivisionError("secret detail")
+
+    record = await play([call("leave") + call("hang") + call("crash"), "done"], Wild(), tool_timeout_s=0.2)
+
+    left, hung, crashed = record.turns[0].tool_results
+    assert left.is_error and hung.error_kind == "timeout" and crashed.error_kind == "exception"
+    assert "ZeroDivisionError" in crashed.detail
+    assert record.stop_reason is StopReason.FINAL_ANSWER and record.trainable
+
+
+async def test_context_knows_the_turn_and_the_calls_that_are_left():
+    seen = []
+
+    class Watching(Tools):
+        async def step(self, action):
+            seen.append((self.context.turn, self.context.tool_calls_left))
+            return await super().step(action)
+
+    await play(
+        [call("fast", number=1) * 1 + call("fast", number=2), call("fast", number=3), "x"],
+        Watching(),
+        max_tool_calls=4,
+    )
+
+    assert seen == [(0, 4), (1, 2), (2, 1)]
