@@ -19,7 +19,8 @@ __all__ = ["PREFILL_TOKENS", "ForwardCore"]
 
 PREFILL_TOKENS = 2048
 """Tokens of one prefill pass, padding included: bounds its memory and the wait of decoding rows."""
-CHECK_TOKENS = 24
+CHECK_TOKENS = 16
+CHECK_DECODED = 4
 LONGEST_CHECKED_WINDOW = 1024
 
 
@@ -121,7 +122,7 @@ class ForwardCore:
         windows = [window for window in self.windows.values() if window is not None]
         longest = max((window for window in windows if window <= LONGEST_CHECKED_WINDOW), default=0)
         ids = [(7 + 31 * index) % (self.config.vocab_size - 1) for index in range(CHECK_TOKENS + longest)]
-        prefilled = len(ids) - CHECK_TOKENS // 2
+        prefilled = len(ids) - CHECK_DECODED
         self.model.eval()
         with torch.no_grad():
             plain = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,9 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model = auto.from_pretrained(files.path, **options)
+        # The GGUF reader draws its own progress bar, which no switch turns off.
+        with redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
+            model = auto.from_pretrained(files.path, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ModelNotFound(

@@ -1,0 +1,95 @@
+"""Model strings: what they load, and one clear line where they cannot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agentenv.engine import ChatEngine, MockEngine, Sampling, ScriptedEngine, load_engine
+from agentenv.errors import ModelNotFound, UsageError
+
+
+def test_mock_needs_nothing():
+    loaded = load_engine("mock", seed=3)
+
+    assert isinstance(loaded.engine, MockEngine)
+    assert loaded.speaks_tokens
+    assert not isinstance(loaded.engine, ChatEngine)
+
+
+async def test_scripted_says_its_text_or_plays_a_file(tmp_path):
+    file = tmp_path / "script.json"
+    file.write_text(json.dumps(["one", [7]]))
+    said = load_engine("scripted:hello")
+    played = load_engine(f"scripted:{file}")
+
+    assert isinstance(said.engine, ScriptedEngine)
+    first = await said.engine.generate([1], Sampling(), stop_token_ids=(9,))
+    await played.engine.generate([1], Sampling(), stop_token_ids=(9,))
+    second = await played.engine.generate([1], Sampling(), stop_token_ids=(9,))
+    assert (bytes(first.token_ids[:-1]), second.token_ids) == (b"hello", (7,))
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "said"),
+    [
+        ("", UsageError, "names no engine"),
+        ("hf:", UsageError, "names no engine"),
+        ("mok", UsageError, "did you mean mock"),
+        ("org/name", UsageError, "did you mean hf:org/name"),
+        ("mock:3", UsageError, "takes nothing"),
+        ("hf:/no/such/model", ModelNotFound, "no model at '/no/such/model'"),
+        ("vllm:/no/such/model", ModelNotFound, "no model at '/no/such/model'"),
+        ("hf:./no.gguf", ModelNotFound, "no model at"),
+        ("scripted:/no/such.json", ModelNotFound, "cannot be read"),
+    ],
+)
+def test_a_wrong_string_is_one_clear_line(model, error, said):
+    with pytest.raises(error, match=said) as caught:
+        load_engine(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_option_suggests_the_nearest():
+    with pytest.raises(UsageError, match="no option 'sed'; did you mean 'seed'"):
+        load_engine("mock", sed=1)
+
+
+def test_a_directory_without_weights_tokenizer_or_model_is_said(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"neither a config\.json nor a \.gguf"):
+        load_engine(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFound, match="no weights"):
+        load_engine(f"hf:{tmp_path}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelNotFound, match="--tokenizer"):
+        load_engine(f"hf:{tmp_path}")
+
+
+def test_several_gguf_files_must_be_told_apart(tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UsageError, match=r"a\.gguf, b\.gguf"):
+        load_engine(f"hf:{tmp_path}")
+
+
+def test_a_broken_script_file_is_said(tmp_path):
+    file = tmp_path / "script.json"
+    file.write_text("{")
+    with pytest.raises(UsageError, match="not JSON"):
+        load_engine(f"scripted:{file}")
+    file.write_text("[1]")
+    with pytest.raises(UsageError, match="list of turns"):
+        load_engine(f"scripted:{file}")
+
+
+def test_engines_without_models_load_no_heavy_package():
+    code = (
+        "import sys; from agentenv.engine import load_engine; load_engine('mock'); "
+        "print([name for name in ('torch', 'transformers', 'vllm', 'openai', 'aiohttp') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,95 @@
+"""Drawing tokens, against the distributions written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.engine import Sampling
+from agentenv.engine.hf.attention import grouped_decode_attention
+from agentenv.engine.hf.sampler import UNIFORM_STEPS, draw
+from agentenv.engine.hf.scheduler import common_prefix
+
+
+def reference_distribution(logits, sampling):
+    """Return the distribution after temperature, top-k, min-p and top-p, in plain Python."""
+    scaled = (logits.double() / (sampling.temperature or 1.0)).tolist()
+    order = sorted(range(len(scaled)), key=lambda token: (-scaled[token], token))
+    kept = order[: sampling.top_k or len(order)]
+
+    def normalised(tokens):
+        top = max(scaled[token] for token in tokens)
+        weights = {token: 2.718281828459045 ** (scaled[token] - top) for token in tokens}
+        total = sum(weights.values())
+        return {token: weight / total for token, weight in weights.items()}
+
+    shares = normalised(kept)
+    kept = [token for token in kept if shares[token] >= sampling.min_p * max(shares.values())]
+    shares, before, chosen = normalised(kept), 0.0, []
+    for token in kept:
+        if before < sampling.top_p:
+            chosen.append(token)
+        before += shares[token]
+    return normalised(chosen)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.05}],
+    ids=str,
+)
+def test_drawn_tokens_follow_the_distribution_and_carry_its_logprobs(cut):
+    sampling = Sampling(temperature=0.8, **cut)
+    logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 2
+    want = reference_distribution(logits, sampling)
+    grid = [(2 * step + 1) / 4096 for step in range(2048)]
+
+    tokens, logprobs = draw(logits.repeat(2048, 1), [sampling] * 2048, grid)
+
+    for token in range(20):
+        assert tokens.count(token) / 2048 == pytest.approx(want.get(token, 0.0), abs=2 / 2048)
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        assert 2.718281828459045**logprob == pytest.approx(want[token], rel=1e-4)
+
+
+@given(
+    st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12),
+    st.integers(0, UNIFORM_STEPS - 1),
+    st.floats(0.05, 3),
+)
+def test_a_token_without_probability_is_never_drawn(values, step, temperature):
+    logits = torch.tensor([values])
+
+    (token,), (logprob,) = draw(logits.clone(), [Sampling(temperature=temperature)], [step / UNIFORM_STEPS])
+
+    shares = (logits[0] / temperature).softmax(-1)
+    assert shares[token] > 0
+    assert logprob == pytest.approx(shares[token].log().item(), abs=1e-4)
+
+
+@given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12))
+def test_common_prefix_is_the_longest(left, right):
+    length = common_prefix(left, right)
+
+    assert left[:length] == right[:length]
+    assert length == min(len(left), len(right)) or left[length] != right[length]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_folded_heads_attend_like_repeated_ones(dtype):
+    torch.manual_seed(0)
+    module = torch.nn.Module().eval()
+    query = torch.randn(3, 6, 1, 8, dtype=dtype)
+    key, value = torch.randn(2, 3, 2, 11, 8, dtype=dtype)
+    mask = torch.zeros(3, 1, 1, 11, dtype=dtype)
+    mask[1, ..., 5:] = torch.finfo(dtype).min
+
+    got, _ = grouped_decode_attention(module, query, key, value, mask, scaling=0.3)
+
+    repeated = (part.repeat_interleave(3, dim=1).double() for part in (key, value))
+    keys, values = repeated
+    weights = (query.double() @ keys.transpose(2, 3) * 0.3 + mask.double()).softmax(-1)
+    want = (weights @ values).transpose(1, 2)
+    assert torch.allclose(got.double(), want, atol=1e-5 if dtype is torch.float32 else 2e-2)
