@@ -128,9 +128,13 @@ class Neutraliser:
         return value
 
     def split(self, rendered: str) -> list[str]:
-        """Split a rendered text at the marks; also where a template wrote them as JSON escapes."""
+        """Split a rendered text at the marks; also where a template wrote them as JSON escapes.
+
+        A sentinel in untrusted text was marked only so that it is not found: it is made whole again.
+        """
         if not self.used:
             return [rendered]
+        rendered = rendered.replace(SENTINEL[:1] + self.mark + SENTINEL[1:], SENTINEL)
         code = ord(self.mark)
         escaped = f"\\u{code:04x}" if code < 0x10000 else ""
         if escaped and escaped in rendered:

@@ -218,19 +218,15 @@ class Examination:
         shared = 0
         while shared < min(len(prompt), len(whole)) and prompt[shared] == whole[shared]:
             shared += 1
-        starts = [shared]
-        if shared < len(prompt):
-            starts += [max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1]
-        written: list[str] = []
-        for start in starts:
-            text = whole[start:]
-            ends = [
-                position
-                for position, string in self.control.finditer(text)
-                if string in self.stop_strings or string == self.ends["call"].end
-            ]
-            written += [text[: ends[-1]] if ends else text, text[: ends[0]] if ends else text]
-        return list(dict.fromkeys(written))
+        if shared < len(prompt):  # the prompt's end is not kept: go back to where a tag may begin
+            shared = max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1
+        text = whole[shared:]
+        ends = [
+            position
+            for position, string in self.control.finditer(text)
+            if string in self.stop_strings or string == self.ends["call"].end
+        ]
+        return list(dict.fromkeys((text[: ends[-1]], text[: ends[0]]) if ends else (text,)))
 
     def _watch_context(self) -> None:
         """See whether what follows a turn depends on what stood before it."""
@@ -279,8 +275,8 @@ class Examination:
         ]
         if "call" in self.ends:
             for count in (1, 2):
-                called = self.reader.assistant([probe_call(index) for index in range(count)])
-                results = [probe_message("call", "r", index) for index in range(count)]
+                called = self.reader.assistant([probe_call(5 + index) for index in range(count)])
+                results = [probe_message("call", "r", 5 + index) for index in range(count)]
                 name = f"an earlier turn with {count} call{'s' * (count > 1)}"
                 contexts.append((name, [USER, called, *results], tools))
                 contexts.append((name, [USER, called, *results, said, USER], tools))
@@ -316,16 +312,23 @@ class Examination:
         for opens, closes in THINK_TAGS:
             if opens in prompt and closes not in prompt[prompt.rfind(opens) :]:
                 self.thinking_open = opens
-        content = f"<think>\n{SENTINEL}\n</think>\n\nw"
-        said: Plain = {"role": "assistant", "content": content, "reasoning_content": SENTINEL}
-        try:
-            again = self.reader.render([USER, said, USER], tools=self._tools())
-        except RenderError:
-            return
-        if SENTINEL not in again:
+        turns: tuple[Plain, ...] = (
+            {"role": "assistant", "content": f"<think>\n{SENTINEL}\n</think>\n\nw"},
+            {"role": "assistant", "content": "w", "reasoning_content": SENTINEL},
+        )
+        if any(self._forgets(turn) for turn in turns):
             self.warnings.append(
                 "a fresh render drops earlier thinking; here the model keeps reading what it sampled"
             )
+
+    def _forgets(self, turn: Plain) -> bool:
+        """True if a turn's thinking is rendered at the end of a conversation, and not later."""
+        try:
+            now = self.reader.render([USER, turn], tools=self._tools(), generation_prompt=False)
+            later = self.reader.render([USER, turn, USER], tools=self._tools())
+        except RenderError:
+            return False
+        return SENTINEL in now and SENTINEL not in later
 
     def _watch_unregistered(self) -> None:
         written = {match.group() for match in _LOOKS_CONTROL.finditer(self.reader.template.source)}
