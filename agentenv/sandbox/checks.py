@@ -1,0 +1,98 @@
+"""Look at a caller's arguments once, at the border, for every backend alike."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+from agentenv.errors import UsageError
+from agentenv.sandbox.base import ExecResult
+
+__all__ = [
+    "MAX_JOB_BYTES",
+    "as_bytes",
+    "clean_code",
+    "clean_command",
+    "clean_environment",
+    "clean_files",
+    "clean_path",
+    "clean_timeout",
+    "oversized",
+]
+
+MAX_JOB_BYTES = 32 << 20
+"""Code, input and files of one execution together."""
+
+
+def clean_path(path: str) -> str:
+    """Return a path relative to the working directory.
+
+    Raises:
+        UsageError: It is no text, or it leads out of the working directory.
+    """
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise UsageError(f"a file name must be non-empty text without null characters, not {path!r}")
+    inner = path.removeprefix("/work/")
+    clean = posixpath.normpath(inner)
+    if clean.startswith(("/", "../")) or clean in (".", ".."):
+        raise UsageError(f"file name {path!r} leads out of the working directory; give a path relative to it")
+    return clean
+
+
+def as_bytes(data: str | bytes, what: str) -> bytes:
+    """Return text as UTF-8; lone surrogates become question marks."""
+    if isinstance(data, str):
+        return data.encode("utf-8", errors="replace")
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise UsageError(f"{what} must be text or bytes, not {type(data).__name__}")
+
+
+def clean_files(files: Mapping[str, str | bytes] | None) -> dict[str, bytes]:
+    """Return files by clean path, as bytes."""
+    return {clean_path(name): as_bytes(data, f"file {name!r}") for name, data in (files or {}).items()}
+
+
+def clean_environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return environment variables that the kernel takes."""
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"environment variable {name!r} must be text with a text value, not {value!r}")
+        if not name or "=" in name or "\0" in name + value:
+            raise UsageError(f"environment variable {name!r} has an empty name, '=' or a null character")
+    return dict(env or {})
+
+
+def clean_timeout(timeout_s: float | None, default_s: float) -> float:
+    """Return the time limit to use."""
+    if timeout_s is None:
+        return default_s
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise UsageError(f"timeout_s must be a number of seconds, not {timeout_s!r}")
+    if not isfinite(timeout_s) or timeout_s <= 0:
+        raise UsageError(
+            f"timeout_s must be more than 0 seconds, not {timeout_s}; leave it out for {default_s:g}"
+        )
+    return float(timeout_s)
+
+
+def clean_command(cmd: str | Sequence[str]) -> list[str]:
+    """Return a command as a list of arguments."""
+    command = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
+    if not command or not all(isinstance(part, str) for part in command):
+        raise UsageError(f"a command must be a line or a non-empty list of texts, not {cmd!r}")
+    return command
+
+
+def clean_code(code: str) -> str:
+    """Return code that is text; whether it is Python is for Python to say."""
+    if not isinstance(code, str):
+        raise UsageError(f"code must be text, not {type(code).__name__}")
+    return code
+
+
+def oversized(size: int) -> ExecResult:
+    """Answer an execution that is too large to be run."""
+    note = f"code, input and files have {size:,} bytes; at most {MAX_JOB_BYTES:,} can be run"
+    return ExecResult(status="error", stderr=note + "\n", note=note)

@@ -1,0 +1,94 @@
+"""The working directory after an execution: collect what it left, and remove it."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+__all__ = ["collect", "remove_tree"]
+
+_MAX_ENTRIES = 1_000
+
+
+def collect(top: str, max_bytes: int) -> tuple[list[tuple[str, bytes]], bool]:
+    """Return the regular files in a directory, and whether all of them are there.
+
+    Nothing may run in the directory any more. Links are not followed.
+    """
+    found: list[tuple[str, bytes]] = []
+    room, seen, complete = max_bytes, 0, True
+    for directory, _, names in os.walk(top):
+        for name in names:
+            seen += 1
+            if seen > _MAX_ENTRIES:
+                return found, False
+            path = os.path.join(directory, name)
+            try:
+                content = _read(path, room)
+            except OSError:
+                complete = False
+                continue
+            if content is not None:
+                room -= len(content)
+                found.append((os.path.relpath(path, top), content))
+    return found, complete
+
+
+def _read(path: str, room: int) -> bytes | None:
+    """Read a regular file; None for anything else.
+
+    Raises:
+        OSError: The file cannot be read or is larger than `room`.
+    """
+    known = os.lstat(path)
+    if not stat.S_ISREG(known.st_mode):
+        return None
+    if known.st_size > room:
+        raise OSError("too large")
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(room)
+    finally:
+        os.close(fd)
+
+
+def remove_tree(top: str) -> None:
+    """Remove a directory in which nothing runs any more, however deep it is.
+
+    Directories are emptied by moving theirs up, so that neither the depth nor the length of a path
+    can stop it.
+    """
+    try:
+        base = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    moved = 0
+    try:
+        while names := os.listdir(base):
+            for name in names:
+                moved = _remove(name, base, moved)
+        os.rmdir(top)
+    except OSError:
+        pass
+    finally:
+        os.close(base)
+
+
+def _remove(name: str, base: int, moved: int) -> int:
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=base).st_mode):
+        os.unlink(name, dir_fd=base)
+        return moved
+    os.chmod(name, 0o700, dir_fd=base)
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base)
+    try:
+        for entry in os.listdir(inner):
+            if stat.S_ISDIR(os.lstat(entry, dir_fd=inner).st_mode):
+                os.rename(entry, f".removed.{moved}.{os.getpid()}", src_dir_fd=inner, dst_dir_fd=base)
+                moved += 1
+            else:
+                os.unlink(entry, dir_fd=inner)
+    finally:
+        os.close(inner)
+    os.rmdir(name, dir_fd=base)
+    return moved

@@ -1,0 +1,140 @@
+"""System calls that Python's standard library does not offer, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+__all__ = [
+    "CLONE_NEWCGROUP",
+    "CLONE_NEWIPC",
+    "CLONE_NEWNET",
+    "CLONE_NEWNS",
+    "CLONE_NEWPID",
+    "CLONE_NEWUSER",
+    "CLONE_NEWUTS",
+    "MACHINE",
+    "close_from",
+    "drop_capabilities",
+    "mount",
+    "prctl",
+    "setns",
+    "syscall",
+    "umount",
+    "unshare",
+]
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+
+_NUMBERS = {
+    "x86_64": {"capset": 126, "pivot_root": 155, "seccomp": 317},
+    "aarch64": {"capset": 91, "pivot_root": 41, "seccomp": 277},
+}
+_COMMON = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "close_range": 436,
+    "mount_setattr": 442,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = [ctypes.c_long] * 7
+_mount = _libc.mount
+_mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+_prctl = _libc.prctl
+_prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+def _fail(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def syscall(name: str, *arguments: int) -> int:
+    """Call the kernel by name; pointers are given as addresses.
+
+    Raises:
+        OSError: The kernel refused; the message names the call.
+    """
+    number = _COMMON.get(name) or _NUMBERS[MACHINE][name]
+    padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
+    result = _syscall(number, *padded)
+    if result < 0:
+        raise _fail(name)
+    return result
+
+
+def prctl(option: int, *arguments: int) -> None:
+    """Set a property of this process."""
+    padded = [*arguments, 0, 0, 0, 0][:4]
+    if _prctl(option, *padded) != 0:
+        raise _fail(f"prctl({option})")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags` for new ones."""
+    if _libc.unshare(flags) != 0:
+        raise _fail(f"unshare({flags:#x})")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Enter the namespace behind a descriptor."""
+    if _libc.setns(fd, flags) != 0:
+        raise _fail("setns")
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
+    """Mount a file system."""
+    arguments = (source.encode(), os.fsencode(target), kind.encode() or None, flags, data.encode() or None)
+    if _mount(*arguments) != 0:
+        raise _fail(f"mount {kind or source} on {target}")
+
+
+def umount(target: str, flags: int = 2) -> None:
+    """Unmount; by default lazily (MNT_DETACH)."""
+    if _libc.umount2(os.fsencode(target), flags) != 0:
+        raise _fail(f"umount {target}")
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    syscall("close_range", first, 0x7FFFFFFF, 0)
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+
+def drop_capabilities(*, bounding: bool) -> None:
+    """Give up every capability for good.
+
+    Args:
+        bounding: Empty the bounding set too; that needs CAP_SETPCAP, which a new user namespace gives.
+    """
+    if bounding:
+        for capability in range(64):
+            if _prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) < 0:
+                break
+            prctl(_PR_CAPBSET_DROP, capability)
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    header = _CapHeader(0x20080522, 0)
+    empty = (ctypes.c_uint32 * 6)()
+    syscall("capset", ctypes.addressof(header), ctypes.addressof(empty))

@@ -1,0 +1,263 @@
+"""Build the jail once: namespaces, an own root with only the interpreter in it, then the zygote.
+
+Runs executed fresh by the host. Three processes come of it: the guardian (this one) stays outside
+and ends everything when the host ends; pid 1 of the new pid namespace moves into the new root and
+executes a fresh interpreter there, so that nothing of the host's file names or memory comes along.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import struct
+import sys
+from typing import Any
+
+from . import kernel
+from .kernel import mount, prctl, syscall
+
+__all__ = ["BOOT", "FLAGS", "main"]
+
+FLAGS = ("-s", "-S", "-B", "-P")
+"""No site packages, no byte code written, no directory of the script on the path."""
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from jail.{0} import main; main(sys.argv[2:])"
+
+_ROOT = "/tmp"
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+_RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
+_OPEN_TREE_CLONE, _CLOEXEC, _RECURSIVE, _EMPTY_PATH = 1, 0o2000000, 0x8000, 0x1000
+_REC_PRIVATE = 0x4000 | 0x40000
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+def main(arguments: list[str]) -> None:
+    """Run as the guardian; `arguments` are the configuration (JSON) and the host's pid."""
+    config = json.loads(arguments[0])
+    control = config["control"]
+    try:
+        host = os.pidfd_open(int(arguments[1]))
+        if os.getppid() != int(arguments[1]):
+            raise OSError("the host is gone")
+        if config["tier"] == "landlock":
+            from .zygote import serve
+
+            config["host"] = host
+            serve(config)
+            return
+        first = _enter_namespaces()
+    except OSError as error:
+        _report(control, error)
+        os._exit(1)
+    if first == 0:
+        _become_zygote(config, control)
+    os.close(control)
+    _guard(host, first)
+
+
+def _report(control: int, error: BaseException) -> None:
+    """Tell the host why there is no jail."""
+    os.write(control, json.dumps({"failed": str(error), "errno": getattr(error, "errno", None)}).encode())
+
+
+def _enter_namespaces() -> int:
+    """Enter new namespaces and fork; return 0 in pid 1 of the new pid namespace."""
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0:
+        _unshare_user_as_root()
+    else:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"0 {uid} 1")
+        _write("/proc/self/gid_map", f"0 {gid} 1")
+    kernel.unshare(
+        kernel.CLONE_NEWNS
+        | kernel.CLONE_NEWNET
+        | kernel.CLONE_NEWIPC
+        | kernel.CLONE_NEWUTS
+        | kernel.CLONE_NEWPID
+        | kernel.CLONE_NEWCGROUP
+    )
+    guardian = os.pidfd_open(os.getpid())
+    first = os.fork()
+    if first == 0:
+        prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+        if select.select([guardian], [], [], 0)[0]:
+            os._exit(1)
+    os.close(guardian)
+    return first
+
+
+def _unshare_user_as_root() -> None:
+    """Enter a user namespace where 0 is root for setting up, and 1000 is nobody outside."""
+    ready, go = os.pipe()
+    parent = os.getpid()
+    helper = os.fork()
+    if helper == 0:
+        os.close(go)
+        os.read(ready, 1)
+        try:
+            for name in ("uid_map", "gid_map"):
+                _write(f"/proc/{parent}/{name}", "0 0 1\n1000 65534 1")
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    os.close(ready)
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+    finally:
+        os.write(go, b"x")
+        os.close(go)
+        failed = os.waitpid(helper, 0)[1]
+    if failed:
+        raise OSError(1, "the maps of the user namespace cannot be written")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _guard(host: int, first: int) -> None:
+    """Wait for the host's or the zygote's end; our own end takes the zygote with it."""
+    zygote = os.pidfd_open(first)
+    select.select([host, zygote], [], [])
+    os._exit(0)
+
+
+def _become_zygote(config: dict[str, Any], control: int) -> None:
+    """Build the root, move into it and execute the zygote there."""
+    try:
+        _hostname()
+        _build_root(config)
+        _pivot()
+        os.set_inheritable(control, True)
+        environment = {"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
+        if config["libraries"]:
+            environment["LD_LIBRARY_PATH"] = str(config["libraries"])
+        boot = BOOT.format("zygote")
+        python = str(config["python"])
+        os.execve(python, [python, *FLAGS, "-c", boot, "/jail", json.dumps(config)], environment)
+    except OSError as error:
+        _report(control, error)
+    os._exit(1)
+
+
+def _hostname() -> None:
+    name = b"sandbox"
+    ctypes.CDLL(None).sethostname(name, len(name))
+
+
+def _clone(path: str, *, flags: int) -> int:
+    """Return a private copy of a mount tree, with `flags` set on all of it."""
+    text = ctypes.create_string_buffer(os.fsencode(path))
+    address = ctypes.addressof(text)
+    fd = syscall("open_tree", -100, address, _OPEN_TREE_CLONE | _CLOEXEC | _RECURSIVE)
+    attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", flags, 0, 0, 0), 32)
+    empty = ctypes.create_string_buffer(b"")
+    syscall(
+        "mount_setattr",
+        fd,
+        ctypes.addressof(empty),
+        _EMPTY_PATH | _RECURSIVE,
+        ctypes.addressof(attributes),
+        32,
+    )
+    return fd
+
+
+def _attach(fd: int, target: str) -> None:
+    empty, place = ctypes.create_string_buffer(b""), ctypes.create_string_buffer(os.fsencode(target))
+    syscall("move_mount", fd, ctypes.addressof(empty), -100, ctypes.addressof(place), 4)
+    os.close(fd)
+
+
+def _build_root(config: dict[str, Any]) -> None:
+    """Stack a small file system on `_ROOT` and put into it what the code may see."""
+    mount("", "/", "", _REC_PRIVATE)
+    trees = _trees(config)
+    devices = {name: _clone(f"/dev/{name}", flags=_NOSUID | _NOEXEC) for name in _DEVICES}
+    mount("tmpfs", _ROOT, "tmpfs", _NOSUID | _NODEV, "size=4m,nr_inodes=4096,mode=0755")
+    for target, fd in trees:
+        place = _ROOT + target
+        if (os.fstat(fd).st_mode & 0o170000) == 0o040000:
+            os.makedirs(place, exist_ok=True)
+        else:
+            _touch(place)
+        _attach(fd, place)
+    for hidden in config["hidden"]:
+        if os.path.isdir(_ROOT + str(hidden)):
+            mount(
+                "tmpfs",
+                _ROOT + str(hidden),
+                "tmpfs",
+                _RDONLY | _NOSUID | _NODEV | _NOEXEC,
+                "size=4k,mode=0755",
+            )
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        if os.path.islink("/" + name) and not os.path.lexists(f"{_ROOT}/{name}"):
+            os.symlink(os.readlink("/" + name), f"{_ROOT}/{name}")
+    _devices(devices)
+    for name, text in _etc(config):
+        _touch(f"{_ROOT}/etc/{name}", text)
+    for name in ("work", "tmp", "proc"):
+        os.makedirs(f"{_ROOT}/{name}", exist_ok=True)
+    mount("proc", f"{_ROOT}/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+
+
+def _trees(config: dict[str, Any]) -> list[tuple[str, int]]:
+    """Open every tree that goes into the jail before anything is stacked over it."""
+    flags = _RDONLY | _NOSUID | _NODEV
+    shown = dict(config["shown"])
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        if os.path.isdir("/" + name) and not os.path.islink("/" + name):
+            shown["/" + name] = "/" + name
+    present = [(target, path) for target, path in sorted(shown.items()) if os.path.exists(path)]
+    return [(target, _clone(path, flags=flags)) for target, path in present]
+
+
+def _touch(path: str, text: str = "") -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _devices(devices: dict[str, int]) -> None:
+    for name, fd in devices.items():
+        _touch(f"{_ROOT}/dev/{name}")
+        _attach(fd, f"{_ROOT}/dev/{name}")
+    os.mkdir(f"{_ROOT}/dev/shm")
+    links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+    for name, target in links.items():
+        os.symlink(target, f"{_ROOT}/dev/{name}")
+
+
+def _etc(config: dict[str, Any]) -> list[tuple[str, str]]:
+    root = "root:x:0:0:root:/:/bin/false\n" if os.getuid() == 0 else ""
+    return [
+        ("passwd", root + "sandbox:x:1000:1000:sandbox:/work:/bin/sh\n"),
+        ("group", "sandbox:x:1000:\n"),
+        ("hosts", "127.0.0.1 localhost\n"),
+        ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+    ]
+
+
+def _pivot() -> None:
+    """Make the new root the root, let go of the old one, and make it read-only."""
+    os.chdir(_ROOT)
+    dot = ctypes.create_string_buffer(b".")
+    syscall("pivot_root", ctypes.addressof(dot), ctypes.addressof(dot))
+    kernel.umount(".")
+    os.chdir("/")
+    attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0), 32)
+    path = ctypes.create_string_buffer(b"/")
+    syscall("mount_setattr", -100, ctypes.addressof(path), 0, ctypes.addressof(attributes), 32)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,316 @@
+"""What runs in a confined child: Python code, a command, or a session of both.
+
+This file is trusted until it starts the job, and nothing it says afterwards is believed: the verdict
+on an execution is the init's. Only a session reports its own steps.
+"""
+
+from __future__ import annotations
+
+import array
+import ast
+import atexit
+import builtins
+import contextlib
+import json
+import linecache
+import marshal
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from traceback import print_exception
+from typing import Any, NoReturn, cast
+
+__all__ = ["lower", "prepare", "serve"]
+
+_NAME = "main.py"
+_Job = dict[str, Any]
+_SESSION_CPU_S = 3600
+"""A session's steps are limited one by one; this is for what runs between them."""
+
+
+def prepare() -> None:
+    """Make the streams and built-ins that programs expect, once, in the zygote."""
+    for stream in (sys.stdout, sys.stderr):
+        cast("Any", stream).reconfigure(errors="backslashreplace", line_buffering=True)
+    builtins.exit = builtins.quit = _exit
+
+
+def _exit(code: object = None) -> NoReturn:
+    raise SystemExit(code)
+
+
+def lower(wanted: list[tuple[int, int]], slack: int = 0) -> None:
+    """Set limits for good, but never above what this process may have."""
+    for kind, value in wanted:
+        hard = resource.getrlimit(kind)[1]
+        most = value + slack if hard == resource.RLIM_INFINITY else min(value + slack, hard)
+        resource.setrlimit(kind, (min(value, most), most))
+
+
+def serve(jobs: int, start: int, limits: dict[str, int]) -> NoReturn:
+    """Wait for a job and run it; never returns."""
+    job = _receive(jobs)
+    if job is None:
+        os._exit(0)
+    try:
+        _apply(job, limits)
+    except (OSError, ValueError) as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="backslashreplace"))
+        _begin(start, job, limits)
+        os._exit(1)
+    _begin(start, job, limits)
+    if job["kind"] == "session":
+        _session(jobs)
+    os.close(jobs)
+    if job["kind"] == "exec":
+        _execute(job)
+    _leave(_run(job, _fresh()))
+
+
+def _receive(jobs: int) -> _Job | None:
+    """Return the next job, or None when the host has gone."""
+    with socket.socket(fileno=os.dup(jobs)) as channel:
+        data, fds = _receive_with_files(channel)
+    if fds:
+        with open(fds[0], "rb") as file:
+            data = file.read()
+    return marshal.loads(data) if data else None
+
+
+def _receive_with_files(channel: socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = channel.recvmsg(1 << 18, socket.CMSG_SPACE(4))
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds)
+
+
+def _begin(start: int, job: _Job, limits: dict[str, int]) -> None:
+    """Tell the init that the clock runs."""
+    terms = {
+        "began": time.monotonic(),
+        "timeout_s": job["timeout_s"],
+        "memory_bytes": limits["memory_bytes"],
+        "work_bytes": limits["work_bytes"],
+    }
+    os.write(start, json.dumps(terms).encode())
+    os.close(start)
+
+
+def _apply(job: _Job, limits: dict[str, int]) -> None:
+    """Take the job's own limits, environment, files and input."""
+    own: dict[str, int] = job.get("limits") or {}
+    for name in own.keys() & limits.keys():
+        limits[name] = min(own[name], limits[name])
+    if own:
+        lower(
+            [
+                (resource.RLIMIT_AS, limits["address_space_bytes"]),
+                (resource.RLIMIT_NOFILE, limits["max_open_files"]),
+                (resource.RLIMIT_FSIZE, limits["max_file_bytes"]),
+                (resource.RLIMIT_NPROC, limits["max_processes"]),
+            ]
+        )
+    timeout_s: float | None = job["timeout_s"]
+    cpu_s = _SESSION_CPU_S if timeout_s is None else max(limits["cpu_s"], int(2 * timeout_s) + 1)
+    lower([(resource.RLIMIT_CPU, cpu_s)], slack=1)
+    os.environ.update(job.get("env") or {})
+    for name, data in (job.get("files") or {}).items():
+        _write(name, data)
+    if job.get("stdin"):
+        path = os.path.join(os.environ["TMPDIR"], ".stdin")
+        _write(path, job["stdin"])
+        fd = os.open(path, os.O_RDONLY)
+        os.unlink(path)
+        os.dup2(fd, 0)
+        os.close(fd)
+
+
+def _write(name: str, data: bytes) -> None:
+    if folder := os.path.dirname(name):
+        os.makedirs(folder, exist_ok=True)
+    with open(name, "wb") as file:
+        file.write(data)
+
+
+def _reseed() -> None:
+    """Give generators that were loaded before the fork a seed of their own."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+
+
+def _fresh() -> dict[str, Any]:
+    """Return the name space of a new `__main__`."""
+    _reseed()
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=_NAME, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    for name in [name for name in sys.modules if name == "jail" or name.startswith("jail.")]:
+        del sys.modules[name]
+    sys.argv = [_NAME]
+    sys.path.insert(0, os.getcwd())
+    return module.__dict__
+
+
+def _run(job: _Job, names: dict[str, Any]) -> int:
+    """Run code as Python runs a script; return the exit code."""
+    source = job["code"]
+    linecache.cache[_NAME] = (len(source), None, source.splitlines(True), _NAME)
+    try:
+        for piece in _compile(source, echo=bool(job.get("echo"))):
+            exec(piece, names)  # noqa: S102 - what this process is for
+    except SystemExit as request:
+        return _exit_code(request.code)
+    except BaseException as error:  # noqa: BLE001 - the boundary: it is the program's, and is shown as Python would
+        _show(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _compile(source: str, *, echo: bool) -> list[types.CodeType]:
+    """Compile a script; with `echo`, a last expression is shown as at Python's prompt."""
+    if not echo:
+        return [compile(source, _NAME, "exec", dont_inherit=True)]
+    tree = ast.parse(source, _NAME)
+    pieces: list[types.CodeType] = []
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    pieces.append(compile(tree, _NAME, "exec", dont_inherit=True))
+    if last is not None:
+        pieces.append(compile(ast.Interactive([last]), _NAME, "single", dont_inherit=True))
+    return pieces
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)  # noqa: T201 - as Python does
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """Print a traceback without this file's frames, through the program's own hook."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename != _NAME:
+        traceback = traceback.tb_next
+    error = error.with_traceback(traceback)
+    if sys.excepthook is not sys.__excepthook__:
+        try:
+            sys.excepthook(type(error), error, traceback)
+        except BaseException:  # noqa: BLE001, S110 - a broken hook must not hide the failure
+            pass
+        else:
+            return
+    print_exception(error, file=sys.stderr or sys.__stderr__)
+
+
+def _leave(code: int) -> NoReturn:
+    """End as Python ends: wait for threads, run exit handlers, flush."""
+    try:
+        cast("Any", threading)._shutdown()  # noqa: SLF001
+        cast("Any", atexit)._run_exitfuncs()  # noqa: SLF001
+    except BaseException as error:  # noqa: BLE001 - the program's handlers
+        code = _exit_code(error.code) if isinstance(error, SystemExit) else code or 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001 - closed or replaced by the program
+            code = code or 120
+    os._exit(code)
+
+
+def _execute(job: _Job) -> NoReturn:
+    """Become a command."""
+    command: list[str] = job["command"]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, os.environ)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        os.write(2, f"{command[0]}: {reason}\n".encode(errors="backslashreplace"))
+        os._exit(126 if isinstance(error, PermissionError) else 127)
+
+
+def _session(jobs: int) -> NoReturn:
+    """Run one job after another in the same process and directory."""
+    names = _fresh()
+    os.set_inheritable(jobs, False)
+    while True:
+        job = _receive(jobs)
+        if job is None:
+            os._exit(0)
+        began = time.monotonic()
+        reply: _Job = {"id": job["id"]}
+        fd = -1
+        try:
+            fd = _step(job, names, reply)
+        except OSError as error:
+            reply["failed"] = error.strerror or str(error)
+        _flush()
+        reply["duration_s"] = time.monotonic() - began
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        reply["cpu_s"] = usage.ru_utime + usage.ru_stime
+        reply["max_rss_bytes"] = usage.ru_maxrss * 1024
+        _reply(jobs, reply, fd)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed or replaced by the program
+            stream.flush()
+
+
+def _reply(jobs: int, reply: _Job, fd: int) -> None:
+    with socket.socket(fileno=os.dup(jobs)) as channel:
+        data = [json.dumps(reply).encode()]
+        if fd == -1:
+            channel.sendmsg(data)
+        else:
+            channel.sendmsg(data, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+            os.close(fd)
+
+
+def _step(job: _Job, names: dict[str, Any], reply: _Job) -> int:
+    """Do one job of a session; return a descriptor to pass to the host, or -1."""
+    kind = job["kind"]
+    if kind == "code":
+        reply["exit"] = _run(job, names)
+    elif kind == "exec":
+        reply.update(_command(job))
+    elif kind == "write":
+        _write(job["path"], job["data"])
+    elif kind == "read":
+        return os.open(job["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return -1
+
+
+def _command(job: _Job) -> _Job:
+    """Run a command as a child; it has its own time limit, and the session goes on after it."""
+    import subprocess
+
+    environment = {**os.environ, **(job.get("env") or {})}
+    try:
+        process = subprocess.Popen(  # noqa: S603 - what this process is for
+            job["command"],
+            env=environment,
+            stdin=subprocess.PIPE if job.get("stdin") else subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        os.write(2, f"{job['command'][0]}: {error.strerror}\n".encode(errors="backslashreplace"))
+        return {"exit": 126 if isinstance(error, PermissionError) else 127}
+    try:
+        process.communicate(job.get("stdin") or None, timeout=job["timeout_s"])
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return {"exit": -9, "reason": "timeout"}
+    return {"exit": process.returncode}

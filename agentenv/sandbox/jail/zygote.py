@@ -1,0 +1,111 @@
+"""The zygote: waits in the jail and forks one worker for each execution that the host asks for."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from . import kernel, seccomp, worker
+from .files import remove_tree
+
+__all__ = ["main", "serve"]
+
+
+def main(arguments: list[str]) -> None:
+    """Run as pid 1 of the jail."""
+    serve(json.loads(arguments[0]))
+
+
+def serve(config: dict[str, Any]) -> None:
+    """Answer the host until it closes the control socket or ends."""
+    control = socket.socket(fileno=config["control"])
+    try:
+        own = _prepare(config)
+    except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the host is told
+        reason = f"{type(error).__name__}: {error}"
+        control.send(json.dumps({"failed": reason, "errno": getattr(error, "errno", None)}).encode())
+        os._exit(1)
+    control.send(b'{"ready": true}')
+    host = config.get("host", -1)
+    watched = [control.fileno()] + ([host] if host != -1 else [])
+    while True:
+        readable = select.select(watched, [], [])[0]
+        request = control.recv(64) if control.fileno() in readable else b""
+        if host in readable or not request:
+            _finish(config)
+        _collect()
+        try:
+            _spawn(config, control, own)
+        except OSError as error:
+            control.send(json.dumps({"failed": str(error), "errno": error.errno}).encode())
+
+
+def _prepare(config: dict[str, Any]) -> int:
+    """Load what every execution finds loaded; return the own pid namespace's descriptor."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    namespaces = config["tier"] == "namespace"
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
+    worker.preload(config)
+    if namespaces:
+        kernel.umount("/jail/jail")
+    config["filter"] = seccomp.build(fork=namespaces)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 2)
+    os.close(null)
+    sys.argv = ["main.py"]
+    gc.collect()
+    gc.freeze()
+    return own
+
+
+def _spawn(config: dict[str, Any], control: socket.socket, own: int) -> None:
+    """Fork a worker's init and send the host the far ends of its pipes."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    job, host_job = near.detach(), far.detach()
+    out, err, status, start = (os.pipe() for _ in range(4))
+    place = worker.make_place(config)
+    if own != -1:
+        kernel.unshare(kernel.CLONE_NEWPID)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            worker.init(config, worker.Ends(job, out[1], err[1], status[1], start[0], start[1]), place)
+    finally:
+        if own != -1:
+            kernel.setns(own, kernel.CLONE_NEWPID)
+    _inits.add(pid)
+    handle = os.pidfd_open(pid)
+    socket.send_fds(control, [b"w" + place.encode()], [host_job, out[0], err[0], status[0], handle])
+    for fd in (job, host_job, *out, *err, *status, *start, handle):
+        os.close(fd)
+
+
+def _collect() -> None:
+    """Reap inits that have ended."""
+    try:
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            _inits.discard(pid)
+    except ChildProcessError:
+        _inits.clear()
+
+
+def _finish(config: dict[str, Any]) -> None:
+    """End with everything that was started; without namespaces that takes our own hands."""
+    if config["tier"] == "landlock":
+        for pid in _inits:
+            os.kill(pid, signal.SIGTERM)
+        for pid in _inits:
+            os.waitpid(pid, 0)
+        remove_tree(str(config["base"]))
+    os._exit(0)
+
+
+_inits: set[int] = set()

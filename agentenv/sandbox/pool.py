@@ -1,0 +1,261 @@
+"""The host's side of the jail: start the zygote, keep workers ready, replace what is lost.
+
+Everything here runs on one event loop. A worker is used once. Whoever takes a worker closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from agentenv.errors import SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.sandbox.base import SandboxLimits
+from agentenv.sandbox.jail.launch import BOOT, FLAGS
+from agentenv.sandbox.layout import JAIL_CODE, Layout
+
+__all__ = ["Pool", "Tier", "Worker"]
+
+Tier: TypeAlias = Literal["namespace", "landlock"]
+
+_log = logging.getLogger(__name__)
+_START_S = 30.0
+_MAX_RESTARTS = 3
+
+
+@dataclass(slots=True)
+class Worker:
+    """A parked execution: the host's ends of its pipes, and a handle on its init."""
+
+    job: socket.socket
+    out: int
+    err: int
+    status: int
+    init: int
+    tier: Tier
+
+    def kill(self) -> None:
+        """End the execution; without a pid namespace the init has to do it."""
+        if self.init != -1:
+            number = signal.SIGKILL if self.tier == "namespace" else signal.SIGTERM
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.init, number)
+
+    def close(self) -> None:
+        """Close every descriptor; a worker that still waits for a job ends by that."""
+        self.job.close()
+        for fd in (self.out, self.err, self.status, self.init):
+            if fd != -1:
+                os.close(fd)
+        self.out = self.err = self.status = self.init = -1
+
+
+class Pool:
+    """A zygote and the workers that it has forked ahead."""
+
+    def __init__(
+        self, *, size: int, limits: SandboxLimits, tier: Tier, layout: Layout, preload: tuple[str, ...]
+    ) -> None:
+        self.size = size
+        self.limits = limits
+        self.tier: Tier = tier
+        self._layout = layout
+        self._preload = preload
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._base = ""
+        self._ready: deque[Worker] = deque()
+        self._asked = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._restarts = 0
+        self._starting = asyncio.Lock()
+        self.closed = False
+
+    async def start(self) -> None:
+        """Build the jail and ask for the first workers.
+
+        Raises:
+            SandboxUnavailable: The tier cannot be had here; the message has the reason.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and loop is not self._loop:
+            raise UsageError("a sandbox belongs to the event loop that started it; make one for each loop")
+        self._loop = loop
+        async with self._starting:
+            if self._control is not None or self.closed:
+                return
+            launch = asyncio.ensure_future(asyncio.to_thread(self._launch))
+            try:
+                await asyncio.shield(launch)
+            except asyncio.CancelledError:
+                await asyncio.wait([launch])
+                self._end_zygote()
+                raise
+            assert self._control is not None
+            self._control.setblocking(False)
+            loop.add_reader(self._control.fileno(), self._on_control)
+            self._ask(self.size)
+
+    def _launch(self) -> None:
+        """Start the zygote and wait until it is ready; blocks for some 50 ms."""
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far:
+            config = self._configuration(far.fileno())
+            boot = BOOT.format("launch")
+            arguments = [self._layout.python, *FLAGS, "-c", boot, str(JAIL_CODE.parent), json.dumps(config)]
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own code in a chosen interpreter
+                    [*arguments, str(os.getpid())],
+                    pass_fds=[far.fileno()],
+                    env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"},
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                near.close()
+                raise SandboxUnavailable(f"{self.tier}: the interpreter does not start: {error}") from error
+        self._control = near
+        near.settimeout(_START_S)
+        try:
+            answer = json.loads(near.recv(1 << 16) or b'{"failed": "the jail ended while it was built"}')
+        except TimeoutError:
+            answer = {"failed": f"the jail was not ready after {_START_S:g} s"}
+        if "failed" in answer:
+            self._end_zygote()
+            raise SandboxUnavailable(f"{self.tier}: {answer['failed']}")
+
+    def _configuration(self, control: int) -> dict[str, object]:
+        if self.tier == "namespace":
+            place = self._layout.for_namespaces()
+        else:
+            self._base = tempfile.mkdtemp(prefix="agentenv-sandbox-")
+            Path(self._base).chmod(0o711)
+            place = self._layout.for_landlock(self._base)
+        limits = self.limits.as_dict()
+        return {**place, "tier": self.tier, "control": control, "limits": limits, "preload": self._preload}
+
+    def _ask(self, count: int) -> None:
+        """Ask the zygote for workers."""
+        if self._control is None:
+            return
+        try:
+            for _ in range(count):
+                self._control.send(b"s")
+                self._asked += 1
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lost()
+
+    def _on_control(self) -> None:
+        """Take in the workers that the zygote sent."""
+        while self._control is not None:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._control, 4096, 8)
+            except BlockingIOError:
+                return
+            except OSError:
+                message, fds = b"", []
+            if not message:
+                self._lost()
+                return
+            self._asked -= 1
+            if message.startswith(b"w") and len(fds) == 5:
+                job = socket.socket(fileno=fds[0])
+                job.setblocking(False)
+                self._ready.append(Worker(job, *fds[1:], tier=self.tier))
+                self._restarts = 0
+                self._wake()
+            else:
+                _log.warning("sandbox: no worker: %s", message.decode(errors="replace"))
+                assert self._loop is not None
+                self._loop.call_later(0.05, self._ask, 1)
+
+    def _wake(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _lost(self) -> None:
+        """Forget a zygote that has gone; the next request starts another."""
+        _log.warning("sandbox: the zygote has gone")
+        self._end_zygote()
+        while self._waiting:
+            self._wake()
+
+    async def take(self) -> Worker:
+        """Return a worker, and ask for its successor.
+
+        Raises:
+            SandboxCrashed: The zygote cannot be kept alive.
+        """
+        while True:
+            if self.closed:
+                raise UsageError("the sandbox is closed; make a new one")
+            if self._control is None:
+                self._restarts += 1
+                if self._restarts > _MAX_RESTARTS:
+                    self._restarts = 0
+                    raise SandboxCrashed(f"the sandbox's zygote ended {_MAX_RESTARTS} times in a row")
+                await self.start()
+                continue
+            if self._ready:
+                self._ask(1)
+                return self._ready.popleft()
+            if self._asked == 0:
+                self._ask(1)
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()
+                raise
+
+    def _end_zygote(self) -> None:
+        """End the zygote and everything in the jail, and remove what is on disk."""
+        if self._control is not None:
+            if self._loop is not None and not self._loop.is_closed() and self._control.fileno() != -1:
+                self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+        while self._ready:
+            self._ready.popleft().close()
+        self._asked = 0
+        if self._process is not None:
+            if self.tier == "namespace":
+                self._process.kill()
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._base:
+            shutil.rmtree(self._base, ignore_errors=True)
+            self._base = ""
+
+    def close(self) -> None:
+        """End everything; may be called twice."""
+        self.closed = True
+        self._end_zygote()
+        while self._waiting:
+            self._wake()
