@@ -45,7 +45,7 @@ PROBE_TOOL: Mapping[str, object] = {
         },
     },
 }
-_ARGUMENTS: Mapping[str, object] = {"city": "P", "n": 3}
+_ARGUMENTS: Mapping[str, object] = {"city": "Pqz", "n": 37}
 _AWKWARD = "  x\t'\"<b>\n\n{{ é }} \\ y\n "
 _LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<｜[^｜<>{}'\"\s]+｜>")
 
@@ -145,7 +145,14 @@ class Examination:
         names = ("json_arguments", "null_content", "empty_tools", "two_calls", "tools_needed")
         try:
             self.ends["call"] = self._try(check, names, 3)
+            shown = self.reader.render([USER], tools=[PROBE_TOOL])
+            if "get_weather" not in shown:
+                self.warnings.append(
+                    "the template does not tell the model its tools: describe them in the system message, "
+                    "or pass protocol=TextProtocol()"
+                )
         except RenderError as error:
+            self.ends.pop("call", None)
             self.verdict = "no_tool_role"
             self.reasons.append(f"no tool turns: {error}")
             self.remedy = (
@@ -185,26 +192,21 @@ class Examination:
 
     def _choose_grammar(self) -> None:
         arguments: object = json.dumps(_ARGUMENTS) if self.reader.habits.json_arguments else dict(_ARGUMENTS)
-        call = {
-            **probe_call(),
-            "type": "function",
-            "function": {"name": "get_weather", "arguments": arguments},
-        }
-        turn: Plain = {"role": "assistant", "content": "", "tool_calls": [call]}
-        if self.reader.habits.null_content:
-            turn["content"] = None
         user: Plain = {"role": "user", "content": PROBE}
-        try:
-            prompt = self.reader.render([user], tools=[PROBE_TOOL])
-            whole = self.reader.render([user, turn], tools=[PROBE_TOOL], generation_prompt=False)
-            if self.reader.habits.two_calls:
-                whole = self.reader.render([user, turn, probe_message("call")], tools=[PROBE_TOOL])
-        except RenderError as error:
-            self.warnings.append(f"a call could not be rendered with its tool: {error}")
-            return
-        found = recognise(
-            self._written(prompt, whole), [("get_weather", _ARGUMENTS)], [PROBE_TOOL], self.control
-        )
+        written: list[list[str]] = []
+        for count in (1, 2):
+            function: Plain = {"name": "get_weather", "arguments": arguments}
+            calls = [{**probe_call(i), "type": "function", "function": function} for i in range(count)]
+            content = None if self.reader.habits.null_content else ""
+            turn: Plain = {"role": "assistant", "content": content, "tool_calls": calls}
+            try:
+                prompt = self.reader.render([user], tools=[PROBE_TOOL])
+                whole = self.reader.render([user, turn], tools=[PROBE_TOOL], generation_prompt=False)
+            except RenderError:
+                written.append([])
+            else:
+                written.append(self._written(prompt, whole))
+        found = recognise(written[0], ("get_weather", _ARGUMENTS), [PROBE_TOOL], self.control, written[1])
         if found is None:
             self.warnings.append(
                 "the way this template writes tool calls is not known: completions are read as "

@@ -7,36 +7,39 @@ from collections.abc import Mapping, Sequence
 
 from agentenv.messages import CallStatus
 from agentenv.render.control import ControlSet
-from agentenv.render.parse.grammar import Block, Grammar, ToolIndex
-from agentenv.render.parse.json_calls import json_calls
+from agentenv.render.parse.grammar import Grammar, ToolIndex
+from agentenv.render.parse.infer import inferred
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.turn import TurnReader
-from agentenv.render.parse.values import json_items
 
 __all__ = ["recognise"]
 
 
 def recognise(
     written: Sequence[str],
-    expected: Sequence[tuple[str, Mapping[str, object]]],
+    call: tuple[str, Mapping[str, object]],
     tools: Sequence[Mapping[str, object]],
     control: ControlSet,
+    twice: Sequence[str] = (),
 ) -> Grammar | None:
-    """Return the first grammar that reads the calls back, or None.
+    """Return the first grammar that reads the rendered call back, or None.
 
     Args:
-        written: the call as a template writes it, from likely starts of the turn.
-        expected: names and arguments that were rendered.
-        tools: schemas that the names and arguments belong to.
+        written: the call as a template writes it, cut at likely ends of the turn.
+        call: name and arguments that were rendered.
+        tools: schemas that the name and the arguments belong to.
         control: the vocabulary's control strings.
+        twice: the same call two times in one turn; a grammar that reads both goes first.
     """
+    found: list[Grammar] = []
     for text in written:
-        inferred = _infer(text, expected[0][0])
-        for grammar in (*GRAMMARS.values(), *([inferred] if inferred else [])):
-            if _reads(grammar, text, expected, tools, control):
-                return grammar
-    return None
+        for grammar in (*GRAMMARS.values(), *inferred(text, *call)):
+            if _reads(grammar, text, [call], tools, control):
+                if any(_reads(grammar, both, [call, call], tools, control) for both in twice):
+                    return grammar
+                found.append(grammar)
+    return found[0] if found else None
 
 
 def _reads(
@@ -64,23 +67,3 @@ def _same(read: Mapping[str, object], rendered: Mapping[str, object]) -> bool:
     return {key: str(value) for key, value in read.items()} == {
         key: str(value) for key, value in rendered.items()
     }
-
-
-def _infer(text: str, name: str) -> Grammar | None:
-    """Make a grammar from a JSON call that stands between two tags nobody listed."""
-    at = text.find(f'"{name}"')
-    start = text.rfind("{", 0, at) if at >= 0 else -1
-    if start < 0:
-        return None
-    if (bracket := text[:start].rstrip()).endswith("["):
-        start = len(bracket) - 1
-    try:
-        _, end = json_items(text, start)
-    except ValueError:
-        return None
-    before = text[:start].strip().split("\n")[-1].strip()
-    after = text[end:].strip().split("\n")[0].strip()
-    opens = before[before.rfind("<") :] if "<" in before else before
-    if len(opens) < 3 or opens.isalnum():
-        return None
-    return Grammar(f"json between {opens} and {after}", (Block(opens, after, json_calls),))

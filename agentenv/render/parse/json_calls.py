@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agentenv.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span
+from agentenv.render.parse.grammar import RawCall, Span, WholeTurn
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.values import Member, json_items, json_members, skip_space
 
@@ -15,6 +15,7 @@ __all__ = [
     "arguments_call",
     "bare_json",
     "call_of_members",
+    "functionary_turn",
     "invalid",
     "json_calls",
     "one_json_call",
@@ -100,6 +101,25 @@ def arguments_call(name: str, text: str, call_id: str = "") -> RawCall:
             error=f"the arguments of {name} are not valid JSON: extra text at character {end}",
         )
     return RawCall(name, raw, id=call_id)
+
+
+def functionary_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
+    """Read `NAME` + line break + arguments, several of them joined by `>>>`; `all` is text."""
+    content: list[str] = []
+    calls: list[RawCall] = []
+    sections = turn.text.split(">>>")
+    for index, section in enumerate(sections):
+        name, line, body = section.partition("\n")
+        if not line and not section.strip():
+            continue
+        if name.strip() == "all" or not line:
+            content.append(body if line else section)
+            continue
+        call = arguments_call(name, body)
+        if call.status is CallStatus.INVALID_JSON and not ended and index == len(sections) - 1:
+            call = RawCall(name, body, status=CallStatus.UNCLOSED, error="the call was cut off, so it was not run")
+        calls.append(call)
+    return WholeTurn("\n".join(content).strip("\n"), "", tuple(calls))
 
 
 def strip_fence(text: str) -> str:

@@ -6,9 +6,9 @@ import re
 
 from agentenv.render.parse.grammar import Block, Grammar
 from agentenv.render.parse.harmony import harmony_turn
-from agentenv.render.parse.json_calls import bare_json, json_calls, one_json_call
+from agentenv.render.parse.json_calls import bare_json, functionary_turn, json_calls, one_json_call
 from agentenv.render.parse.literals import bare_pythonic, named_literals, pythonic_calls
-from agentenv.render.parse.tagged import NamedJson, TaggedParameters, key_value_pairs
+from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
 
 __all__ = ["GRAMMARS"]
 
@@ -48,7 +48,7 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("hermes", (Block("<tool_call>", "</tool_call>", one_json_call),)),
         Grammar("function_xml", (Block("<tool_call>", "</tool_call>", _FUNCTION),)),
         Grammar("seed_xml", (Block("<seed:tool_call>", "</seed:tool_call>", _FUNCTION),)),
-        Grammar("glm", (Block("<tool_call>", "</tool_call>", key_value_pairs),)),
+        Grammar("glm", (Block("<tool_call>", "</tool_call>", KeyValuePairs()),)),
         Grammar("minimax", (Block("<minimax:tool_call>", "</minimax:tool_call>", _INVOKE),)),
         Grammar(
             "dsml",
@@ -84,6 +84,7 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("cohere", (Block("<|START_ACTION|>", "<|END_ACTION|>", json_calls),)),
         Grammar("lfm", (Block("<|tool_call_start|>", "<|tool_call_end|>", pythonic_calls),)),
         Grammar("functionary_v31", (Block("<function=", "</function>", NamedJson(">")),)),
+        Grammar("functionary_v32", whole=functionary_turn),
         Grammar("pythonic", bare=bare_pythonic),
         Grammar("bare_json", bare=bare_json),
     )

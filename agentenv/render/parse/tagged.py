@@ -11,7 +11,7 @@ from agentenv.render.parse.grammar import RawCall, Span
 from agentenv.render.parse.json_calls import arguments_call, invalid, strip_fence
 from agentenv.render.parse.scan import TurnText
 
-__all__ = ["NamedJson", "TaggedParameters", "key_value_pairs"]
+__all__ = ["KeyValuePairs", "NamedJson", "TaggedParameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +103,36 @@ class TaggedParameters:
         return header.strip().strip("\"'"), None
 
 
-def key_value_pairs(turn: TurnText, span: Span) -> Sequence[RawCall]:
-    """Read `NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ...`."""
-    first = turn.find("<arg_key>", span.start)
-    name_end = first if 0 <= first < span.end else span.end
-    name = turn.text[span.start : name_end].strip()
-    if not name:
-        return [RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")]
-    values: dict[str, str] = {}
-    position = name_end
-    while 0 <= (start := turn.find("<arg_key>", position)) < span.end:
-        ends = [start + len("<arg_key>")]
-        for tag in ("</arg_key>", "<arg_value>", "</arg_value>"):
-            found = turn.find(tag, ends[-1])
-            if found < 0 or found >= span.end:
-                return [
-                    RawCall(
-                        name, status=CallStatus.BAD_ARGUMENTS, error=f"an argument of {name} has no {tag}"
-                    )
-                ]
-            ends += [found, found + len(tag)]
-        values[turn.text[ends[0] : ends[1]].strip()] = turn.text[ends[4] : ends[5]]
-        position = ends[6]
-    if "{" in name or "\n" in name.strip():
-        return [invalid("the call is not a name followed by <arg_key> and <arg_value>")]
-    return [RawCall(name, values=values)]
+@dataclass(frozen=True, slots=True)
+class KeyValuePairs:
+    """`NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ...`."""
+
+    key_opens: str = "<arg_key>"
+    key_closes: str = "</arg_key>"
+    value_opens: str = "<arg_value>"
+    value_closes: str = "</arg_value>"
+    name_closes: str = ""
+    """A tag after the name, where there is one."""
+
+    def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
+        """Read one call."""
+        first = turn.find(self.name_closes or self.key_opens, span.start)
+        name_end = first if 0 <= first < span.end else span.end
+        name = turn.text[span.start : name_end].strip()
+        if not name:
+            return [RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")]
+        if "{" in name or "\n" in name:
+            return [invalid(f"the call is not a name followed by {self.key_opens} and {self.value_opens}")]
+        values: dict[str, str] = {}
+        position = name_end
+        while 0 <= (start := turn.find(self.key_opens, position)) < span.end:
+            edges = [start + len(self.key_opens)]
+            for tag in (self.key_closes, self.value_opens, self.value_closes):
+                found = turn.find(tag, edges[-1])
+                if found < 0 or found >= span.end:
+                    error = f"an argument of {name} has no {tag}"
+                    return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]
+                edges += [found, found + len(tag)]
+            values[turn.text[edges[0] : edges[1]].strip()] = turn.text[edges[4] : edges[5]]
+            position = edges[6]
+        return [RawCall(name, values=values)]

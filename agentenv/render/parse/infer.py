@@ -1,0 +1,114 @@
+"""Make a grammar from one rendered call, for families that no list names.
+
+Three shapes are inferred: a JSON call between two tags; a name, a tag and a JSON object; and tagged
+parameters. What was inferred is used only if it reads the rendered calls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from agentenv.render.parse.grammar import Block, Grammar
+from agentenv.render.parse.json_calls import json_calls
+from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
+from agentenv.render.parse.values import json_items, json_members
+
+__all__ = ["inferred"]
+
+
+def inferred(text: str, name: str, arguments: Mapping[str, object]) -> Iterator[Grammar]:
+    """Yield grammars that the text of one call suggests."""
+    for make in (_json_between_tags, _name_then_json, _tagged, _pairs):
+        try:
+            grammar = make(text, name, list(arguments.items()))
+        except ValueError:
+            continue
+        if grammar is not None:
+            yield grammar
+
+
+def _json_between_tags(text: str, name: str, _: list[tuple[str, object]]) -> Grammar | None:
+    start = text.rfind("{", 0, text.index(f'"{name}"'))
+    if start < 0:
+        return None
+    if (bracket := text[:start].rstrip()).endswith("["):
+        start = len(bracket) - 1
+    _, end = json_items(text, start)
+    opens, closes = _tag_before(text, start), _tag_after(text, end)
+    return Grammar(f"json between {opens} and {closes}", (Block(opens, closes, json_calls),))
+
+
+def _name_then_json(text: str, name: str, _: list[tuple[str, object]]) -> Grammar | None:
+    at = text.index(name)
+    start = text.index("{", at)
+    _, end = json_members(text, start)
+    between = text[at + len(name) : start].strip()
+    if not between:
+        return None
+    opens, closes = _tag_before(text, at), _tag_after(text, end)
+    return Grammar(f"name {between} json", (Block(opens, closes, NamedJson(between)),))
+
+
+def _tagged(text: str, name: str, arguments: list[tuple[str, object]]) -> Grammar | None:
+    at = text.index(name)
+    (first, value), (second, last) = arguments[:2]
+    key = text.index(first, at + len(name))
+    shown = text.index(">", key) + 1
+    value_at = text.index(str(value), shown)
+    next_key = text.index(second, value_at)
+    last_at = text.index(str(last), text.index(">", next_key))
+    call_opens = text[text.rindex("<", 0, at) : at]
+    parameter_opens = text[text.rindex("<", 0, key) : key]
+    parameter_closes = _tag_after(text, value_at + len(str(value)))
+    after = text.index(parameter_closes, last_at) + len(parameter_closes)
+    call_closes = _tag_after(text, after)
+    opens = _tag_before(text, text.rindex("<", 0, at))
+    closes = _tag_after(text, text.index(call_closes, after) + len(call_closes))
+    read = TaggedParameters(
+        call_opens,
+        call_closes,
+        parameter_opens,
+        parameter_closes,
+        newlines=text[shown:value_at] == "\n",
+    )
+    if not closes:
+        return None
+    return Grammar(f"tagged parameters between {opens} and {closes}", (Block(opens, closes, read),))
+
+
+def _pairs(text: str, name: str, arguments: list[tuple[str, object]]) -> Grammar | None:
+    at = text.index(name)
+    (first, value), _ = arguments[:2]
+    key = text.index(first, at + len(name))
+    value_at = text.index(str(value), key + len(first))
+    key_opens = _tag_before(text, key)
+    name_closes = text[at + len(name) : text.rindex(key_opens, 0, key)].strip()
+    key_closes, value_opens = _tag_after(text, key + len(first)), _tag_before(text, value_at)
+    value_closes = _tag_after(text, value_at + len(str(value)))
+    opens = _tag_before(text, at)
+    closes = _tag_after(text, text.rindex(value_closes) + len(value_closes))
+    if not (key_closes and value_closes and closes):
+        return None
+    read = KeyValuePairs(key_opens, key_closes, value_opens, value_closes, name_closes)
+    return Grammar(f"keys and values between {opens} and {closes}", (Block(opens, closes, read),))
+
+
+def _tag_before(text: str, position: int) -> str:
+    """Return the tag that ends just before a position.
+
+    Raises:
+        ValueError: Nothing like a tag stands there.
+    """
+    line = text[:position].rstrip().split("\n")[-1].strip()
+    for opening, closing in (("<", ">"), ("[", "]")):
+        if line.endswith(closing) and opening in line:
+            line = line[line.rindex(opening) :]
+    if len(line) < 3 or line.isalnum():
+        raise ValueError("no tag")
+    return line
+
+
+def _tag_after(text: str, position: int) -> str:
+    """Return the tag that starts just after a position, or what else is on the line."""
+    line = text[position:].strip().split("\n")[0].strip()
+    return line[: line.index(">") + 1] if line.startswith("<") and ">" in line else line
