@@ -167,7 +167,8 @@ class TaskSet:
         rows, _ = self._read()
         if not rows:
             raise TaskError(f"split {self._chosen!r} has no tasks")
-        return rows[drawn % len(rows)]
+        # More rows may have been read of a generator by now; the draw must not depend on that.
+        return rows[drawn % min(len(rows), _STREAM_ROWS if self.endless else len(rows))]
 
     def shuffle(self, seed: int) -> Iterator[Task]:
         """Yield the tasks in an order that follows from the seed; ids do not change.
@@ -177,7 +178,8 @@ class TaskSet:
         """
         if self._by_seed is not None:
             return (self[derive_seed("shuffle", seed, n) % _ENDLESS_SPAN] for n in count())
-        order = list(self._read()[0])
+        rows, more = self._read()
+        order = rows[:_STREAM_ROWS] if more else list(rows)
         random.Random(seed).shuffle(order)
         return iter(order)
 

@@ -37,7 +37,7 @@ class View:
             first = int(space.start)
             self.names = {str(first + number): first + number for number in range(int(space.n))}
         words = "|".join(sorted(map(re.escape, self.names), key=len, reverse=True))
-        self._pattern = re.compile(rf"(?<![\w-])(?:{words})(?!\w)", re.IGNORECASE)
+        self._pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE)
 
     @property
     def rules(self) -> str:

@@ -16,7 +16,7 @@ from agentenv.spaces import Chat, Text
 class Countdown(Env):
     """Counts down; each message is one step."""
 
-    tasks = [{"n": n} for n in range(2, 7)]
+    tasks = tuple({"n": n} for n in range(2, 7))
 
     def __init__(self):
         self.finished = []
@@ -352,7 +352,7 @@ def test_done_after_a_step_ends_the_episode():
     env.reset(options={"task": {"n": 5}})
 
     assert env.step("a")[2] is False
-    observation, reward, terminated, truncated, info = env.step("b")
+    _, reward, terminated, truncated, info = env.step("b")
     assert (terminated, truncated, info["stop_reason"]) == (True, False, "env_done")
     assert reward == 10.5
 
@@ -364,7 +364,7 @@ def test_truncation_by_the_environment_is_truncation():
 
     env = Cut()
     env.reset(seed=0)
-    observation, reward, terminated, truncated, info = env.step("a")
+    _, reward, terminated, truncated, info = env.step("a")
 
     assert (terminated, truncated, info["stop_reason"], reward) == (False, True, "env_truncated", 11.0)
 
@@ -394,7 +394,7 @@ def test_vector_environments_in_processes_hold_it():
     vector = gymnasium.vector.AsyncVectorEnv([Countdown, AsyncCountdown], shared_memory=False)
     try:
         first, _ = vector.reset(seed=4)
-        observations, rewards, *_ = vector.step(("a", "b"))
+        _, rewards, *_ = vector.step(("a", "b"))
     finally:
         vector.close()
 

@@ -236,7 +236,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused(value):
             return value
 
     env = await begun(Odd(), {"x": 1, "y": 2})
-    with pytest.raises(UsageError, match="finite|number"):
+    with pytest.raises(UsageError, match=r"finite|number"):
         await env.end("final_answer")
 
 

@@ -1,0 +1,250 @@
+"""The registry: ids, files, modules, plug-ins and JSON."""
+
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import EntryPoint
+
+import gymnasium
+import pytest
+
+from agentenv import gym_hook
+from agentenv.envspec import EnvSpec
+from agentenv.errors import UnknownEnvironment, UsageError
+from agentenv.limits import RunLimits
+from agentenv.registry import Registry, make, register, registry, spec
+from agentenv.rewards import Reward
+from agentenv.toolenv import ToolEnv
+
+
+class Hello(ToolEnv):
+    """Says hello."""
+
+    def __init__(self, name="you"):
+        self.name = name
+
+    def start(self, greeting: str) -> str:
+        return f"{greeting} {self.name}"
+
+
+def short(answer):
+    return len(answer) < 10
+
+
+def greetings():
+    return [{"greeting": "Hi"}, {"greeting": "Hello"}]
+
+
+@pytest.fixture
+def hello():
+    entry = register(
+        "demo/Hello-v0", Hello, tasks=greetings, rewards=[(short, 0.5)], max_turns=3, kwargs={"name": "Bo"}
+    )
+    yield entry
+    registry.remove("demo/Hello-v0")
+
+
+@pytest.fixture
+def env_file(tmp_path):
+    path = tmp_path / "shop.py"
+    path.write_text(
+        textwrap.dedent("""
+            from agentenv.registry import register
+            from agentenv.toolenv import ToolEnv
+
+            class Shop(ToolEnv):
+                def start(self, price: int) -> str:
+                    return f"It costs {price}."
+
+            class Other(Shop):
+                pass
+
+            register("file/Shop-v0", Shop, tasks=[{"price": 1}])
+        """)
+    )
+    yield path
+    registry.remove("file/Shop-v0")
+
+
+def test_make_uses_the_specification_and_its_arguments_win(hello):
+    assert make("demo/Hello-v0").reset(seed=1)[0][0]["content"].endswith("Bo")
+    assert make(hello, name="Al").reset(seed=1)[0][0]["content"].endswith("Al")
+    assert make("demo/Hello-v0").env_id == "demo/Hello-v0"
+    assert hello.description == "Says hello."
+    assert hello.max_turns == 3
+
+
+def test_arguments_that_the_class_refuses_are_named(hello):
+    with pytest.raises(UsageError, match=r"demo/Hello-v0 cannot be made with .*nam"):
+        make(hello, nam="x")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("demo/Helo-v0", "did you mean 'demo/Hello-v0'"),
+        ("demo/Hello-v3", "did you mean 'demo/Hello-v0'"),
+        ("DEMO/hello-v0", "did you mean 'demo/Hello-v0'"),
+        ("shop/Hello-v0", "did you mean 'demo/Hello-v0'"),
+        ("nothing/LikeIt-v0", "unknown environment"),
+        ("no/file.py", "no file 'no/file.py'"),
+        ("no.such.module:Class", "no module 'no.such.module'"),
+        ("gymnasium:FrozenLak-v1", "FrozenLake"),
+    ],
+)
+def test_an_unknown_id_suggests_the_nearest(hello, wrong, words):
+    with pytest.raises(UnknownEnvironment, match=words):
+        spec(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["Hello-v0", "demo/Hello", "demo/He llo-v0", "a/b/C-v0", ""])
+def test_a_malformed_id_is_refused(wrong):
+    with pytest.raises(UsageError, match="namespace/Name-v0"):
+        register(wrong, Hello)
+
+
+def test_an_id_is_not_taken_twice_by_different_environments(hello):
+    class Another(ToolEnv):
+        pass
+
+    register("demo/Hello-v0", Hello, tasks=greetings)
+    with pytest.raises(UsageError, match="registered already"):
+        register("demo/Hello-v0", Another)
+    register("demo/Hello-v0", Another, override=True)
+    assert spec("demo/Hello-v0").attribute.endswith("Another")
+
+
+def test_a_specification_survives_json(hello):
+    again = EnvSpec.from_json(hello.to_json())
+
+    assert again == hello
+    assert again.to_json() == hello.to_json()
+    assert again.make().reset(seed=1) == hello.make().reset(seed=1)
+    assert again.rewards == (Reward(short, 0.5),)
+
+
+def test_what_no_file_can_name_is_refused_as_json():
+    class Local(ToolEnv):
+        pass
+
+    with pytest.raises(UsageError, match="inside a function"):
+        EnvSpec.of("demo/Local-v0", Local).to_json()
+    with pytest.raises(UsageError, match="lambda"):
+        EnvSpec.of("demo/Hello-v0", Hello, rewards=[lambda answer: 1.0]).to_json()
+    with pytest.raises(UsageError, match="not an environment's recipe"):
+        EnvSpec.from_json('{"id": "x"}')
+
+
+def test_a_specification_is_frozen(hello):
+    with pytest.raises(AttributeError):
+        hello.id = "other/Name-v0"
+    with pytest.raises(TypeError):
+        hello.kwargs["name"] = "x"
+
+
+def test_max_turns_and_limits_are_merged_to_the_stricter():
+    limits = RunLimits(max_turns=9, max_tool_calls=2)
+
+    assert EnvSpec.of("d/A-v0", Hello, limits=limits, max_turns=4).limits.max_turns == 4
+    assert EnvSpec.of("d/A-v0", Hello, limits=limits, max_turns=12).limits.max_turns == 9
+    assert EnvSpec.of("d/A-v0", Hello, max_turns=4).limits.stricter(RunLimits()).max_turns == 4
+    assert EnvSpec.of("d/A-v0", Hello, max_turns=4).limits.stricter(RunLimits()) == RunLimits(max_turns=4)
+
+
+def test_a_file_is_an_id(env_file):
+    assert spec(str(env_file)).id == "file/Shop-v0"
+    assert spec(f"{env_file}:Shop").id == "file/Shop-v0"
+    assert spec(f"{env_file}:file/Shop-v0").id == "file/Shop-v0"
+    assert spec(f"{env_file}:Other").id == "local/Other-v0"
+    assert make(str(env_file)).reset(seed=0)[0][0]["content"] == "It costs 1."
+    with pytest.raises(UnknownEnvironment, match="did you mean 'Shop'"):
+        spec(f"{env_file}:Shopp")
+
+
+def test_a_changed_file_is_read_again(env_file):
+    assert make(str(env_file)).reset(seed=0)[0][0]["content"] == "It costs 1."
+    env_file.write_text(env_file.read_text().replace("It costs", "Price"))
+    assert make(str(env_file)).reset(seed=0)[0][0]["content"] == "Price 1."
+
+
+def test_a_file_with_several_environments_asks_to_choose(env_file):
+    env_file.write_text(env_file.read_text() + 'register("file/Other-v0", Other)\n')
+    try:
+        with pytest.raises(UnknownEnvironment, match="file/Other-v0"):
+            spec(str(env_file))
+    finally:
+        registry.remove("file/Other-v0")
+
+
+def test_a_module_and_class_is_an_id():
+    found = spec("agentenv_envs.calculator:Calculator")
+
+    assert found.id == "agentenv/Calculator-v0"
+
+
+def plugin(monkeypatch, **points):
+    found = Registry()
+    names = {name: EntryPoint(name, value, "agentenv.envs") for name, value in points.items()}
+    monkeypatch.setattr(found, "_plugins", names)
+    return found
+
+
+def test_a_broken_plugin_is_listed_with_its_error_and_disturbs_no_other(monkeypatch):
+    found = plugin(
+        monkeypatch,
+        **{"x/Gone-v0": "no_such_package.envs:Env", "x/Fine-v0": "agentenv_envs.calculator:Calculator"},
+    )
+
+    before = found.listing()
+    loaded = {row.id: row for row in found.listing(load=True)}
+
+    assert [row.id for row in before] == ["x/Fine-v0", "x/Gone-v0"]
+    assert all(row.spec is None and not row.error for row in before)
+    assert "no_such_package" in loaded["x/Gone-v0"].error
+    assert loaded["x/Fine-v0"].spec.id == "x/Fine-v0"
+    with pytest.raises(UnknownEnvironment, match="cannot be loaded: ModuleNotFoundError"):
+        found["x/Gone-v0"]
+
+
+def test_installed_environments_are_listed_without_being_imported():
+    code = (
+        "import sys; from agentenv.registry import registry;"
+        "print(list(registry)); assert 'agentenv/Calculator-v0' in registry;"
+        "assert not {'agentenv_envs.calculator', 'gymnasium'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "from agentenv import gym_hook; gym_hook.install(); import gymnasium",
+        "import gymnasium; from agentenv import gym_hook; gym_hook.install()",
+    ],
+)
+def test_gymnasium_makes_our_environments_whatever_is_imported_first(lines):
+    code = (
+        f"{lines}; env = gymnasium.make('agentenv/Calculator-v0'); print(env.reset(seed=1)[0][-1]['content'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("What is")
+
+
+def test_environments_registered_later_reach_gymnasium_too(hello):
+    gym_hook.install()
+    register("demo/Later-v0", Hello, tasks=greetings)
+    try:
+        env = gymnasium.make("demo/Later-v0", name="Cy")
+        vector = gymnasium.make_vec("demo/Later-v0", 2, "sync")
+        assert env.reset(seed=1)[0][0]["content"].endswith("Cy")
+        assert len(vector.reset(seed=1)[0]) == 2
+    finally:
+        registry.remove("demo/Later-v0")
+        gymnasium.registry.pop("demo/Later-v0")
+        gymnasium.registry.pop("demo/Hello-v0", None)

@@ -1,0 +1,121 @@
+"""Task sets: sources, ids, splits and orders."""
+
+import itertools
+import json
+
+import pytest
+
+from agentenv.errors import TaskError
+from agentenv.tasks import Task, TaskSet
+
+ROWS = [{"x": n} for n in range(6)]
+
+
+def ids(tasks):
+    return [task.id for task in tasks]
+
+
+def endless():
+    for n in itertools.count():
+        yield {"n": n}
+
+
+def rows():
+    return ROWS
+
+
+def seeded(seed):
+    return {"seed": seed}
+
+
+def test_ids_follow_the_content_and_not_the_place():
+    forward, backward = TaskSet.of(ROWS), TaskSet.of(ROWS[::-1])
+
+    assert ids(forward) == ids(backward)[::-1]
+    assert len(set(ids(forward))) == 6
+
+
+def test_rows_of_the_same_content_are_told_apart():
+    same = ids(TaskSet.of([{"x": 1}, {"x": 1}, {"x": 1}]))
+
+    assert len(set(same)) == 3
+    assert same[1] == f"{same[0]}-2"
+
+
+def test_an_id_field_is_the_id():
+    tasks = TaskSet.of([{"id": 7, "x": 1}, {"id": "b", "x": 2}])
+
+    assert ids(tasks) == ["7", "b"]
+    assert tasks["b"].data["x"] == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ([{"id": 1}, {"id": "1"}], "row 1: another row has the id '1'"),
+        ([{"x": 1}, 5], "row 1 is 5"),
+        ([{3: 1}], "field name 3"),
+        (7, "gives no tasks"),
+        ("tasks.csv", "neither a .jsonl"),
+        (lambda a, b: None, "takes nothing, or a seed"),
+        (lambda: 3, "not an iterable"),
+        ("missing.jsonl", "cannot read the tasks"),
+    ],
+)
+def test_a_wrong_source_says_what_is_wrong(source, words):
+    with pytest.raises(TaskError, match=words):
+        list(TaskSet.of(source))
+
+
+def test_a_jsonl_file_is_read_and_its_bad_line_named(tmp_path):
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
+    bad.write_text('{"x": 1}\n{"x": \n')
+
+    assert ids(TaskSet.of(good)) == ids(TaskSet.of(ROWS))
+    assert len(TaskSet.of(str(good))) == 6
+    with pytest.raises(TaskError, match="line 2 is not JSON"):
+        list(TaskSet.of(bad))
+
+
+def test_splits_are_chosen_by_name():
+    tasks = TaskSet.of({"train": ROWS[:4], "test": rows})
+
+    assert tasks.splits == ("train", "test")
+    assert (len(tasks), len(tasks.split("test"))) == (4, 6)
+    with pytest.raises(TaskError, match="did you mean 'test'"):
+        tasks.split("tset")
+
+
+def test_a_function_of_a_seed_is_endless_and_reproducible():
+    tasks = TaskSet.of(seeded)
+
+    assert (tasks.endless, tasks.num_tasks) == (True, None)
+    assert ids(tasks.take(3)) == ["seed-0", "seed-1", "seed-2"]
+    assert tasks["seed-41"] == tasks[41] == Task("seed-41", {"seed": 41})
+    assert ids(itertools.islice(tasks.shuffle(1), 5)) == ids(itertools.islice(tasks.shuffle(1), 5))
+    assert tasks.sample(3) == tasks.sample(3)
+    with pytest.raises(TypeError, match="no known end"):
+        len(tasks)
+
+
+def test_a_finite_generator_has_a_length_and_an_endless_one_has_none():
+    finite, infinite = TaskSet.of(row for row in ROWS), TaskSet.of(endless)
+
+    assert len(finite) == 6
+    assert infinite.endless
+    assert ids(infinite.take(4)) == ids(infinite.take(4))
+    assert len(list(itertools.islice(infinite, 10_005))) == 10_005
+    assert infinite.sample(1) == TaskSet.of(endless).sample(1)
+
+
+def test_a_task_set_survives_json_where_its_source_has_a_name():
+    for source in (ROWS, rows, seeded, {"train": ROWS[:2], "test": rows}):
+        tasks = TaskSet.of(source)
+        again = TaskSet.from_record(json.loads(json.dumps(tasks.record())))
+        assert ids(again.take(2)) == ids(tasks.take(2))
+        assert again == tasks
+    with pytest.raises(TaskError, match="no file can name"):
+        TaskSet.of(lambda: ROWS).record()
+    with pytest.raises(TaskError, match="generator"):
+        TaskSet.of(row for row in ROWS).record()
