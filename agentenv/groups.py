@@ -91,6 +91,7 @@ class _Pump(Generic[_Job]):
         self,
         jobs: Iterator[_Job],
         play: Play[_Job],
+        *,
         group_size: int,
         policy: GroupPolicy,
         concurrency: int,
@@ -206,7 +207,14 @@ async def play_groups(
         concurrency: episodes in flight at once.
         on_trajectory: called with each episode at once, also of groups that are never completed.
     """
-    pump = _Pump(iter(jobs), play, group_size, policy, concurrency, on_trajectory)
+    pump = _Pump(
+        iter(jobs),
+        play,
+        group_size=group_size,
+        policy=policy,
+        concurrency=concurrency,
+        on_trajectory=on_trajectory,
+    )
     try:
         while (group := await pump.take()) is not None:
             yield group

@@ -73,9 +73,11 @@ async def test_a3_engine_length_is_truncated_and_runs_no_tool():
     record = await play([call("show", size=3)], sampling=Sampling(max_tokens=70))
     cut = await play([call("show", size=3)], sampling=Sampling(max_tokens=30))
 
-    assert len(record.turns[0].tool_results) == 1 and record.stop_reason is not StopReason.GENERATION_LENGTH
+    assert len(record.turns[0].tool_results) == 1
+    assert record.stop_reason is not StopReason.GENERATION_LENGTH
     assert cut.stop_reason is StopReason.GENERATION_LENGTH
-    assert cut.truncated and not cut.terminated
+    assert cut.truncated
+    assert not cut.terminated
     assert cut.metrics["tool_calls"] == 0
     assert all(result.error_kind == "not_run" for result in cut.turns[0].tool_results)
 
@@ -85,7 +87,8 @@ async def test_a3_a_whole_call_in_a_cut_completion_is_answered_not_run():
     record = await play([turn + "and more"], sampling=Sampling(max_tokens=len(TOKENIZER.encode(turn)) + 2))
 
     (result,) = record.turns[0].tool_results
-    assert result.error_kind == "not_run" and "cut" in result.text
+    assert result.error_kind == "not_run"
+    assert "cut" in result.text
     assert record.messages[-1] == result.to_message()
     assert len(record.sequences[0].spans) == 2
 
@@ -109,7 +112,9 @@ async def test_b2_with_nothing_left_the_engine_is_not_called():
 
     assert play.requests == []
     assert record.stop_reason is StopReason.CONTEXT_LENGTH
-    assert record.turns == () and record.truncated and not record.trainable
+    assert record.turns == ()
+    assert record.truncated
+    assert not record.trainable
     assert len(record.sequences[0]) == prompt
 
 
@@ -165,8 +170,11 @@ async def test_b4_a_megabyte_of_output_is_cut_inside_the_observation():
 
     (result,) = record.turns[0].tool_results
     assert record.stop_reason is StopReason.FINAL_ANSWER
-    assert result.trimmed and result.full_chars == 1_000_000
-    assert result.text.startswith("x") and result.text.endswith("x") and "9" in result.text
+    assert result.trimmed
+    assert result.full_chars == 1_000_000
+    assert result.text.startswith("x")
+    assert result.text.endswith("x")
+    assert "9" in result.text
     assert len(record.sequences[0]) <= limit
     shown = RENDERER.decode(record.sequences[0].token_ids)
     assert f"<tool_response>{result.text}</tool_response><|im_end|>\n<|im_start|>assistant\nok" in shown
@@ -218,8 +226,10 @@ async def test_b5_several_results_share_the_room_and_the_small_ones_stay_whole()
     record = await play([turn, "ok"], max_context_tokens=prompt_size() + 700)
 
     small, large, middle = record.turns[0].tool_results
-    assert small.text == "xxxxx" and not small.trimmed
-    assert large.trimmed and middle.trimmed
+    assert small.text == "xxxxx"
+    assert not small.trimmed
+    assert large.trimmed
+    assert middle.trimmed
     assert abs(len(large.text) - len(middle.text)) <= 3
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
@@ -246,11 +256,14 @@ async def test_c4_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
 
     record = await play([call("show", size=3)], Judged(), max_turns=1)
 
-    assert record.stop_reason is StopReason.MAX_TURNS and record.truncated
+    assert record.stop_reason is StopReason.MAX_TURNS
+    assert record.truncated
     assert seen == {"reason": "max_turns", "truncated": True}
     assert record.metrics["tool_calls"] == 0
-    assert record.messages[-1]["role"] == "tool" and "not run" in record.messages[-1]["content"]
-    assert record.sequences[0].loss_mask[-1] and record.turn_rewards == (0.25,)
+    assert record.messages[-1]["role"] == "tool"
+    assert "not run" in record.messages[-1]["content"]
+    assert record.sequences[0].loss_mask[-1]
+    assert record.turn_rewards == (0.25,)
 
 
 async def test_c5_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_not_retried():
@@ -265,8 +278,11 @@ async def test_c5_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_
 
     record = await runner.run_episode(Printer(), {})
 
-    assert Refusing.tries == 1 and runner.ledger.retried == 0
-    assert record.stop_reason is StopReason.CONTEXT_LENGTH and record.truncated and record.error is None
+    assert Refusing.tries == 1
+    assert runner.ledger.retried == 0
+    assert record.stop_reason is StopReason.CONTEXT_LENGTH
+    assert record.truncated
+    assert record.error is None
 
 
 async def test_d5_a_long_user_turn_is_cut_and_no_generation_is_wasted():
@@ -277,9 +293,11 @@ async def test_d5_a_long_user_turn_is_cut_and_no_generation_is_wasted():
     record = await play(["hi", "bye"], Talker(), user=user, max_context_tokens=limit, min_answer_tokens=8)
 
     said = [message for message in record.messages if message["role"] == "user"][-1]["content"]
-    assert 0 < len(said) < 120 and said.startswith("u")
+    assert 0 < len(said) < 120
+    assert said.startswith("u")
     assert record.metrics["trimmed_outputs"] == 1
-    assert len(play.requests) == 2 and record.stop_reason is StopReason.USER_DONE
+    assert len(play.requests) == 2
+    assert record.stop_reason is StopReason.USER_DONE
     aligned(record)
 
 

@@ -87,9 +87,12 @@ async def test_a9_an_environment_that_ends_at_step_two_is_not_stepped_again():
 
     record = await play(["a", "b", "c"], env, max_turns=10)
 
-    assert record.stop_reason is StopReason.ENV_TERMINATED and record.terminated
-    assert env.said == ["a", "b"] and len(play.requests) == 2
-    assert record.turn_rewards == (0.5, 2.5) and record.reward == 3.0
+    assert record.stop_reason is StopReason.ENV_TERMINATED
+    assert record.terminated
+    assert env.said == ["a", "b"]
+    assert len(play.requests) == 2
+    assert record.turn_rewards == (0.5, 2.5)
+    assert record.reward == 3.0
     assert record.sequences[0].loss_mask[-1], "the last observation is in the messages, not in the tokens"
     assert record.messages[-1]["content"] == "seen b"
 
@@ -97,7 +100,9 @@ async def test_a9_an_environment_that_ends_at_step_two_is_not_stepped_again():
 async def test_an_environment_that_truncates_itself_is_truncated():
     record = await play(["a", "b"], Steps(1, truncated=True))
 
-    assert record.stop_reason is StopReason.ENV_TRUNCATED and record.truncated and not record.terminated
+    assert record.stop_reason is StopReason.ENV_TRUNCATED
+    assert record.truncated
+    assert not record.terminated
 
 
 @pytest.mark.parametrize("last", ["is_done", "step"])
@@ -107,9 +112,13 @@ async def test_c3_done_after_the_first_call_asks_the_engine_no_more(last):
     record = await play([call("tick"), "never"], env, {"done_after": 1})
 
     assert len(play.requests) == 1
-    assert record.stop_reason is StopReason.ENV_DONE and record.terminated and not record.truncated
-    assert record.sequences[0].loss_mask[-1] and record.turns[0].tool_results[0].text == "0 left"
-    assert env.finishes == ["env_done"] and record.reward == 1.0
+    assert record.stop_reason is StopReason.ENV_DONE
+    assert record.terminated
+    assert not record.truncated
+    assert record.sequences[0].loss_mask[-1]
+    assert record.turns[0].tool_results[0].text == "0 left"
+    assert env.finishes == ["env_done"]
+    assert record.reward == 1.0
 
 
 async def test_c3_with_explain_the_model_is_told_and_answers_once_more():
@@ -119,9 +128,12 @@ async def test_c3_with_explain_the_model_is_told_and_answers_once_more():
         [call("tick"), "It is over." + call("tick"), "never"], env, {"done_after": 1}, done_policy="explain"
     )
 
-    assert len(play.requests) == 2 and "has finished" in play.requests[1].prompt_text
-    assert record.stop_reason is StopReason.ENV_DONE and record.answer == "It is over."
-    assert record.turns[1].tool_results[0].error_kind == "not_run" and record.metrics["tool_calls"] == 1
+    assert len(play.requests) == 2
+    assert "has finished" in play.requests[1].prompt_text
+    assert record.stop_reason is StopReason.ENV_DONE
+    assert record.answer == "It is over."
+    assert record.turns[1].tool_results[0].error_kind == "not_run"
+    assert record.metrics["tool_calls"] == 1
     assert env.finishes == ["env_done"]
 
 
@@ -134,7 +146,8 @@ async def test_c3_explain_without_a_turn_or_room_left_is_still_done():
     no_room = await play(script, Counter(), {"done_after": 1}, done_policy="explain", max_context_tokens=room)
 
     assert no_turn.stop_reason is StopReason.MAX_TURNS, "the last turn's call is not run"
-    assert no_room.stop_reason is StopReason.ENV_DONE and len(play.requests) == 1
+    assert no_room.stop_reason is StopReason.ENV_DONE
+    assert len(play.requests) == 1
 
 
 async def test_b6_a_model_that_always_calls_is_stopped_by_max_turns():
@@ -142,8 +155,11 @@ async def test_b6_a_model_that_always_calls_is_stopped_by_max_turns():
 
     record = await play([call("tick")] * 9, env, max_turns=2)
 
-    assert record.stop_reason is StopReason.MAX_TURNS and record.truncated and not record.terminated
-    assert env.finishes == ["max_turns"] and env.left == 98
+    assert record.stop_reason is StopReason.MAX_TURNS
+    assert record.truncated
+    assert not record.terminated
+    assert env.finishes == ["max_turns"]
+    assert env.left == 98
     assert [message["role"] for message in record.messages] == [
         "user",
         "assistant",
@@ -159,7 +175,8 @@ async def test_the_last_turn_s_text_is_a_final_answer_and_a_last_step_counts():
     step = await play(["a", "b", "c"], env, max_turns=2)
 
     assert answer.stop_reason is StopReason.FINAL_ANSWER
-    assert step.stop_reason is StopReason.MAX_TURNS and env.said == ["a", "b"]
+    assert step.stop_reason is StopReason.MAX_TURNS
+    assert env.said == ["a", "b"]
     assert step.turn_rewards == (0.5, 2.5)
 
 
@@ -168,10 +185,12 @@ async def test_d6_when_the_user_ends_it_the_record_ends_on_a_sampled_token():
 
     record = await play(["a", "b", "c"], Talk(), user=user)
 
-    assert record.stop_reason is StopReason.USER_DONE and record.terminated
+    assert record.stop_reason is StopReason.USER_DONE
+    assert record.terminated
     assert record.messages[-1] == {"role": "user", "content": "thanks, bye"}
     sequence = record.sequences[0]
-    assert sequence.loss_mask[-1] and "thanks" not in RENDERER.decode(sequence.token_ids)
+    assert sequence.loss_mask[-1]
+    assert "thanks" not in RENDERER.decode(sequence.token_ids)
     assert record.turn_rewards == (0.0, 1.25)
 
 
@@ -181,10 +200,15 @@ async def test_d10_max_turns_and_max_user_turns_count_apart_and_tools_use_neithe
     none = await play(["a"], Talk(), user=ScriptedUser(["u"] * 9), max_user_turns=0)
     turns = await play(script, Talk(), user=ScriptedUser(["u"] * 9), max_turns=3)
 
-    assert users.stop_reason is StopReason.MAX_USER_TURNS and users.truncated
-    assert len(users.turns) == 4 and users.metrics["user_turns"] == 1 and users.metrics["tool_calls"] == 2
-    assert none.stop_reason is StopReason.MAX_USER_TURNS and len(none.turns) == 1
-    assert turns.stop_reason is StopReason.MAX_TURNS and turns.metrics["user_turns"] == 1
+    assert users.stop_reason is StopReason.MAX_USER_TURNS
+    assert users.truncated
+    assert len(users.turns) == 4
+    assert users.metrics["user_turns"] == 1
+    assert users.metrics["tool_calls"] == 2
+    assert none.stop_reason is StopReason.MAX_USER_TURNS
+    assert len(none.turns) == 1
+    assert turns.stop_reason is StopReason.MAX_TURNS
+    assert turns.metrics["user_turns"] == 1
 
 
 async def test_d8_users_reward_turns_and_give_rewards_back_to_earlier_ones():
@@ -208,7 +232,8 @@ async def test_a_user_that_rewards_a_turn_not_played_is_an_error_of_the_user():
         ["a"], Talk(), user=FunctionUser(lambda messages, task: UserTurn("x", turn_rewards={7: 1.0}))
     )
 
-    assert record.stop_reason is StopReason.ERROR and record.error.boundary == "user"
+    assert record.stop_reason is StopReason.ERROR
+    assert record.error.boundary == "user"
     assert "turn 7" in record.error.message
 
 
@@ -255,7 +280,8 @@ async def test_d7_user_and_environment_are_closed_exactly_once(fate):
 
     expected = {"normal": "user_done", "error": "error", "deadline": "deadline", "aborted": "aborted"}
     assert record.stop_reason == expected[fate]
-    assert len(closed) == 1 and env.closed == 1
+    assert len(closed) == 1
+    assert env.closed == 1
 
 
 async def test_rewards_see_a_draft_without_reward_fields():
@@ -269,19 +295,24 @@ async def test_rewards_see_a_draft_without_reward_fields():
     record = await play([call("tick"), "done"], Judged())
 
     (draft,) = seen
-    assert draft.reward is None and draft.turn_rewards == (0.0, 0.0) and draft.rewards == {}
-    assert draft.stop_reason is StopReason.FINAL_ANSWER and draft.messages == record.messages
-    assert draft.sequences == record.sequences and record.reward == 1.0
+    assert draft.reward is None
+    assert draft.turn_rewards == (0.0, 0.0)
+    assert draft.rewards == {}
+    assert draft.stop_reason is StopReason.FINAL_ANSWER
+    assert draft.messages == record.messages
+    assert draft.sequences == record.sequences
+    assert record.reward == 1.0
 
 
 async def test_an_episode_that_cannot_be_scored_has_no_reward_and_is_not_usable():
     class Unscored(Counter):
-        def reward(self) -> None:
-            return None
+        def reward(self):
+            return {"judge": None}
 
     record = await play([call("tick"), "done"], Unscored())
 
-    assert record.reward is None and record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.reward is None
+    assert record.stop_reason is StopReason.FINAL_ANSWER
     assert record.error is None
 
 
@@ -292,7 +323,9 @@ async def test_a_score_hook_adds_to_the_environment_s_reward():
     engine = ScriptedEngine([call("tick"), "done"], tokenizer=TOKENIZER)
     record = await Runner(engine, RENDERER).run_episode(Counter(), {}, score=score)
 
-    assert record.reward == 1.5 and record.rewards == {"brevity": 0.5} and record.turn_rewards == (0.0, 1.5)
+    assert record.reward == 1.5
+    assert record.rewards == {"brevity": 0.5}
+    assert record.turn_rewards == (0.0, 1.5)
 
 
 async def test_timings_say_where_the_time_went():

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import aclosing
+from typing import ClassVar
 
 import pytest
 
@@ -36,7 +37,7 @@ def call(name: str, **arguments: object) -> str:
 class Faulty(ToolEnv):
     """Breaks where its task says."""
 
-    closed: Counter[str] = Counter()
+    closed: ClassVar[Counter[str]] = Counter()
     made = 0
 
     def __init__(self) -> None:
@@ -125,11 +126,11 @@ async def test_b9_one_failing_episode_leaves_the_others_alone_and_is_delivered_w
         "engine",
         "sandbox",
     }
-    assert (
-        "reset broke" in by_where["start"].error.traceback and by_where["start"].error.type == "RuntimeError"
-    )
+    assert "reset broke" in by_where["start"].error.traceback
+    assert by_where["start"].error.type == "RuntimeError"
     for healthy in ("", "tool", "close"):
-        assert by_where[healthy].stop_reason is StopReason.FINAL_ANSWER and by_where[healthy].reward == 1.0
+        assert by_where[healthy].stop_reason is StopReason.FINAL_ANSWER
+        assert by_where[healthy].reward == 1.0
     assert all(not by_where[where].trainable and by_where[where].reward is None for where in failed)
     assert runner.ledger.submitted == len(WHERE) == sum(runner.ledger.outcomes.values())
     assert all(Faulty.closed[where] == 1 for where in WHERE if where != "start")
@@ -148,7 +149,8 @@ async def test_b9_a_parser_that_raises_fails_its_episode_only():
 
     fine, broken = sorted(records, key=lambda one: one.task["number"])
     assert fine.stop_reason is StopReason.FINAL_ANSWER
-    assert broken.stop_reason is StopReason.ERROR and broken.error.boundary == "parser"
+    assert broken.stop_reason is StopReason.ERROR
+    assert broken.error.boundary == "parser"
 
 
 async def test_b9_an_environment_that_cannot_be_made_is_an_error_of_each_episode():
@@ -160,7 +162,8 @@ async def test_b9_an_environment_that_cannot_be_made_is_an_error_of_each_episode
     (group,) = await collect(runner, spec_of(broken), [{}], group_size=3)
 
     assert [one.error.message for one in group] == ["no such world"] * 3
-    assert runner.ledger.outcomes == {StopReason.ERROR: 3} and runner.ledger.balanced
+    assert runner.ledger.outcomes == {StopReason.ERROR: 3}
+    assert runner.ledger.balanced
 
 
 async def test_b10_b11_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usable():
@@ -191,8 +194,10 @@ async def test_b10_a_failed_member_can_be_refilled_by_another():
         runner, spec_of(), [{}], group_size=4, policy=GroupPolicy(on_failed="refill", max_refills=1)
     )
 
-    assert [one.member for one in group] == [0, 1, 2, 3, 4] and len(group.usable) == 4
-    assert runner.ledger.submitted == 5 and runner.ledger.balanced
+    assert [one.member for one in group] == [0, 1, 2, 3, 4]
+    assert len(group.usable) == 4
+    assert runner.ledger.submitted == 5
+    assert runner.ledger.balanced
 
 
 async def test_b11_a_group_below_its_minimum_is_marked_and_says_why():
@@ -205,7 +210,8 @@ async def test_b11_a_group_below_its_minimum_is_marked_and_says_why():
 
     (group,) = await collect(runner, spec_of(), [{}], group_size=3, policy=GroupPolicy(min_usable=2))
 
-    assert group.usable == () and "min_usable=2" in group.trajectories[0].untrainable_reason
+    assert group.usable == ()
+    assert "min_usable=2" in group.trajectories[0].untrainable_reason
     assert group.trajectories[0].reward == 1.0
 
 
@@ -227,7 +233,8 @@ async def test_b1_a_retry_is_equal_to_a_fresh_run():
     ((retried,),) = await collect(runner, spec_of(), [{"number": 4}])
     ((plain,),) = await collect(fresh, spec_of(), [{"number": 4}])
 
-    assert (retried.attempt, plain.attempt) == (1, 0) and runner.ledger.retried == 1
+    assert (retried.attempt, plain.attempt) == (1, 0)
+    assert runner.ledger.retried == 1
     for name in (
         "sequences",
         "messages",
@@ -257,7 +264,8 @@ async def test_c6_retries_are_bounded_and_only_for_what_may_pass(error, tries):
 
     ((record,),) = await collect(runner, spec_of(), [{}])
 
-    assert len(engine.requests) == tries and record.attempt == tries - 1
+    assert len(engine.requests) == tries
+    assert record.attempt == tries - 1
     assert record.stop_reason is StopReason.ABORTED
 
 
@@ -267,7 +275,7 @@ async def test_c6_a_stop_request_is_honoured_while_waiting_for_a_retry():
     )
     runner = Runner(engine, RENDERER, retries=50, retry_wait_s=60)
     task = asyncio.create_task(collect(runner, spec_of(), [{}]))
-    while not runner.ledger.retried:
+    while not runner.ledger.retried:  # noqa: ASYNC110 - the runner has no event for it
         await asyncio.sleep(0)
     began = time.perf_counter()
 
@@ -276,7 +284,8 @@ async def test_c6_a_stop_request_is_honoured_while_waiting_for_a_retry():
         await task
 
     assert time.perf_counter() - began < 1
-    assert runner.ledger.cancelled == 1 and runner.ledger.balanced
+    assert runner.ledger.cancelled == 1
+    assert runner.ledger.balanced
 
 
 async def test_c14_a_reward_of_none_is_left_out_and_counted_nowhere():
@@ -288,7 +297,8 @@ async def test_c14_a_reward_of_none_is_left_out_and_counted_nowhere():
 
     (group,) = await collect(runner, spec_of(Maybe), [{}], group_size=3)
 
-    assert [one.reward for one in group].count(None) == 1 and len(group.usable) == 2
+    assert [one.reward for one in group].count(None) == 1
+    assert len(group.usable) == 2
 
 
 async def test_d13_cancelling_closes_every_environment_and_keeps_what_is_finished():
@@ -304,16 +314,19 @@ async def test_d13_cancelling_closes_every_environment_and_keeps_what_is_finishe
     task = asyncio.create_task(
         collect(runner, spec_of(), [{"number": n} for n in range(9)], on_trajectory=kept.append)
     )
-    while len(kept) < 1 or runner.ledger.in_flight < 4:
+    while len(kept) < 1 or runner.ledger.in_flight < 4:  # noqa: ASYNC110 - likewise
         await asyncio.sleep(0)
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert len(kept) == 1 and kept[0].stop_reason is StopReason.FINAL_ANSWER
+    assert len(kept) == 1
+    assert kept[0].stop_reason is StopReason.FINAL_ANSWER
     assert sum(Faulty.closed.values()) == Faulty.made == 5
-    assert runner.ledger.cancelled == 4 and runner.ledger.in_flight == 0 and runner.ledger.balanced
+    assert runner.ledger.cancelled == 4
+    assert runner.ledger.in_flight == 0
+    assert runner.ledger.balanced
 
 
 async def test_d13_leaving_the_loop_early_closes_what_is_running():
@@ -327,7 +340,8 @@ async def test_d13_leaving_the_loop_early_closes_what_is_running():
         async for _ in groups:
             break
 
-    assert sum(Faulty.closed.values()) == Faulty.made and runner.ledger.in_flight == 0
+    assert sum(Faulty.closed.values()) == Faulty.made
+    assert runner.ledger.in_flight == 0
 
 
 async def test_the_task_source_may_fail_and_says_so():
@@ -339,7 +353,8 @@ async def test_the_task_source_may_fail_and_says_so():
 
     with pytest.raises(ValueError, match="row 2 is broken"):
         await collect(runner, spec_of(), rows())
-    assert runner.ledger.balanced and runner.ledger.in_flight == 0
+    assert runner.ledger.balanced
+    assert runner.ledger.in_flight == 0
 
 
 async def test_order_of_completion_changes_no_result():
@@ -405,8 +420,10 @@ async def test_c16b_slow_hung_and_raising_resets_start_together():
 
     assert time.perf_counter() - began < 1.6
     records = {group.trajectories[0].task["number"]: group.trajectories[0] for group in groups}
-    assert records[3].stop_reason is StopReason.ERROR and records[3].error.type == "RuntimeError"
-    assert records[5].stop_reason is StopReason.ERROR and records[5].error.type == "TimeoutError"
+    assert records[3].stop_reason is StopReason.ERROR
+    assert records[3].error.type == "RuntimeError"
+    assert records[5].stop_reason is StopReason.ERROR
+    assert records[5].error.type == "TimeoutError"
     assert sum(one.stop_reason is StopReason.ENV_TERMINATED for one in records.values()) == 14
 
 
@@ -438,7 +455,8 @@ async def test_b8_blocking_tools_do_not_block_the_loop():
 
     took = time.perf_counter() - began
     counting.cancel()
-    assert len(groups) == 8 and took < 0.9
+    assert len(groups) == 8
+    assert took < 0.9
     assert ticks > 0.5 * took / 0.012
 
 
@@ -450,8 +468,11 @@ async def test_a_turn_that_takes_too_long_and_a_whole_episode_that_does_are_trun
     by_episode = await Runner(engine, RENDERER, RunLimits(episode_timeout_s=0.2)).run_episode(Faulty(), {})
 
     for record in (by_turn, by_episode):
-        assert record.stop_reason is StopReason.DEADLINE and record.truncated and record.reward == 1.0
-        assert len(record.turns) == 1 and record.trainable
+        assert record.stop_reason is StopReason.DEADLINE
+        assert record.truncated
+        assert record.reward == 1.0
+        assert len(record.turns) == 1
+        assert record.trainable
 
 
 async def test_an_environment_that_hangs_past_the_episode_s_deadline_is_the_deadline():

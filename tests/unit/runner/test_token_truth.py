@@ -72,7 +72,8 @@ async def test_a1_each_prompt_starts_with_the_one_before_and_what_was_sampled():
     ids = record.sequences[0].token_ids
     for turn, request in zip(record.turns, requests, strict=True):
         assert list(request.prompt_ids) == ids[: turn.start]
-    assert ids[-1] == 258 and record.sequences[0].loss_mask[-1]
+    assert ids[-1] == 258
+    assert record.sequences[0].loss_mask[-1]
 
 
 async def test_control_strings_of_a_tool_never_become_control_tokens():
@@ -134,7 +135,7 @@ async def test_c15_a_template_that_drops_thinking_changes_nothing_that_was_sampl
     record, requests = await play([thinking, "done"], renderer)
 
     assert len(record.sequences) == 1
-    sampled = TOKENIZER.encode(thinking) + [258]
+    sampled = [*TOKENIZER.encode(thinking), 258]
     first = record.turns[0]
     assert list(requests[1].prompt_ids[first.start : first.end]) == sampled
     assert "<think>" not in rendered(drops, record)
@@ -153,7 +154,8 @@ def test_b7_spans_refuse_logprobs_that_do_not_belong_and_say_which():
         builder.append_completion((1, 2), (-0.1, -0.2, -0.3), ((0, 0, 2),), turn=3)
     with pytest.raises(AlignmentError, match="do not cover 2 tokens"):
         builder.append_completion((1, 2), (-0.1, -0.2), ((0, 0, 1),), turn=3)
-    assert len(builder) == 0 and builder.num_spans == 0
+    assert len(builder) == 0
+    assert builder.num_spans == 0
 
 
 class Raw(ScriptedEngine):
@@ -168,7 +170,7 @@ class Raw(ScriptedEngine):
         return self.completions[len(self.requests) - 1]
 
 
-GOOD = tuple(TOKENIZER.encode(call("echo", text="a"))) + (258,)
+GOOD = (*TOKENIZER.encode(call("echo", text="a")), 258)
 
 
 @pytest.mark.parametrize(
@@ -191,10 +193,14 @@ async def test_b3_a6_d2_a_completion_without_exact_logprobs_aborts(logprobs):
 
     record = await runner.run_episode(Echo(), {})
 
-    assert record.stop_reason is StopReason.ABORTED and not record.trainable
-    assert record.error.boundary == "engine" and "logprob" in record.error.message
-    assert len(engine.requests) == 6 and runner.ledger.retried == 2
-    assert len(record.turns) == 1 and record.sequences[0].num_trained_tokens == len(GOOD)
+    assert record.stop_reason is StopReason.ABORTED
+    assert not record.trainable
+    assert record.error.boundary == "engine"
+    assert "logprob" in record.error.message
+    assert len(engine.requests) == 6
+    assert runner.ledger.retried == 2
+    assert len(record.turns) == 1
+    assert record.sequences[0].num_trained_tokens == len(GOOD)
     assert record.reward is None
 
 
@@ -203,15 +209,19 @@ async def test_d3_no_tokens_at_all_abort_and_are_never_the_prompt():
 
     record = await Runner(engine, RENDERER, retries=0).run_episode(Echo(), {})
 
-    assert record.stop_reason is StopReason.ABORTED and record.turns == ()
-    assert record.num_sampled_tokens == 0 and not any(record.sequences[0].loss_mask)
+    assert record.stop_reason is StopReason.ABORTED
+    assert record.turns == ()
+    assert record.num_sampled_tokens == 0
+    assert not any(record.sequences[0].loss_mask)
 
 
 async def test_c11_only_a_stop_token_is_an_empty_answer_and_not_truncated():
     record, _ = await play([[258]])
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER and not record.truncated
-    assert record.answer == "" and record.num_sampled_tokens == 1
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert not record.truncated
+    assert record.answer == ""
+    assert record.num_sampled_tokens == 1
 
 
 async def test_c11_truncation_is_what_the_engine_says_and_not_what_the_last_token_is():
@@ -222,7 +232,8 @@ async def test_c11_truncation_is_what_the_engine_says_and_not_what_the_last_toke
     ended = await Runner(stopped, RENDERER, retries=0).run_episode(Echo(), {})
     truncated = await Runner(cut, RENDERER, retries=0).run_episode(Echo(), {})
 
-    assert ended.stop_reason is StopReason.FINAL_ANSWER and not ended.truncated
+    assert ended.stop_reason is StopReason.FINAL_ANSWER
+    assert not ended.truncated
     assert truncated.stop_reason is StopReason.GENERATION_LENGTH
 
 
@@ -231,7 +242,8 @@ async def test_b14_an_unknown_finish_reason_is_an_error_of_the_engine():
         Raw([Completion((104,), (-0.1,), "content_filter")]), RENDERER, retries=0
     ).run_episode(Echo(), {})
 
-    assert record.stop_reason is StopReason.ABORTED and "content_filter" in record.error.message
+    assert record.stop_reason is StopReason.ABORTED
+    assert "content_filter" in record.error.message
 
 
 async def test_b12_a_completion_across_a_weight_update_is_two_spans_with_their_versions():
@@ -258,8 +270,10 @@ async def test_tokens_of_another_model_are_recorded_and_never_trained():
     foreign = await Runner(alone, RENDERER, retries=0).run_episode(Echo(), {})
 
     assert [span.source for span in record.sequences[0].spans] == ["prompt", "other", "env", "model"]
-    assert record.trainable and sum(record.sequences[0].loss_mask) == 2
-    assert not foreign.trainable and "policy" in foreign.untrainable_reason
+    assert record.trainable
+    assert sum(record.sequences[0].loss_mask) == 2
+    assert not foreign.trainable
+    assert "policy" in foreign.untrainable_reason
 
 
 async def test_greedy_and_cut_sampling_are_not_trainable_and_say_why():
@@ -268,5 +282,6 @@ async def test_greedy_and_cut_sampling_are_not_trainable_and_say_why():
     greedy, _ = await play(["a"], sampling=Sampling(temperature=0))
     cut, _ = await play(["a"], sampling=Sampling(top_p=0.9))
 
-    assert "temperature 0" in greedy.untrainable_reason and "top_p" in cut.untrainable_reason
+    assert "temperature 0" in greedy.untrainable_reason
+    assert "top_p" in cut.untrainable_reason
     assert greedy.turns[0].sampling["temperature"] == 0

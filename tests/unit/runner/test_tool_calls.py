@@ -63,20 +63,26 @@ async def test_c1_a10_parallel_calls_are_answered_in_call_order_with_their_ids()
     calls, results = record.turns[0].tool_calls, record.turns[0].tool_results
     assert [one.tool_call_id for one in results] == [one.id for one in calls]
     assert len({one.id for one in calls}) == 5
-    assert results[0].text == "slow a" and results[1].text == "fast 2" and results[4].text == "slow b"
-    assert results[2].error_kind == "unknown_tool" and results[3].error_kind == "invalid_json"
+    assert results[0].text == "slow a"
+    assert results[1].text == "fast 2"
+    assert results[4].text == "slow b"
+    assert results[2].error_kind == "unknown_tool"
+    assert results[3].error_kind == "invalid_json"
     assert [one["tool_call_id"] for one in tool_messages(record)] == [one.id for one in calls]
     assert took < 0.39, "the slow calls ran one after the other"
-    assert record.metrics["tool_calls"] == 3 and record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.metrics["tool_calls"] == 3
+    assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
 @pytest.mark.parametrize("body", ["[1]", "5", "null", '{"name":["f"]}', '{"arguments":{}}', "not json", ""])
 async def test_a2_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(body):
     record = await play([f"<tool_call>{body}</tool_call>", "sorry"])
 
-    assert record.stop_reason is StopReason.FINAL_ANSWER and record.answer == "sorry"
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.answer == "sorry"
     (message,) = tool_messages(record)
-    assert message["content"] and record.turns[0].tool_results[0].is_error
+    assert message["content"]
+    assert record.turns[0].tool_results[0].is_error
     assert record.metrics["parse_errors"] == 1
     assert message["content"] in RENDERER.decode(record.sequences[0].token_ids)
 
@@ -90,7 +96,8 @@ async def test_a2_the_other_episode_of_the_batch_is_not_affected():
         runner.run_episode(Tools(), {}, group_id="bad"), runner.run_episode(Tools(), {}, group_id="good")
     )
 
-    assert bad.stop_reason is StopReason.MAX_TURNS and good.stop_reason is StopReason.FINAL_ANSWER
+    assert bad.stop_reason is StopReason.MAX_TURNS
+    assert good.stop_reason is StopReason.FINAL_ANSWER
 
 
 async def test_a5_the_message_names_the_problem_and_errors_are_limited():
@@ -98,8 +105,10 @@ async def test_a5_the_message_names_the_problem_and_errors_are_limited():
 
     record = await play([broken] * 20, max_parse_errors=2, max_turns=30)
 
-    assert record.stop_reason is StopReason.MAX_PARSE_ERRORS and record.truncated
-    assert len(record.turns) == 3 and record.metrics["parse_errors"] == 3
+    assert record.stop_reason is StopReason.MAX_PARSE_ERRORS
+    assert record.truncated
+    assert len(record.turns) == 3
+    assert record.metrics["parse_errors"] == 3
     assert "JSON" in tool_messages(record)[0]["content"]
     assert len(tool_messages(record)) == 3
     assert record.sequences[0].loss_mask[-1], "what no one reads has no tokens"
@@ -111,7 +120,8 @@ async def test_a7_calls_in_thinking_and_other_formats_are_not_executed():
 
     record = await play([text], env)
 
-    assert env.ran == [] and record.stop_reason is StopReason.FINAL_ANSWER
+    assert env.ran == []
+    assert record.stop_reason is StopReason.FINAL_ANSWER
     assert tool_messages(record) == []
 
 
@@ -124,7 +134,9 @@ async def test_c9_wrong_arguments_never_run_and_name_the_field():
     good, wrong, missing, extra = record.turns[0].tool_results
     assert good.text == "fast 4"
     assert all(one.error_kind == "bad_arguments" for one in (wrong, missing, extra))
-    assert "number" in wrong.text and "number" in missing.text and "more" in extra.text
+    assert "number" in wrong.text
+    assert "number" in missing.text
+    assert "more" in extra.text
     assert env.ran == ["fast"]
 
 
@@ -136,9 +148,12 @@ async def test_d4_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not
 
     first, second, third = record.turns[0].tool_results
     assert first.text == "fast 2"
-    assert second.error_kind == third.error_kind == "not_run" and "limit of 1" in second.text
-    assert env.ran == ["fast"] and len(tool_messages(record)) == 3
-    assert record.stop_reason is StopReason.MAX_TOOL_CALLS and record.truncated
+    assert second.error_kind == third.error_kind == "not_run"
+    assert "limit of 1" in second.text
+    assert env.ran == ["fast"]
+    assert len(tool_messages(record)) == 3
+    assert record.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert record.truncated
 
 
 async def test_d4_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
@@ -146,7 +161,8 @@ async def test_d4_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
     none = await play([call("fast", number=1), "done"], max_tool_calls=0)
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
-    assert none.stop_reason is StopReason.MAX_TOOL_CALLS and len(none.turns) == 1
+    assert none.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert len(none.turns) == 1
 
 
 async def test_b5_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand_in_it():
@@ -183,7 +199,8 @@ async def test_c10_values_that_are_no_text_reach_the_model_as_json():
 
     texts = [result.text for result in record.turns[0].tool_results]
     assert json.loads(texts[0]) == {"ok": True, "x": None}
-    assert texts[2] == "true" and "None" not in texts[1]
+    assert texts[2] == "true"
+    assert "None" not in texts[1]
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
@@ -211,9 +228,12 @@ async def test_a11_whatever_a_tool_does_the_process_and_the_episode_survive():
     record = await play([call("leave") + call("hang") + call("crash"), "done"], Wild(), tool_timeout_s=0.2)
 
     left, hung, crashed = record.turns[0].tool_results
-    assert left.is_error and hung.error_kind == "timeout" and crashed.error_kind == "exception"
+    assert left.is_error
+    assert hung.error_kind == "timeout"
+    assert crashed.error_kind == "exception"
     assert "ZeroDivisionError" in crashed.detail
-    assert record.stop_reason is StopReason.FINAL_ANSWER and record.trainable
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.trainable
 
 
 async def test_context_knows_the_turn_and_the_calls_that_are_left():
