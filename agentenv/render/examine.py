@@ -191,29 +191,32 @@ class Examination:
             self._set(nine_ids=True)
 
     def _choose_grammar(self) -> None:
-        arguments: object = json.dumps(_ARGUMENTS) if self.reader.habits.json_arguments else dict(_ARGUMENTS)
+        """Find the grammar that reads a rendered call back; some templates break with two arguments."""
+        for arguments in (_ARGUMENTS, {"city": _ARGUMENTS["city"]}):
+            once, twice = self._rendered_calls(arguments, 1), self._rendered_calls(arguments, 2)
+            found = recognise(once, ("get_weather", arguments), [PROBE_TOOL], self.control, twice)
+            if found is not None:
+                self.grammar = found
+                return
+        self.warnings.append(
+            "the way this template writes tool calls is not known: completions are read as "
+            "<tool_call> JSON; name a grammar if the model writes another"
+        )
+
+    def _rendered_calls(self, arguments: Mapping[str, object], count: int) -> list[str]:
+        """Return a turn of calls as a template writes it, cut at its likely ends."""
+        shaped: object = json.dumps(arguments) if self.reader.habits.json_arguments else dict(arguments)
+        function: Plain = {"name": "get_weather", "arguments": shaped}
+        calls = [{**probe_call(i), "type": "function", "function": function} for i in range(count)]
+        content = None if self.reader.habits.null_content else ""
+        turn: Plain = {"role": "assistant", "content": content, "tool_calls": calls}
         user: Plain = {"role": "user", "content": PROBE}
-        written: list[list[str]] = []
-        for count in (1, 2):
-            function: Plain = {"name": "get_weather", "arguments": arguments}
-            calls = [{**probe_call(i), "type": "function", "function": function} for i in range(count)]
-            content = None if self.reader.habits.null_content else ""
-            turn: Plain = {"role": "assistant", "content": content, "tool_calls": calls}
-            try:
-                prompt = self.reader.render([user], tools=[PROBE_TOOL])
-                whole = self.reader.render([user, turn], tools=[PROBE_TOOL], generation_prompt=False)
-            except RenderError:
-                written.append([])
-            else:
-                written.append(self._written(prompt, whole))
-        found = recognise(written[0], ("get_weather", _ARGUMENTS), [PROBE_TOOL], self.control, written[1])
-        if found is None:
-            self.warnings.append(
-                "the way this template writes tool calls is not known: completions are read as "
-                "<tool_call> JSON; name a grammar if the model writes another"
-            )
-        else:
-            self.grammar = found
+        try:
+            prompt = self.reader.render([user], tools=[PROBE_TOOL])
+            whole = self.reader.render([user, turn], tools=[PROBE_TOOL], generation_prompt=False)
+        except RenderError:
+            return []
+        return self._written(prompt, whole)
 
     def _written(self, prompt: str, whole: str) -> list[str]:
         """Return what the model would have sampled, from the likely starts of its turn."""

@@ -6,6 +6,7 @@ parameters. What was inferred is used only if it reads the rendered calls back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from agentenv.render.parse.grammar import Block, Grammar
@@ -18,13 +19,15 @@ __all__ = ["inferred"]
 
 def inferred(text: str, name: str, arguments: Mapping[str, object]) -> Iterator[Grammar]:
     """Yield grammars that the text of one call suggests."""
+    starts = [0, *(match.end() for match in re.finditer(re.escape(name), text))][:4]
     for make in (_json_between_tags, _name_then_json, _tagged, _pairs):
-        try:
-            grammar = make(text, name, list(arguments.items()))
-        except ValueError:
-            continue
-        if grammar is not None:
-            yield grammar
+        for start in starts:  # a header may say the name before the call does
+            try:
+                grammar = make(text[start:], name, list(arguments.items()))
+            except ValueError:
+                continue
+            if grammar is not None:
+                yield grammar
 
 
 def _json_between_tags(text: str, name: str, _: list[tuple[str, object]]) -> Grammar | None:

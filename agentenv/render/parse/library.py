@@ -7,7 +7,7 @@ import re
 from agentenv.render.parse.grammar import Block, Grammar
 from agentenv.render.parse.harmony import harmony_turn
 from agentenv.render.parse.json_calls import bare_json, functionary_turn, json_calls, one_json_call
-from agentenv.render.parse.literals import bare_pythonic, named_literals, pythonic_calls
+from agentenv.render.parse.literals import NamedLiterals, bare_literals, bare_pythonic, pythonic_calls
 from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
 
 __all__ = ["GRAMMARS"]
@@ -80,13 +80,22 @@ GRAMMARS: dict[str, Grammar] = {
         ),
         Grammar("mistral_args", (Block("[TOOL_CALLS]", "", NamedJson("[ARGS]", _tagged_id)),)),
         Grammar("mistral", (Block("[TOOL_CALLS]", "", json_calls),)),
-        Grammar("gemma4", (Block("<|tool_call>", "<tool_call|>", named_literals),)),
+        Grammar("gemma4", (Block("<|tool_call>", "<tool_call|>", NamedLiterals('<|"|>')),)),
+        Grammar(
+            "functiongemma",
+            (
+                Block(
+                    "<start_function_call>", "<end_function_call>", NamedLiterals("<escape>", untyped=True)
+                ),
+            ),
+        ),
         Grammar("cohere", (Block("<|START_ACTION|>", "<|END_ACTION|>", json_calls),)),
         Grammar("lfm", (Block("<|tool_call_start|>", "<|tool_call_end|>", pythonic_calls),)),
         Grammar("functionary_v31", (Block("<function=", "</function>", NamedJson(">")),)),
         Grammar("functionary_v32", whole=functionary_turn),
         Grammar("pythonic", bare=bare_pythonic),
         Grammar("bare_json", bare=bare_json),
+        Grammar("bare_literals", bare=bare_literals),
     )
 }
 """Name to grammar."""

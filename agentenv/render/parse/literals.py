@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from agentenv.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span
-from agentenv.render.parse.json_calls import invalid
+from agentenv.render.parse.json_calls import call_of_members, invalid
 from agentenv.render.parse.scan import TurnText
-from agentenv.render.parse.values import LiteralReader, skip_space
+from agentenv.render.parse.values import LiteralReader, Member, skip_space
 
-__all__ = ["bare_pythonic", "named_literals", "pythonic_calls"]
+__all__ = ["NamedLiterals", "bare_literals", "bare_pythonic", "pythonic_calls"]
 
+_OBJECT = re.compile(r"\[?\s*\{\s*[\"'](?:name|tool_name|function)[\"']\s*:")
 _LOOKS = re.compile(r"\[\s*[^\W\d][\w.\-]*\(")
 
 
@@ -28,27 +31,52 @@ def bare_pythonic(text: str) -> Sequence[RawCall] | None:
     return _pythonic(stripped) if _LOOKS.match(stripped) else None
 
 
-def named_literals(turn: TurnText, span: Span) -> Sequence[RawCall]:
-    """Read `call:NAME{key:value,...}`, whose strings stand between `<|"|>` tags."""
-    text = turn.text[span.start : span.end].strip().removeprefix("call:")
-    reader = LiteralReader(text, '<|"|>')
-    brace = text.find("{")
-    name = text[:brace].strip() if brace >= 0 else ""
-    if not name:
-        return [RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")]
+def bare_literals(text: str) -> Sequence[RawCall] | None:
+    """Read a turn that is nothing but call objects in Python's spelling, with or without brackets."""
+    stripped = text.strip().removeprefix("functools")
+    if _OBJECT.match(stripped) is None:
+        return None
+    if not stripped.startswith("["):
+        stripped = f"[{stripped}]"
     try:
-        arguments, end = reader.pairs("}", ":", brace + 1)
+        items, end = LiteralReader(stripped).value(0)
     except (ValueError, RecursionError) as error:
-        return [
-            RawCall(
-                name,
-                status=CallStatus.BAD_ARGUMENTS,
-                error=f"the arguments of {name} cannot be read: {error}",
-            )
-        ]
-    if skip_space(text, end) < len(text):
-        return [invalid(f"extra text after the call of {name}")]
-    return [RawCall(name, _json(arguments))]
+        return [invalid(f"the call cannot be read: {error}")]
+    if skip_space(stripped, end) < len(stripped):
+        return [invalid("extra text after the calls")]
+    calls: list[RawCall] = []
+    for item in cast("list[object]", items):
+        entry = cast("dict[str, object]", item) if isinstance(item, dict) else {}
+        members = {key: Member(value, _json(value)) for key, value in entry.items()}
+        calls.append(call_of_members(members))
+    return calls
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLiterals:
+    """`call:NAME{key:value,...}`, whose strings stand between quote tags."""
+
+    quote: str
+    untyped: bool = False
+    """Every value is written as text; the tool's schema gives the types."""
+
+    def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
+        """Read one call."""
+        text = turn.text[span.start : span.end].strip().removeprefix("call:")
+        brace = text.find("{")
+        name = text[:brace].strip() if brace >= 0 else ""
+        if not name:
+            return [RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")]
+        try:
+            arguments, end = LiteralReader(text, self.quote).pairs("}", ":", brace + 1)
+        except (ValueError, RecursionError) as error:
+            message = f"the arguments of {name} cannot be read: {error}"
+            return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=message)]
+        if skip_space(text, end) < len(text):
+            return [invalid(f"extra text after the call of {name}")]
+        if self.untyped and all(isinstance(value, str) for value in arguments.values()):
+            return [RawCall(name, values=cast("dict[str, str]", arguments))]
+        return [RawCall(name, _json(arguments))]
 
 
 def _pythonic(text: str) -> list[RawCall]:
@@ -65,7 +93,7 @@ def _pythonic(text: str) -> list[RawCall]:
                 break
             name, position = reader.name(position)
             if not text.startswith("(", position):
-                raise ValueError(f"'(' was expected after {name}")  # noqa: TRY301
+                raise ValueError(f"'(' was expected after {name}")
             arguments, position = reader.pairs(")", "=", position + 1)
             calls.append(RawCall(name, _json(arguments)))
             position = skip_space(text, position)
