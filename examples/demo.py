@@ -40,6 +40,7 @@ def main() -> None:
         num_generations=8,
         learning_rate=1e-5,
         dtype="float32",
+        eval_tasks=HELD_OUT,
         save_steps=options.steps,
     )
 
@@ -52,9 +53,7 @@ def main() -> None:
         )
 
     rewards: list[float] = []
-    trainer = GRPOTrainer(
-        config, envs=spec, eval_tasks=spec.task_set().split("test").take(HELD_OUT), limits=limits, on_metrics=shown
-    )
+    trainer = GRPOTrainer(config, envs=spec, limits=limits, on_metrics=shown)
     scores = {"before": evaluate(console, trainer, "before")}
     tasks = spec.task_set().split("train").shuffle(options.seed).take(options.demonstrations)
     shows = demonstrate(spec, tasks, calculator.sloppy, trainer.playing_engine()[1], limits=limits, seed=options.seed)
