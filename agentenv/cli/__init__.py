@@ -23,6 +23,8 @@ __all__ = ["app", "main"]
 VERBS = {
     "list": "environments and tools that are installed",
     "eval": "play tasks with a model and report what came out",
+    "train": "train a model with GRPO on an environment",
+    "view": "look at runs in a browser: tokens, rewards, why episodes stopped",
 }
 """Verb and help line; the module is `agentenv.cli.<verb>`, with `_` behind Python's own words."""
 

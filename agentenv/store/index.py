@@ -11,7 +11,6 @@ from typing import Any
 from agentenv.errors import StoreError
 from agentenv.store.codec import decode_trajectory, dumps
 from agentenv.store.summary import EpisodeSummary, decode_summary, encode_summary, summarize
-from agentenv.trajectory import StopReason
 
 __all__ = ["EPISODES", "INDEX", "Index", "index_line", "latest", "read_index"]
 
@@ -116,14 +115,5 @@ def read_line(path: Path, offset: int, size: int) -> Any:
 
 
 def latest(summaries: list[EpisodeSummary]) -> list[EpisodeSummary]:
-    """Return one summary for each episode: a later attempt replaces an aborted one, in its place."""
-    place: dict[tuple[str, str, str, int], int] = {}
-    kept: list[EpisodeSummary] = []
-    for summary in summaries:
-        known = place.get(summary.key)
-        if known is not None and kept[known].stop_reason is StopReason.ABORTED:
-            kept[known] = summary
-        else:
-            place[summary.key] = len(kept)
-            kept.append(summary)
-    return kept
+    """Return one summary for each episode: the later record of one that was played again."""
+    return list({summary.key: summary for summary in summaries}.values())

@@ -1,0 +1,100 @@
+"""The training dashboard: the few numbers that tell early whether a run goes well."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+__all__ = ["Dashboard", "sparkline", "step_line"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """Return the last values as one line of bars between their least and largest."""
+    shown = [value for value in values if value == value][-width:]  # noqa: PLR0124 - NaN is not itself
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    return "".join(_BARS[round((value - low) / (high - low) * 7) if high > low else 0] for value in shown)
+
+
+def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]]) -> str:
+    """Return the line of one training step."""
+    last = history[-1]
+
+    def get(name: str) -> float:
+        return float(last.get(name, 0.0))
+
+    context = get("tokens/action") + get("tokens/context")
+    curve = sparkline([one.get("reward", 0.0) for one in history])
+    parts = [
+        f"step {step:>{len(str(num_steps))}}/{num_steps}  reward {get('reward'):.2f} {curve}",
+        f"spread {get('groups/frac_mixed'):.0%}",
+        f"entropy {get('entropy'):.2f}",
+        f"clip {get('clip_ratio/region_mean'):.0%}",
+        f"grad {get('grad_norm'):.2g}",
+        f"gap max {get('mismatch/abs_max'):.2g}",
+        f"trained {get('tokens/action') / context if context else 0.0:.0%}",
+        f"truncated {get('completions/clipped_ratio'):.0%}",
+        f"play {get('time/rollout'):.1f} s, update {get('time/update'):.1f} s",
+    ]
+    if "kl" in last:
+        parts.insert(3, f"KL {get('kl'):.3f}")
+    if "eval/success" in last:
+        parts.append(f"held-out {get('eval/success'):.2f}")
+    return "  ".join(parts)
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, board: Dashboard) -> None:
+        super().__init__(logging.WARNING)
+        self._board = board
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._board.say(f" ! {record.getMessage()}")
+
+
+class Dashboard:
+    """Prints each step as it is done and every warning as it comes; moves in a terminal."""
+
+    def __init__(self, num_steps: int, run_id: str, *, quiet: bool = False) -> None:
+        self._num_steps = num_steps
+        self._quiet = quiet
+        self._history: list[Mapping[str, float]] = []
+        self._handler = _Warnings(self)
+        self._status: Any = None
+        if not quiet and sys.stdout.isatty():
+            from rich.console import Console
+            from rich.status import Status
+
+            self._status = Status(f"run {run_id}: playing", console=Console(highlight=False))
+
+    def say(self, text: str) -> None:
+        """Print a line above what moves."""
+        if self._quiet:
+            return
+        if self._status is not None:
+            self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a finished step."""
+        self._history.append(metrics)
+        self.say(step_line(step, self._num_steps, self._history))
+        if self._status is not None:
+            self._status.update(f"step {step + 1}/{self._num_steps}")
+
+    def __enter__(self) -> Self:
+        logging.getLogger("agentenv").addHandler(self._handler)
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("agentenv").removeHandler(self._handler)
+        if self._status is not None:
+            self._status.stop()

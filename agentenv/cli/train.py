@@ -1,0 +1,278 @@
+"""`agentenv train`: GRPO on an environment, with a dashboard, stopped and resumed at any time."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+
+from agentenv.cli.options import JsonOption, RunsDirOption, SeedOption, SettingsOption
+from agentenv.config import build, parse_pairs, read_toml
+from agentenv.errors import UsageError
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def run(
+    envs: list[str] = typer.Argument(
+        None, metavar="ENV...", help="Ids, files or modules; ENV=WEIGHT for a mixture."
+    ),
+    model: str = typer.Option(
+        "", "-m", "--model", help="Directory or Hub id of a causal model, or a .gguf file."
+    ),
+    steps: int = typer.Option(20, "--steps", help="Training steps."),
+    group_size: int = typer.Option(
+        8, "-k", "--episodes", help="Episodes of each task, compared with each other."
+    ),
+    demos: str = typer.Option(
+        "", "--demos", metavar="MODULE:FUNCTION", help="Warm up on what this policy shows."
+    ),
+    num_demos: int = typer.Option(128, "--num-demos", help="Tasks that it shows."),
+    seed: int = SeedOption,
+    settings: list[str] = SettingsOption,
+    config: str = typer.Option("", "--config", help="TOML file with the same settings."),
+    runs_dir: str = RunsDirOption,
+    resume: str = typer.Option("", "--resume", help="Go on with a stopped run from its last checkpoint."),
+    as_json: bool = JsonOption,
+) -> None:
+    """Train a model with GRPO on episodes of environments.
+
+    Settings for -o are those of GRPOConfig (learning_rate=1e-5, groups_per_step=4, eval_steps=5,
+    save_steps=10) and the limits of episodes (max_turns=3, max_tokens_per_turn=64).
+    """
+    given = {
+        "model": model.removeprefix("hf:"),
+        "max_steps": steps,
+        "num_generations": group_size,
+        "seed": seed,
+    }
+    sources = [*([read_toml(config)] if config else []), parse_pairs(settings or [])]
+    job = _Job(envs or [], given, sources, demos, num_demos)
+    code = job.resume(resume, runs_dir, as_json) if resume else job.start(runs_dir, as_json)
+    if code:
+        raise typer.Exit(code)
+
+
+class _Job:
+    """A training run as the command line names it."""
+
+    def __init__(
+        self,
+        envs: Sequence[str],
+        given: dict[str, Any],
+        sources: Sequence[dict[str, Any]],
+        demos: str,
+        num_demos: int,
+    ) -> None:
+        self.envs, self.given, self.sources = list(envs), given, sources
+        self.demos, self.num_demos = demos, num_demos
+
+    def start(self, runs_dir: str, as_json: bool) -> int:
+        """Begin a new run."""
+        from agentenv.registry import spec
+        from agentenv.store import RunWriter
+
+        if not self.envs:
+            raise UsageError("name at least one environment; `agentenv list` shows what is installed")
+        names = dict(map(_weighted, self.envs))
+        ids = tuple(spec(name).id for name in names)
+        config, limits = _settings(self.given, self.sources)
+        if not config.model:
+            raise UsageError("no model to train; give one with -m, such as -m ./SmolLM2 or a .gguf file")
+        _locate(config.model)
+        record = {"envs": self.envs, "grpo": asdict(config), "limits": asdict(limits), "demos": self.demos}
+        with RunWriter.create(
+            ids[0],
+            kind="train",
+            root=runs_dir,
+            env_ids=ids,
+            model=config.model,
+            seed=config.seed,
+            config=record,
+        ) as writer:
+            return _train(writer, config, limits, names, self, checkpoint=None, as_json=as_json)
+
+    def resume(self, name: str, runs_dir: str, as_json: bool) -> int:
+        """Go on with a stopped run."""
+        from agentenv.limits import RunLimits
+        from agentenv.store import RunWriter, find_run
+
+        run = find_run(name, runs_dir)
+        if run.info.kind != "train":
+            raise UsageError(f"run {run.id} is an evaluation; resume it with agentenv eval --resume {run.id}")
+        record = run.info.config
+        checkpoint = last_checkpoint(run.path)
+        if checkpoint is None:
+            raise UsageError(
+                f"run {run.id} has no checkpoint yet; start it again, with -o save_steps=1 to keep more"
+            )
+        wanted = {**_mapping(record["grpo"]), "output_dir": str(run.path)}
+        wanted["max_steps"] = max(wanted["max_steps"], self.given["max_steps"])
+        config = build(_grpo_config(), wanted)
+        limits = build(RunLimits, _mapping(record["limits"]))
+        names = dict(map(_weighted, cast("Sequence[str]", record["envs"])))
+        with RunWriter.resume(run.path) as writer:
+            return _train(writer, config, limits, names, self, checkpoint=checkpoint, as_json=as_json)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value)
+
+
+def _weighted(name: str) -> tuple[str, float]:
+    head, equals, weight = name.rpartition("=")
+    if not equals:
+        return name, 1.0
+    try:
+        return head, float(weight)
+    except ValueError:
+        raise UsageError(f"{name!r}: the weight of an environment is a number, as in {head}=2") from None
+
+
+def _grpo_config() -> Any:
+    from agentenv.train.config import GRPOConfig
+
+    return GRPOConfig
+
+
+def _settings(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
+    """Return trainer configuration and limits: each setting goes where its name belongs."""
+    from agentenv.limits import RunLimits
+
+    limit_names = {field.name for field in fields(RunLimits)}
+    limits: dict[str, Any] = {}
+    trainer = dict(given)
+    for source in sources:
+        for name, value in source.items():
+            if name == "limits" and isinstance(value, dict):
+                limits.update(value)
+            else:
+                (limits if name in limit_names else trainer)[name] = value
+    return build(_grpo_config(), trainer), build(RunLimits, limits)
+
+
+def _locate(model: str) -> None:
+    """Refuse a model that is not there before a run directory is made."""
+    importlib.import_module("agentenv.engine.hf.load").locate(model)
+
+
+def last_checkpoint(directory: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run."""
+    found = [
+        path for path in (directory / "checkpoints").glob("step-*") if (path / "trainer_state.json").is_file()
+    ]
+    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _train(
+    writer: Any,
+    config: Any,
+    limits: Any,
+    names: Mapping[str, float],
+    job: _Job,
+    *,
+    checkpoint: Path | None,
+    as_json: bool,
+) -> int:
+    from dataclasses import replace
+
+    from agentenv.cli.dashboard import Dashboard
+    from agentenv.registry import spec
+    from agentenv.store import RunStatus
+
+    board = Dashboard(config.max_steps, writer.id, quiet=as_json)
+    with board:
+        board.say(
+            f"{', '.join(names)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
+            f" tasks × {config.num_generations} · seed {config.seed}   run {writer.id}"
+        )
+        trainer_type = importlib.import_module("agentenv.train").GRPOTrainer
+        cursors: dict[str, int] = {}
+
+        def after_step(step: int, metrics: Mapping[str, float]) -> None:
+            cursors.update(trainer.cursors)
+            board.step(step, metrics)
+
+        trainer = trainer_type(
+            replace(config, output_dir=str(writer.path)),
+            envs=dict(names),
+            limits=limits,
+            on_metrics=after_step,
+            on_trajectory=writer.append,
+        )
+        if checkpoint is not None:
+            trainer.resume(checkpoint)
+            cursors.update(trainer.cursors)
+            board.say(f" resumed at step {trainer.steps_done}")
+        elif job.demos:
+            _warm_up(trainer, spec(next(iter(names))), job, limits, board)
+        stopped = False
+        try:
+            history = trainer.train()
+        except KeyboardInterrupt:
+            stopped, history = True, []
+            trainer.cursors = dict(cursors)
+            if trainer.steps_done:
+                trainer.save_step()
+        _keep_vocabulary(writer, trainer)
+        writer.close(RunStatus.INTERRUPTED if stopped else RunStatus.FINISHED)
+    return _finish(history, trainer, writer.id, stopped=stopped, as_json=as_json)
+
+
+def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> None:
+    from agentenv.train.sft import demonstrate
+
+    module, _, name = job.demos.partition(":")
+    try:
+        policy: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--demos {job.demos}: {error}; give module:function of a scripted policy"
+        ) from error
+    seed = trainer.config.seed
+    tasks = [task for task, _ in zip(spec.task_set().shuffle(seed), range(job.num_demos), strict=False)]
+    shown = demonstrate(spec, tasks, policy, trainer.renderer, limits=limits, seed=seed)
+    board.say(
+        f" warm-up on {len(shown)} demonstrations, mean reward "
+        f"{sum(one.reward or 0.0 for one in shown) / max(1, len(shown)):.2f}"
+    )
+    trainer.warmup(shown, steps=max(1, len(shown) // 8), batch_size=8)
+
+
+def _keep_vocabulary(writer: Any, trainer: Any) -> None:
+    from agentenv.store import Run
+    from agentenv.store.vocabulary import vocabulary_of
+
+    if trainer.tokenizer is None:
+        return
+    ids = {token for one in Run(writer.path) for sequence in one.sequences for token in sequence.token_ids}
+    writer.write_vocabulary(vocabulary_of(trainer.tokenizer.backend, ids))
+
+
+def _finish(
+    history: Sequence[Mapping[str, float]], trainer: Any, run_id: str, *, stopped: bool, as_json: bool
+) -> int:
+    last = dict(history[-1]) if history else {}
+    if as_json:
+        sys.stdout.write(
+            json.dumps({"run": run_id, "steps": trainer.steps_done, "interrupted": stopped, **last}) + "\n"
+        )
+    elif stopped:
+        print(f" stopped after step {trainer.steps_done}; go on with: agentenv train --resume {run_id}")
+    else:
+        if "eval/success" in last:
+            print(
+                f" held-out success {last['eval/success']:.3f} [{last['eval/success_low']:.3f},"
+                f" {last['eval/success_high']:.3f}] on {last['eval/tasks']:.0f} tasks, greedy"
+            )
+        print(f" view: agentenv view {run_id}")
+    return 130 if stopped else 0

@@ -1,0 +1,51 @@
+"""`agentenv view`: runs, groups and episodes in a browser, from one file or live."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import typer
+
+from agentenv.cli.options import RunsDirOption
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def show(
+    runs: list[str] = typer.Argument(None, metavar="RUN...", help="Ids or paths; RUN#12 for one episode."),
+    output: str = typer.Option("", "--output", help="Write the page here and do not open it."),
+    sort: str = typer.Option("", "--sort", help="Order of episodes: reward, tokens, turns, time, stop."),
+    live: bool = typer.Option(False, "--live", help="Follow running runs from a server on this machine."),
+    port: int = typer.Option(0, "--port", help="Port of the live server; any free one if 0."),
+    max_mb: int = typer.Option(32, "--max-mb", help="Room for episodes' tokens; the worst come first."),
+    browser: bool = typer.Option(True, help="Open a browser."),
+    runs_dir: str = RunsDirOption,
+) -> None:
+    """Look at runs: every token as sampled, what was trained, why it stopped."""
+    from agentenv.errors import UsageError
+    from agentenv.store import find_run, list_runs
+    from agentenv.view import build_page, write_page
+
+    if sort and sort not in {"place", "task", "member", "reward", "stop", "turns", "tokens", "time"}:
+        raise UsageError(f"cannot sort by {sort!r}; by reward, tokens, turns, time, stop, task or member")
+    names = [name.partition("#") for name in runs or []]
+    found = [find_run(name, runs_dir) for name, _, _ in names] or list_runs(runs_dir)
+    if live:
+        from agentenv.view.server import serve
+
+        serve([run.path for run in found] if names else [], Path(runs_dir), port=port, open_browser=browser)
+        return
+    if not found:
+        raise UsageError(f"there are no runs in {runs_dir}/; make one with agentenv eval")
+    only = [found[0].find(names[0][2])] if names and names[0][2] else []
+    page = build_page(found, only=only, sort=sort, max_bytes=max_mb * 1_000_000)
+    target = output or str(Path(runs_dir if not names else found[0].path) / "view.html")
+    path = write_page(target, page)
+    place = f"#/r/0/e/{found[0].summaries.index(only[0])}" if only else ""
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB){'  open it in a browser' if output else ''}")
+    if browser and not output:
+        webbrowser.open(path.resolve().as_uri() + place)
