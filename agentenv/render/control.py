@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken
-
     from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["SENTINEL", "ControlSet", "Neutraliser", "clean_unicode"]
@@ -24,7 +22,7 @@ SENTINEL = "SENTINELq7Zk3vXw9"
 """Plain letters and digits, so that no template changes it; stands for what the model wrote."""
 
 _MARKS = tuple(chr(code) for code in (*range(0xE0F0, 0xE100), *range(0xF0E00, 0xF0E40)))
-_PIPES = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
+_PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z", re.DOTALL)
 
 
 class ControlSet:

@@ -7,10 +7,11 @@ cannot be rendered exactly is refused in words, with a remedy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
-from agentenv.errors import RenderError
+from agentenv.errors import RenderError, UsageError
 from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
@@ -19,7 +20,7 @@ from agentenv.render.tail import Kind, TailReader, TurnEnd
 from agentenv.render.template import ChatTemplate
 from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["Diagnosis", "diagnose", "doctor_report"]
+__all__ = ["Diagnosis", "diagnose", "doctor_report", "with_grammar"]
 
 _NO_TEMPLATE = "the tokenizer has no chat template"
 
@@ -43,8 +44,10 @@ def diagnose(
     template_source: str | None,
     stop_token_ids: Sequence[int],
     template_kwargs: Mapping[str, object],
+    *,
+    text_protocol: bool = False,
 ) -> Diagnosis:
-    """Examine a template."""
+    """Examine a template; `text_protocol` leaves its own tool turns aside."""
     stops = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *stop_token_ids)))
     control = ControlSet.of(tokenizer, template_source or "")
     names = {token_id: string for string, token_id in control.strings.items()}
@@ -53,7 +56,7 @@ def diagnose(
         if token is not None and token_id not in names and token_id in tokenizer.added_tokens:
             names[token_id] = tokenizer.added_tokens[token_id].content
     stop_strings = frozenset(names[token_id] for token_id in stops if token_id in names)
-    examination = Examination(control, stop_strings)
+    examination = Examination(control, stop_strings, text_protocol=text_protocol)
     try:
         if not template_source:
             raise RenderError(_NO_TEMPLATE)
@@ -80,6 +83,23 @@ def diagnose(
         examination.grammar,
         examination.thinking_open,
     )
+
+
+def with_grammar(found: Diagnosis, grammar: str | Grammar) -> Diagnosis:
+    """Return the diagnosis with a grammar that the user named.
+
+    Raises:
+        UsageError: There is no grammar of this name.
+    """
+    if isinstance(grammar, str):
+        if grammar not in GRAMMARS:
+            near = get_close_matches(grammar, GRAMMARS, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(f"unknown grammar {grammar!r}; {hint}one of: {', '.join(GRAMMARS)}")
+        grammar = GRAMMARS[grammar]
+    warnings = tuple(text for text in found.report.warnings if "writes tool calls is not known" not in text)
+    report = replace(found.report, grammar=grammar.name, warnings=warnings)
+    return replace(found, grammar=grammar, report=report)
 
 
 def doctor_report(path: str | Path, *, chat_template: str | None = None) -> str:

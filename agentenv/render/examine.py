@@ -47,14 +47,17 @@ PROBE_TOOL: Mapping[str, object] = {
 }
 _ARGUMENTS: Mapping[str, object] = {"city": "Pqz", "n": 37}
 _AWKWARD = "  x\t'\"<b>\n\n{{ é }} \\ y\n "
-_LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<｜[^｜<>{}'\"\s]+｜>")
+_LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<\uff5c[^\uff5c<>{}'\"\s]+\uff5c>")
 
 
 class Examination:
     """One template under examination; each check adds to the findings."""
 
-    def __init__(self, control: ControlSet, stop_strings: frozenset[str]) -> None:
+    def __init__(
+        self, control: ControlSet, stop_strings: frozenset[str], *, text_protocol: bool = False
+    ) -> None:
         self.control = control
+        self.text_protocol = text_protocol
         self.stop_strings = stop_strings
         self.ends: dict[Kind, TurnEnd] = {}
         self.verdict: Verdict = "fast"
@@ -143,6 +146,10 @@ class Examination:
             return self.reader.learn("call", self.ends, tools=self._tools())
 
         names = ("json_arguments", "null_content", "empty_tools", "two_calls", "tools_needed")
+        if self.text_protocol:
+            self.verdict = "no_tool_role"
+            self.reasons.append("the text protocol was asked for")
+            return
         try:
             self.ends["call"] = self._try(check, names, 3)
             shown = self.reader.render([USER], tools=[PROBE_TOOL])
@@ -164,7 +171,7 @@ class Examination:
         for kind, end in self.ends.items():
             if not end.known_stop:
                 self.warnings.append(
-                    f"{kind} turns end with {end.end}, which is not among the model's stop tokens: it was added"
+                    f"{kind} turns end with {end.end}, which was not among the model's stop tokens: added"
                 )
 
     def _watch_several_calls(self) -> None:
@@ -192,7 +199,7 @@ class Examination:
 
     def _choose_grammar(self) -> None:
         """Find the grammar that reads a rendered call back; some templates break with two arguments."""
-        for arguments in (_ARGUMENTS, {"city": _ARGUMENTS["city"]}):
+        for arguments in (_ARGUMENTS, {"city": _ARGUMENTS["city"]}, {"n": _ARGUMENTS["n"]}):
             once, twice = self._rendered_calls(arguments, 1), self._rendered_calls(arguments, 2)
             found = recognise(once, ("get_weather", arguments), [PROBE_TOOL], self.control, twice)
             if found is not None:
@@ -239,10 +246,10 @@ class Examination:
             calls = [probe_call()] if kind == "call" else []
             for name, before, tools in self._contexts():
                 difference = self._differs(kind, calls, before, tools)
-                if difference and name in {"tools", "a system message"}:
+                if difference and kind == "text" and name in {"tools", "a system message"}:
                     self.warnings.append(
-                        f"with {name}, a fresh render of a longer conversation would move it to the last user "
-                        "turn; here it stays where the episode began"
+                        f"with {name}, a fresh render of a longer conversation would move it to the last "
+                        "user turn; here it stays where the episode began"
                     )
                 elif difference and self.verdict == "fast":
                     self.verdict = "history"
@@ -256,17 +263,22 @@ class Examination:
         before: Sequence[Plain],
         tools: Sequence[Mapping[str, object]] | None,
     ) -> bool:
-        new = [probe_message(kind)]
         end = self.ends[kind]
-        try:
-            alone = self.reader.cut(end, self.reader.tail(calls, new, tools=self._tools()), end.end)
-            full = self.reader.tail(calls, new, before=before, tools=tools)
-        except RenderError:
-            return False
-        try:
-            return self.reader.cut(end, full, end.end).text != alone.text
-        except RenderError:
-            return True
+        counts = (1, 2) if kind == "call" and not self.reader.habits.one_call else (1,)
+        for count in counts:
+            asked = [*calls, probe_call(1)][:count] if calls else []
+            new = [probe_message(kind, index=index) for index in range(count)]
+            try:
+                alone = self.reader.cut(end, self.reader.tail(asked, new, tools=self._tools()), end.end)
+                full = self.reader.tail(asked, new, before=before, tools=tools)
+            except RenderError:
+                continue
+            try:
+                if self.reader.cut(end, full, end.end).text != alone.text:
+                    return True
+            except RenderError:
+                return True
+        return False
 
     def _contexts(
         self,

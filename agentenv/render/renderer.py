@@ -18,9 +18,9 @@ from agentenv.errors import RenderError
 from agentenv.messages import CallStatus, JsonValue, Message, ToolCall
 from agentenv.render.base import ParsedTurn, TemplateReport
 from agentenv.render.control import Neutraliser
-from agentenv.render.doctor import Diagnosis, diagnose
+from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
 from agentenv.render.encode import PieceEncoder
-from agentenv.render.parse import ToolIndex, TurnReader, TurnText
+from agentenv.render.parse import Grammar, ToolIndex, TurnReader, TurnText
 from agentenv.render.tail import USER, Kind, Plain, TailReader
 from agentenv.render.text_protocol import TextProtocol
 from agentenv.render.tokenizer import ChatTokenizer
@@ -31,7 +31,7 @@ _TRIM_MARK = "\n... [{cut} characters cut] ...\n"
 
 
 class Renderer:
-    """Renders one model's chat; bound to the tools of one episode.
+    r"""Renders one model's chat; bound to the tools of one episode.
 
     Args:
         tokenizer: a `ChatTokenizer`, or a fast tokenizer or processor of transformers.
@@ -39,14 +39,20 @@ class Renderer:
         chat_template: Jinja source instead of the tokenizer's own.
         stop_token_ids: ids at which generation ends, besides the tokenizer's.
         template_kwargs: values for the template, such as `enable_thinking`.
-        protocol: how tools are told where the template has no place for them.
+        protocol: tell tools in plain text in this way, whatever the template can do; None: in plain
+            text only where the template has no place for tools.
+        grammar: how calls are written, by name (`agentenv.render.parse.GRAMMARS`) or as a grammar of
+            your own; None: what the doctor recognised.
+
+    Raises:
+        UsageError: There is no grammar of this name.
 
     Example:
         >>> from agentenv.render import Renderer, byte_tokenizer
         >>> renderer = Renderer(byte_tokenizer())
         >>> prompt = renderer.start([{"role": "user", "content": "hi"}])
         >>> renderer.decode(prompt)
-        '<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n'
+        '<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n'
     """
 
     def __init__(
@@ -58,11 +64,21 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
         *,
         protocol: TextProtocol | None = None,
+        grammar: str | Grammar | None = None,
     ) -> None:
         self.tokenizer = ChatTokenizer.of(tokenizer)
         self._protocol = protocol or TextProtocol()
         template = chat_template or self.tokenizer.chat_template
-        self._found: Diagnosis = diagnose(self.tokenizer, template, stop_token_ids, template_kwargs or {})
+        found = diagnose(
+            self.tokenizer,
+            template,
+            stop_token_ids,
+            template_kwargs or {},
+            text_protocol=protocol is not None,
+        )
+        if grammar is not None:
+            found = with_grammar(found, grammar)
+        self._found: Diagnosis = found
         self._encoder = PieceEncoder(self.tokenizer, self._found.control)
         self._names = {token_id: string for string, token_id in self._found.control.strings.items()}
         self.report: TemplateReport = self._found.report
@@ -72,7 +88,7 @@ class Renderer:
     def bind(self, tools: Sequence[Mapping[str, JsonValue]]) -> Renderer:
         """Return a renderer for these tool schemas; the doctor's work is shared."""
         bound = copy.copy(self)
-        bound._set_tools(tools)
+        bound._set_tools(tools)  # noqa: SLF001 - of the same class
         return bound
 
     def start(self, messages: Sequence[Message]) -> list[int]:
@@ -211,7 +227,8 @@ class Renderer:
             return reader.tail(calls, new, tools=cast("Any", tools))
         if not history_given:
             raise RenderError(
-                "this template's turns depend on earlier messages: pass history=, the messages before the completion"
+                "this template's turns depend on earlier messages: pass history=, the messages "
+                "before the completion"
             )
         while before and before[-1]["role"] == "assistant":
             before = before[:-1]
@@ -221,10 +238,8 @@ class Renderer:
 
     def _plain(self, message: Message, neutral: Neutraliser) -> Plain:
         """Return a message in the template's form, with every string safe to render."""
-        plain = cast(
-            "Plain", {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
-        )
-        plain = cast("Plain", neutral.value(plain))
+        rest = {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
+        plain = cast("Plain", neutral.value(rest))
         plain["role"] = message["role"]
         nine = self._reader().habits.nine_ids
         if nine and "tool_call_id" in plain:
@@ -297,8 +312,8 @@ def _text_content(message: Message) -> str:
     for part in content:
         if part.get("type") != "text":
             raise RenderError(
-                f"a {message['role']} message has a part of type {part.get('type')!r}: images and other media "
-                "cannot be rendered to tokens yet; send text, or use a chat engine for evaluation"
+                f"a {message['role']} message has a part of type {part.get('type')!r}: images and other "
+                "media cannot be rendered to tokens yet; send text, or use a chat engine"
             )
     return "".join(part.get("text", "") for part in content)
 

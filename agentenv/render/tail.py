@@ -144,13 +144,18 @@ class TailReader:
         content = None if self.habits.null_content else ""
         return {"role": "assistant", "content": content, "tool_calls": entries}
 
-    def learn(self, kind: Kind, ends: Mapping[Kind, TurnEnd], **options: object) -> TurnEnd:
-        """Find how a turn of this kind ends.
+    def learn(
+        self,
+        kind: Kind,
+        ends: Mapping[Kind, TurnEnd],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> TurnEnd:
+        """Find how a turn of this kind ends; `ends` are those of other kinds.
 
         Raises:
             RenderError: The template has no such turn, or no control token ends it.
         """
-        tools: Sequence[Mapping[str, object]] | None = options.get("tools")  # pyright: ignore[reportAssignmentType]
         calls: list[Plain] = [] if kind == "text" else [probe_call()]
         new = [probe_message(kind)]
         written = self.tail(calls, new, tools=tools)
@@ -163,10 +168,11 @@ class TailReader:
             last = ""
         end = self._candidate(kind, written, last, ends)
         between = written[: written.index(end)]
-        if kind == "text" and self._plain_text(between).strip():
+        if kind == "text" and end not in self.stop_strings and self._plain_text(between).strip():
             raise RenderError(
-                f"plain text {between.strip()!r} stands between the assistant's words and {end!r}: control "
-                "tokens of the template are not registered in the tokenizer; add them as special tokens"
+                f"plain text {between.strip()!r} stands between the assistant's words and {end!r}: either "
+                "that is no end of a turn (pass the model's stop tokens as stop_token_ids), or control tokens "
+                "of the template are not registered in the tokenizer (add them as special tokens)"
             )
         stops_in_last = any(string in self.stop_strings for _, string in self.control.finditer(last))
         closes = any(string == end for _, string in self.control.finditer(last))
@@ -205,6 +211,8 @@ class TailReader:
         if stops_written and (kind == "call" or not last.strip()):
             return stops_written[0]
         if kind == "text":
+            if closing := self._at_end(last, in_written):
+                return closing
             if in_written:
                 return in_written[0]
         else:
@@ -226,17 +234,22 @@ class TailReader:
         string stands once in a turn of two calls: so it closes the turn and not a call.
         """
         text_end = ends.get("text")
-        found = list(self.control.finditer(last))
-        if text_end is None or text_end.closer is None or not found:
-            return ""
-        position, string = found[-1]
-        if last[position + len(string) :].strip() or string not in in_written:
+        string = self._at_end(last, in_written)
+        if text_end is None or text_end.closer is None or not string:
             return ""
         try:
             both = self.render([USER, self.assistant([probe_call(), probe_call(1)])], generation_prompt=False)
         except RenderError:
             return ""
         return string if [one for _, one in self.control.finditer(both)].count(string) == 1 else ""
+
+    def _at_end(self, last: str, in_written: Sequence[str]) -> str:
+        """Return the control string with which a last turn ends and which a past turn has too, or ""."""
+        found = list(self.control.finditer(last))
+        if not found:
+            return ""
+        position, string = found[-1]
+        return "" if last[position + len(string) :].strip() or string not in in_written else string
 
     def _plain_text(self, text: str) -> str:
         kept: list[str] = []

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import cast
 
 import jinja2
 import jinja2.ext
@@ -50,8 +51,8 @@ def _tojson(
     )
 
 
-def _strftime_now(fmt: str) -> str:
-    return datetime.now().strftime(fmt)  # noqa: DTZ005 - templates print the local date
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)  # noqa: DTZ005 - templates print the local date
 
 
 @lru_cache(maxsize=1)
@@ -60,8 +61,8 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     env.filters["tojson"] = _tojson
-    env.globals["raise_exception"] = _raise_exception
-    env.globals["strftime_now"] = _strftime_now
+    global_names = cast("dict[str, object]", env.globals)
+    global_names.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return env
 
 
@@ -111,5 +112,5 @@ class ChatTemplate:
             )
         except RecursionError as error:
             raise RenderError("the chat template recurses without end") from error
-        except Exception as error:  # noqa: BLE001 - a template may raise anything: it is foreign code
+        except Exception as error:
             raise RenderError(f"{type(error).__name__}: {error}") from error

@@ -101,7 +101,7 @@ class TextProtocol:
 
 
 def describe_tool(tool: Mapping[str, object]) -> str:
-    """Return one line: `add(a: int, b: int = 0): Add two numbers.`"""
+    """Return one line, such as `add(a: int, b: int = 0): Add two numbers`."""
     name, parameters = _function(tool)
     required = set(cast("list[str]", parameters.get("required") or []))
     arguments: list[str] = []
@@ -137,7 +137,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         return " | ".join(dict.fromkeys(_type(option) for option in options))
     kind = schema.get("type", "object" if "$ref" in schema else "value")
     if isinstance(kind, list):
-        return " | ".join(_TYPES.get(one, one) for one in kind)
+        return " | ".join(_TYPES.get(one, one) for one in cast("list[str]", kind))
     if kind == "array" and isinstance(schema.get("items"), dict) and "type" in schema["items"]:
         return f"list[{_type(schema['items'])}]"
     return _TYPES.get(kind, kind)

@@ -219,7 +219,8 @@ _BYTE_TEMPLATE = """\
 {{- ('\\n' if system else '') + 'Tools:' -}}
 {%- for tool in tools -%}
 {%- set f = tool.function if tool.function is defined else tool -%}
-{{- '\\n' + f.name + '(' + (f.parameters.properties | default({})).keys() | join(', ') + '): ' + (f.description | default('')) -}}
+{%- set names = (f.parameters.properties | default({})).keys() | join(', ') -%}
+{{- '\\n' + f.name + '(' + names + '): ' + (f.description | default('')) -}}
 {%- endfor -%}
 {{- '\\nCall: <tool_call>{"name": ..., "arguments": {...}}</tool_call>' -}}
 {%- endif -%}
@@ -237,7 +238,8 @@ _BYTE_TEMPLATE = """\
 {%- endif -%}
 {{- message.content or '' -}}
 {%- for call in message.tool_calls or [] -%}
-{{- '<tool_call>{"name": ' + call.function.name | tojson + ', "arguments": ' + call.function.arguments | tojson + '}</tool_call>' -}}
+{%- set f = call.function -%}
+{{- '<tool_call>{"name": ' + f.name | tojson + ', "arguments": ' + f.arguments | tojson + '}</tool_call>' -}}
 {%- endfor -%}
 {{- '<|im_end|>\\n' -}}
 {%- elif not (loop.first and message.role == 'system') -%}

@@ -30,7 +30,7 @@ def inferred(text: str, name: str, arguments: Mapping[str, object]) -> Iterator[
                 yield grammar
 
 
-def _json_between_tags(text: str, name: str, _: list[tuple[str, object]]) -> Grammar | None:
+def _json_between_tags(text: str, name: str, _arguments: list[tuple[str, object]]) -> Grammar | None:
     start = text.rfind("{", 0, text.index(f'"{name}"'))
     if start < 0:
         return None
@@ -41,7 +41,7 @@ def _json_between_tags(text: str, name: str, _: list[tuple[str, object]]) -> Gra
     return Grammar(f"json between {opens} and {closes}", (Block(opens, closes, json_calls),))
 
 
-def _name_then_json(text: str, name: str, _: list[tuple[str, object]]) -> Grammar | None:
+def _name_then_json(text: str, name: str, _arguments: list[tuple[str, object]]) -> Grammar | None:
     at = text.index(name)
     start = text.index("{", at)
     _, end = json_members(text, start)
@@ -65,8 +65,6 @@ def _tagged(text: str, name: str, arguments: list[tuple[str, object]]) -> Gramma
     parameter_closes = _tag_after(text, value_at + len(str(value)))
     after = text.index(parameter_closes, last_at) + len(parameter_closes)
     call_closes = _tag_after(text, after)
-    opens = _tag_before(text, text.rindex("<", 0, at))
-    closes = _tag_after(text, text.index(call_closes, after) + len(call_closes))
     read = TaggedParameters(
         call_opens,
         call_closes,
@@ -74,8 +72,10 @@ def _tagged(text: str, name: str, arguments: list[tuple[str, object]]) -> Gramma
         parameter_closes,
         newlines=text[shown:value_at] == "\n",
     )
+    closes = _tag_after(text, text.index(call_closes, after) + len(call_closes))
     if not closes:
-        return None
+        return Grammar(f"tagged parameters in {call_opens}", (Block(call_opens, call_closes, read.one),))
+    opens = _tag_before(text, text.rindex("<", 0, at))
     return Grammar(f"tagged parameters between {opens} and {closes}", (Block(opens, closes, read),))
 
 

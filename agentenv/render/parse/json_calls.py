@@ -117,7 +117,9 @@ def functionary_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
             continue
         call = arguments_call(name, body)
         if call.status is CallStatus.INVALID_JSON and not ended and index == len(sections) - 1:
-            call = RawCall(name, body, status=CallStatus.UNCLOSED, error="the call was cut off, so it was not run")
+            call = RawCall(
+                name, body, status=CallStatus.UNCLOSED, error="the call was cut off, so it was not run"
+            )
         calls.append(call)
     return WholeTurn("\n".join(content).strip("\n"), "", tuple(calls))
 
@@ -171,4 +173,5 @@ def _object_text(member: Member) -> str | None:
 
 
 def invalid(error: str) -> RawCall:
+    """Return a call that its grammar cannot read."""
     return RawCall(status=CallStatus.INVALID_JSON, error=error)

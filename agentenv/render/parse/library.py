@@ -1,5 +1,6 @@
 """Every tool-call grammar by name, the more exact ones before those that accept more."""
 
+# ruff: noqa: RUF001 - DeepSeek writes its tags with a full-width bar
 from __future__ import annotations
 
 import re
@@ -21,11 +22,6 @@ _DSML = TaggedParameters(
     "</｜DSML｜parameter>",
     typed_by="string",
 )
-
-
-def _without_kind(before: str) -> tuple[str, str]:
-    """Return the name from `function<sep>NAME`."""
-    return before, ""
 
 
 def _indexed_name(before: str) -> tuple[str, str]:
@@ -83,11 +79,7 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("gemma4", (Block("<|tool_call>", "<tool_call|>", NamedLiterals('<|"|>')),)),
         Grammar(
             "functiongemma",
-            (
-                Block(
-                    "<start_function_call>", "<end_function_call>", NamedLiterals("<escape>", untyped=True)
-                ),
-            ),
+            (Block("<start_function_call>", "<end_function_call>", NamedLiterals("<escape>", untyped=True)),),
         ),
         Grammar("cohere", (Block("<|START_ACTION|>", "<|END_ACTION|>", json_calls),)),
         Grammar("lfm", (Block("<|tool_call_start|>", "<|tool_call_end|>", pythonic_calls),)),

@@ -67,6 +67,10 @@ class TaggedParameters:
             position = end + len(self.call_closes)
         return calls or [invalid(f"the call has no {self.call_opens}")]
 
+    def one(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
+        """Read the inside of one call, where no tags stand around all of them."""
+        return [self._call(turn, span)]
+
     def _call(self, turn: TurnText, span: Span) -> RawCall:
         name_end = turn.text.find(self.name_ends, span.start, span.end)
         if name_end < 0:

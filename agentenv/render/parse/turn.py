@@ -147,7 +147,7 @@ class TurnReader:
             following = turn.find(block.opens, inside.start)
             return following if 0 <= following < inside.end else inside.end
         found = turn.find(block.closes, inside.start)
-        return found if 0 <= found and found + len(block.closes) <= inside.end else None
+        return found if found >= 0 and found + len(block.closes) <= inside.end else None
 
 
 def _parsed(
