@@ -271,7 +271,7 @@ def _portable(annotation: Any, seen: dict[type, type]) -> Any:
         return annotation
     if origin in {typing.Union, types.UnionType}:
         return typing.Union[swapped]  # noqa: UP007 - built from a tuple
-    return origin[swapped]
+    return origin[swapped[0] if len(swapped) == 1 else swapped]
 
 
 def _portable_typed_dict(annotation: Any, seen: dict[type, type]) -> type:
