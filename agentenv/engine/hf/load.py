@@ -156,4 +156,16 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     finally:
         if bars:
             logging.enable_progress_bar()
+    if files.gguf_file:
+        forget_quantization(model)
     return model.to(where).eval()
+
+
+def forget_quantization(model: Any) -> None:
+    """Make a model read from a GGUF file an ordinary one: its weights are plain tensors already.
+
+    Transformers goes on calling it quantized and would refuse to save it.
+    """
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config

