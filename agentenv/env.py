@@ -1,7 +1,7 @@
 """Environments: Gymnasium environments whose observations are text or chat messages.
 
-1. One asynchronous core (`begin`, `advance`, `is_finished`, `end`, `shutdown`) plays an episode.
-   The runner drives it. Gymnasium's `reset`, `step` and `close` are a synchronous front of it.
+1. One asynchronous core (`begin`, `advance`, `is_finished`, `end`, `shutdown`) plays an episode for
+   the runner. Gymnasium's `reset`, `step` and `close` are a synchronous front of it.
 2. Authors write `reset`, `step`, and optionally `is_done`, `finish` and `close`, synchronous or
    asynchronous. Synchronous ones run in a worker thread, off the event loop.
 3. `finish` runs exactly once in each episode, whoever ends it. The front's `step` adds what it
@@ -87,6 +87,10 @@ class Env(gymnasium.Env[Any, Any]):
     """Put before the first observation as a system message, if not empty."""
     tasks: object = None
     """Where `reset` draws a task from when it gets none: anything `TaskSet.of` takes."""
+    oracle: ClassVar[Any] = None
+    """A policy that solves every task, for the checker and for demonstrations; see `ae.testing`."""
+    full_marks: float = 1.0
+    """Reward of a perfect episode."""
 
     _wants_text: ClassVar[bool] = False
     _episode: _Episode
@@ -134,10 +138,8 @@ class Env(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; without `options["task"]` one is drawn by the seed."""
-        if self.is_inside():
-            # `super().reset(seed=seed)` of an author: the core has seeded already.
-            return "", {}
-        return self._gym_reset(seed=seed, options=options)
+        # `super().reset(seed=seed)` of an author has nothing left to do: the core has seeded already.
+        return ("", {}) if self.is_inside() else self._gym_reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         """Answer one message of the model."""

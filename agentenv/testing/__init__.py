@@ -1,5 +1,61 @@
-"""What authors of tools and environments use in their own tests."""
+"""What authors of tools and environments use in their own tests.
+
+- `check_env` tries an environment in every way a run would, and says what is wrong;
+- `play` plays one episode with a scripted policy, without a model;
+- `RecordedChat` keeps the answers of a chat engine in a file and plays them again;
+- the pytest plugin gives the fixtures `play_episode`, `scripted_runner` and `assert_env_ok`.
+
+A policy is a function `policy(messages, task, rng)` that returns an assistant message or its text.
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentenv.testing.checker import CheckReport as CheckReport
+    from agentenv.testing.checker import Finding as Finding
+    from agentenv.testing.checker import check_env as check_env
+    from agentenv.testing.fuzz import random_arguments as random_arguments
+    from agentenv.testing.play import Played as Played
+    from agentenv.testing.play import Policy as Policy
+    from agentenv.testing.play import oracle_of as oracle_of
+    from agentenv.testing.play import play as play
+    from agentenv.testing.recorded import RecordedChat as RecordedChat
+
+_HOME = {
+    "CheckReport": "checker",
+    "Finding": "checker",
+    "Played": "play",
+    "Policy": "play",
+    "RecordedChat": "recorded",
+    "check_env": "checker",
+    "oracle_of": "play",
+    "play": "play",
+    "random_arguments": "fuzz",
+}
+
+__all__ = [
+    "CheckReport",
+    "Finding",
+    "Played",
+    "Policy",
+    "RecordedChat",
+    "check_env",
+    "oracle_of",
+    "play",
+    "random_arguments",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'agentenv.testing' has no attribute {name!r}")
+    value = getattr(import_module(f"agentenv.testing.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,4 +5,75 @@ It imports nothing of agentenv until a fixture is used, so that it costs other t
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+if TYPE_CHECKING:
+    from agentenv.engine.scripted import ScriptedPolicy, TurnLike
+    from agentenv.envspec import EnvSpec
+    from agentenv.runner import Runner
+    from agentenv.testing.play import Played
+
+__all__ = ["assert_env_ok", "play_episode", "scripted_runner"]
+
+PlayEpisode: TypeAlias = "Callable[..., Awaitable[Played]]"
+MakeRunner: TypeAlias = "Callable[..., Runner]"
+AssertEnvOk: TypeAlias = "Callable[..., Awaitable[None]]"
+
+
+@pytest.fixture
+def play_episode() -> PlayEpisode:
+    """Play an episode without a model: `await play_episode(entry, said, task, seed=0)`.
+
+    `entry` is an id, a file, a specification or an environment; `said` a policy, or the model's
+    messages in order.
+    """
+    from agentenv.env import Env
+    from agentenv.registry import spec
+    from agentenv.testing.play import play
+
+    async def played(entry: Any, said: Any, task: Mapping[str, object], *, seed: int = 0) -> Played:
+        policy = said if callable(said) else _in_order(said)
+        return await play(entry if isinstance(entry, Env) else spec(entry), policy, task, seed=seed)
+
+    return played
+
+
+@pytest.fixture
+def scripted_runner() -> MakeRunner:
+    """Make a runner whose model says what a script says: `scripted_runner(script, **limits)`."""
+    from agentenv.engine.scripted import ScriptedEngine
+    from agentenv.limits import RunLimits
+    from agentenv.render import Renderer
+    from agentenv.render.tokenizer import byte_tokenizer
+    from agentenv.runner import Runner
+
+    def make(script: Sequence[TurnLike] | ScriptedPolicy, **limits: Any) -> Runner:
+        tokenizer = byte_tokenizer()
+        engine = ScriptedEngine(script, tokenizer=tokenizer)
+        return Runner(engine, Renderer(tokenizer), RunLimits(**limits))
+
+    return make
+
+
+@pytest.fixture
+def assert_env_ok() -> AssertEnvOk:
+    """Fail with the checker's report if anything is wrong: `await assert_env_ok(entry, **options)`."""
+    from agentenv.testing.checker import check_env
+
+    async def check(entry: str | EnvSpec, **options: Any) -> None:
+        report = await check_env(entry, **options)
+        if not report.ok:
+            pytest.fail(str(report), pytrace=False)
+
+    return check
+
+
+def _in_order(said: Sequence[Any]) -> Callable[..., Any]:
+    def policy(messages: Sequence[Mapping[str, Any]], task: object, rng: object) -> Any:
+        turn = sum(message["role"] == "assistant" for message in messages)
+        return said[min(turn, len(said) - 1)]
+
+    return policy

@@ -1,0 +1,133 @@
+"""Try an environment in every way a run would, and say in words what is wrong.
+
+Each check is one row of the report: what was tried and what came of it. A check that crashes or
+takes too long is a problem of the environment, never of the checker's caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from agentenv.envspec import EnvSpec
+from agentenv.errors import AgentEnvError
+from agentenv.registry import spec
+from agentenv.testing.checks import CHECKS, Problem, Skipped, Subject
+
+__all__ = ["CheckReport", "Finding", "check_env"]
+
+Status: TypeAlias = Literal["ok", "problem", "skipped"]
+
+_MARKS = {"ok": "✓", "problem": "✗", "skipped": "-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of a report."""
+
+    name: str
+    status: Status
+    text: str
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f" {_MARKS[self.status]} {self.name:<12} {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What the checker found."""
+
+    env_id: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The rows that say what is wrong."""
+        return tuple(one for one in self.findings if one.status == "problem")
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return not self.problems
+
+    @property
+    def exit_code(self) -> int:
+        """0 if nothing is wrong, else 1."""
+        return 0 if self.ok else 1
+
+    def __str__(self) -> str:
+        passed = sum(one.status == "ok" for one in self.findings)
+        skipped = sum(one.status == "skipped" for one in self.findings)
+        more = f", {skipped} skipped" if skipped else ""
+        rows = "\n".join(map(str, self.findings))
+        return f"{self.env_id}\n{rows}\n{passed} ok, {len(self.problems)} problems{more}"
+
+    def to_json(self) -> str:
+        """Return the report for machines."""
+        return json.dumps(
+            {"env_id": self.env_id, "ok": self.ok, "findings": [asdict(one) for one in self.findings]},
+            ensure_ascii=False,
+        )
+
+
+async def check_env(
+    entry: str | EnvSpec,
+    *,
+    tasks: int = 20,
+    fuzz_calls: int = 300,
+    seed: int = 0,
+    trivial_limit: float = 0.25,
+    timeout_s: float = 120.0,
+    only: tuple[str, ...] = (),
+) -> CheckReport:
+    """Check an environment.
+
+    Args:
+        entry: an id, a file, or a specification.
+        tasks: tasks that are played, at most.
+        fuzz_calls: tool calls drawn from the schemas.
+        seed: of everything that is drawn.
+        trivial_limit: share of full marks above which a policy without thought scores too high.
+        timeout_s: time of one check.
+        only: names of the checks to make; all if empty.
+
+    Raises:
+        UnknownEnvironment: There is no such environment.
+    """
+    entry = spec(entry)
+    subject = Subject(entry, tasks=tasks, fuzz_calls=fuzz_calls, seed=seed, trivial_limit=trivial_limit)
+    chosen = {name: check for name, check in CHECKS.items() if not only or name in only}
+    findings: list[Finding] = []
+    for name, check in chosen.items():
+        began = time.perf_counter()
+        status: Status = "ok"
+        try:
+            async with asyncio.timeout(timeout_s):
+                text = await check(subject)
+        except Problem as problem:
+            status, text = "problem", str(problem)
+        except Skipped as reason:
+            status, text = "skipped", str(reason)
+        except TimeoutError:
+            status, text = "problem", f"not done within {timeout_s:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever the environment raises is what is reported
+            status, text = "problem", _told(error)
+        findings.append(Finding(name, status, text, round(time.perf_counter() - began, 3)))
+    return CheckReport(entry.id, tuple(findings))
+
+
+def _told(error: Exception) -> str:
+    """Return an exception as one line, with the place in the author's code where it was raised."""
+    text = str(error).splitlines()[0] if str(error) else ""
+    if isinstance(error, AgentEnvError):
+        return text
+    here = str(Path(__file__).parent.parent)
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(here)]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"

@@ -1,0 +1,135 @@
+"""Play an environment with a scripted policy: no model, no tokens, the same core as in a run."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+from agentenv.context import Context
+from agentenv.env import Env
+from agentenv.envspec import EnvSpec
+from agentenv.messages import Message, ToolResult
+from agentenv.observations import action_message
+from agentenv.tasks import Task
+
+__all__ = ["Played", "Policy", "oracle_of", "play", "play_by_turns"]
+
+Policy: TypeAlias = Callable[
+    [Sequence[Message], Mapping[str, object], random.Random],
+    "Message | str | Awaitable[Message | str]",
+]
+"""`policy(messages, task, rng)` gives the model's next message."""
+
+MAX_TURNS = 64
+"""Turns of an episode whose environment sets no limit."""
+
+
+@dataclass(slots=True)
+class Played:
+    """An episode that a policy played."""
+
+    task_id: str
+    messages: list[Message] = field(default_factory=list[Message])
+    tool_results: list[ToolResult] = field(default_factory=list[ToolResult])
+    turn_rewards: list[float] = field(default_factory=list[float])
+    reward: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
+    stop_reason: str = ""
+    """Empty while the episode is being played."""
+    reset_s: float = 0.0
+    step_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def story(self) -> tuple[object, ...]:
+        """All that must be the same when the same episode is played again."""
+        return (self.messages, self.turn_rewards, self.reward, dict(self.rewards), self.stop_reason)
+
+
+async def play(
+    entry: EnvSpec | Env, policy: Policy, task: Task | Mapping[str, object], *, seed: int = 0
+) -> Played:
+    """Play one episode to its end and close the environment.
+
+    Args:
+        entry: a specification, or an environment made already.
+        policy: who plays.
+        task: what to play.
+        seed: of the environment and the policy.
+    """
+    async with aclosing(play_by_turns(entry, policy, task, seed=seed)) as turns:
+        return [played async for played in turns][-1]
+
+
+async def play_by_turns(
+    entry: EnvSpec | Env, policy: Policy, task: Task | Mapping[str, object], *, seed: int = 0
+) -> AsyncGenerator[Played]:
+    """Play one episode, handing over what there is after each turn; the last one is complete."""
+    env = entry if isinstance(entry, Env) else entry.make()
+    limit = (entry.max_turns if isinstance(entry, EnvSpec) else None) or MAX_TURNS
+    data = task.data if isinstance(task, Task) else task
+    played = Played(task.id if isinstance(task, Task) else "")
+    rng = random.Random(seed)
+    try:
+        began = time.perf_counter()
+        reset = await env.begin(data, seed=seed, context=Context(seed=seed))
+        played.reset_s = time.perf_counter() - began
+        played.messages.extend(reset.messages)
+        yield played
+        while not played.stop_reason:
+            await _turn(env, policy, data, rng, played, last=len(played.turn_rewards) + 1 >= limit)
+            if played.stop_reason:
+                outcome = await env.end(played.stop_reason)
+                played.rewards = outcome.rewards
+                total = outcome.reward
+                played.reward = None if total is None else total + sum(played.turn_rewards)
+            yield played
+    finally:
+        await env.shutdown()
+
+
+async def _turn(
+    env: Env, policy: Policy, task: Mapping[str, object], rng: random.Random, played: Played, *, last: bool
+) -> None:
+    said = policy(list(played.messages), task, rng)
+    action = action_message(await cast("Awaitable[Any]", said) if inspect.isawaitable(said) else said)
+    played.messages.append(action)
+    if last and action.get("tool_calls"):
+        # As in a run: calls that nobody could read the answers of are not made.
+        played.turn_rewards.append(0.0)
+        played.stop_reason = "max_turns"
+        return
+    began = time.perf_counter()
+    result = await env.advance(action)
+    played.step_s.append(time.perf_counter() - began)
+    played.tool_results.extend(result.tool_results)
+    played.messages.extend(one.to_message() for one in result.tool_results)
+    played.messages.extend(result.messages)
+    played.turn_rewards.append(result.reward)
+    if result.terminated:
+        played.stop_reason = "env_terminated"
+    elif result.truncated:
+        played.stop_reason = "env_truncated"
+    elif env.ends_on_text and not action.get("tool_calls"):
+        played.stop_reason = "final_answer"
+    elif await env.is_finished():
+        played.stop_reason = "env_done"
+    elif last:
+        played.stop_reason = "max_turns"
+
+
+def oracle_of(entry: EnvSpec) -> Policy | None:
+    """Return the policy that solves the environment's tasks, where its author wrote one.
+
+    It is the class's attribute `oracle`, else the function `oracle` of the class's module.
+    """
+    target: Any = entry.load()
+    own = getattr(target, "oracle", None)
+    if own is None:
+        own = getattr(sys.modules.get(getattr(target, "__module__", "")), "oracle", None)
+    return own if callable(own) else None

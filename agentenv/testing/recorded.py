@@ -1,0 +1,84 @@
+"""A chat engine whose answers are recorded once and played again in tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling, Usage
+from agentenv.errors import EngineError
+from agentenv.messages import JsonValue, Message
+
+__all__ = ["RecordedChat"]
+
+
+class RecordedChat:
+    """Answers from a file; what is not in it is asked of the engine, if there is one, and kept.
+
+    Commit the file with the tests: they then need no model, no key and no network.
+
+    Args:
+        path: a JSONL file; made when the first answer is kept.
+        engine: answers what the file does not; without one, that is an `EngineError`.
+    """
+
+    def __init__(self, path: str | Path, engine: ChatEngine | None = None) -> None:
+        self._path = Path(path)
+        self._engine = engine
+        self.name = engine.name if engine is not None else f"recorded:{self._path.name}"
+        self.max_context_tokens = engine.max_context_tokens if engine is not None else None
+        self._kept: dict[str, dict[str, Any]] = {}
+        if self._path.is_file():
+            rows = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+            self._kept = {row["key"]: row for row in rows}
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, JsonValue]],
+        sampling: Sampling,
+        *,
+        deadline_s: float | None = None,
+    ) -> ChatCompletion:
+        """Answer as recorded.
+
+        Raises:
+            EngineError: The request is not in the file and there is no engine.
+        """
+        key = _key(messages, tools)
+        if key not in self._kept:
+            if self._engine is None:
+                raise EngineError(
+                    f"{self._path} has no answer to this request of {len(messages)} messages (the last one: "
+                    f"{str(messages[-1].get('content'))[:80]!r}); give an engine to record it"
+                )
+            self._keep(key, await self._engine.chat(messages, tools, sampling, deadline_s=deadline_s))
+        row = self._kept[key]
+        return ChatCompletion(row["message"], Usage(**row["usage"]), row["finish_reason"])
+
+    async def close(self) -> None:
+        """Close the engine, if there is one."""
+        if self._engine is not None:
+            await self._engine.close()
+
+    def _keep(self, key: str, answer: ChatCompletion) -> None:
+        row = {
+            "key": key,
+            "message": answer.message,
+            "usage": asdict(answer.usage),
+            "finish_reason": answer.finish_reason,
+        }
+        self._kept[key] = row
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> str:
+    """Name a request by what was said and offered; sampling seeds change between runs and do not count."""
+    text = json.dumps([list(messages), list(tools)], sort_keys=True, ensure_ascii=True)
+    return blake2b(text.encode(), digest_size=16).hexdigest()

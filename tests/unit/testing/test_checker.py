@@ -1,0 +1,223 @@
+"""The checker: it passes what is right, and finds each thing that is wrong with the right words."""
+
+import json
+import random
+import re
+import time
+
+import pytest
+
+from agentenv.env import Env
+from agentenv.envspec import EnvSpec
+from agentenv.errors import ToolError
+from agentenv.testing import check_env
+from agentenv.tool import tool
+from agentenv.toolenv import ToolEnv
+
+ROWS = [{"x": n, "y": n * n} for n in range(100, 120)]
+
+
+def call(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+
+
+class Fine(ToolEnv):
+    """Adds two numbers."""
+
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}?"
+
+    @tool
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        if abs(a) + abs(b) > 10**15:
+            raise ToolError("too large")
+        return a + b
+
+    def reward(self, answer: str) -> float:
+        return float(answer.split()[-1:] == [str(self.want)])
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        if messages[-1]["role"] == "tool":
+            return f"It is {messages[-1]['content']}"
+        return call("add", a=task["x"], b=task["y"])
+
+
+class Undescribed(Fine):
+    @tool
+    def mystery(self, a: int) -> int:
+        return a
+
+
+class Unseeded(Fine):
+    def start(self, x: int, y: int) -> str:
+        return f"{super().start(x, y)} ({random.random()})"
+
+
+class WrongOracle(Fine):
+    @staticmethod
+    def oracle(messages, task, rng):
+        return "It is 7"
+
+
+class Generous(Fine):
+    def reward(self, answer: str) -> float:
+        return 1.0
+
+
+class Crashing(Fine):
+    @tool
+    def divide(self, a: int, b: int) -> float:
+        """Divide two numbers."""
+        return a / b
+
+
+class Telling(Fine):
+    def start(self, x: int, y: int) -> str:
+        return f"{super().start(x, y)} (It is {x + y})"
+
+
+class NotANumber(Fine):
+    def reward(self, answer: str) -> float:
+        return float("nan")
+
+
+class Shared(Fine):
+    seen: list = []  # noqa: RUF012 - the fault that is to be found
+
+    def start(self, x: int, y: int) -> str:
+        self.seen.append(x)
+        return super().start(x, y)
+
+    @tool
+    def last(self) -> int:
+        """Return the last number."""
+        return self.seen[-1]
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        if messages[-1]["role"] == "tool":
+            return f"It is {int(messages[-1]['content']) + task['y']}"
+        return call("last")
+
+
+class Bloated(Fine):
+    @tool
+    def echo(self, text: str) -> str:
+        """Say it twice."""
+        return 2 * text
+
+
+class Unclosable(Fine):
+    def close(self):
+        del self.want
+
+
+class Timed(Env):
+    """Puts the time into its info."""
+
+    tasks = ({"n": 3},)
+
+    def reset(self, *, seed=None, options=None):
+        return "go", {}
+
+    def step(self, action: str):
+        return "on", 0.0, False, False, {"at": time.perf_counter()}
+
+
+class FourTuple(Timed):
+    def step(self, action: str):
+        return "on", 0.0, False, {}
+
+
+class Outside(Timed):
+    def reset(self, *, seed=None, options=None):
+        return [{"role": "user", "content": "go"}], {}
+
+    def step(self, action: str):
+        return "on", 0.0, False, False, {}
+
+
+def spec_of(kind, rows=ROWS):
+    tasks = None if kind.tasks is not None else rows
+    return EnvSpec.of(f"broken/{kind.__name__}-v0", kind, tasks=tasks, max_turns=3)
+
+
+async def test_what_is_right_passes_every_check():
+    report = await check_env(spec_of(Fine))
+
+    assert report.ok, str(report)
+    assert report.exit_code == 0
+    assert len(report.findings) == 14
+    assert {one.status for one in report.findings} == {"ok"}
+
+
+BROKEN = [
+    (Undescribed, "schema", "nothing about mystery"),
+    (Unseeded, "determinism", "differs at message 0: draw from self.np_random"),
+    (WrongOracle, "oracle", "the oracle gets 0.0 of 1 on task"),
+    (Generous, "trivial", "policies without thought score too much.*empty 1.00"),
+    (Crashing, "fuzz", "divide.*crashed: ZeroDivisionError"),
+    (Telling, "leak", "holds the answer"),
+    (NotANumber, "oracle", "finite"),
+    (Shared, "isolation", "state is shared"),
+    (Bloated, "overflow", "1600000 characters"),
+    (Unclosable, "gym", "AttributeError.*test_checker.py"),
+    (Timed, "gym", "Gymnasium's checker"),
+    (FourTuple, "determinism", "terminated, truncated"),
+    (Outside, "gym", "Gymnasium's checker"),
+]
+
+
+@pytest.mark.parametrize(("kind", "check", "words"), BROKEN, ids=[kind.__name__ for kind, _, _ in BROKEN])
+async def test_each_fault_is_found_with_the_right_words(kind, check, words):
+    report = await check_env(spec_of(kind), only=(check,))
+
+    assert report.exit_code == 1
+    assert [one.name for one in report.problems] == [check]
+    assert re.search(words, report.problems[0].text), report.problems[0].text
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"x": 1}], "lacks the field 'y'"),
+        ([{"x": 1, "y": 2, "z": 3}], "has the field 'z'"),
+        ([], "there are no tasks"),
+        ([{"id": "a", "x": 1, "y": 1}] * 2, "another row has the id 'a'"),
+    ],
+)
+async def test_faults_of_the_tasks_are_found(rows, words):
+    report = await check_env(spec_of(Fine, rows), only=("recipe", "oracle"))
+
+    assert any(words in one.text for one in report.problems), str(report)
+
+
+async def test_a_check_that_hangs_is_a_problem_and_not_a_hang():
+    class Hangs(Fine):
+        async def start(self, x, y):
+            import asyncio
+
+            await asyncio.Event().wait()
+
+    report = await check_env(spec_of(Hangs), only=("oracle",), timeout_s=0.2)
+
+    assert "not done within" in report.problems[0].text
+
+
+async def test_the_report_is_for_people_and_machines():
+    report = await check_env(spec_of(Generous), only=("trivial", "speed"))
+    data = json.loads(report.to_json())
+
+    assert str(report).splitlines()[0] == "broken/Generous-v0"
+    assert " ✗ trivial" in str(report)
+    assert str(report).splitlines()[-1] == "1 ok, 1 problems"
+    assert [one["status"] for one in data["findings"]] == ["problem", "ok"]
+    assert data["ok"] is False
