@@ -104,7 +104,7 @@ def schema_depth(schema: Mapping[str, Any]) -> int:
         for key in _MANY:
             below += [depth(entry, open_names) for entry in node.get(key, ())]
         below += [depth(entry, open_names) for entry in node.get("properties", {}).values()]
-        own = 1 if node.get("type") in {"object", "array"} else 0
+        own = 1 if node.get("type") in ("object", "array") else 0
         return own + max(below, default=0)
 
     return depth(schema, ())

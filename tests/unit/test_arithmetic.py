@@ -6,12 +6,12 @@ import math
 import time
 
 import pytest
-from agentenv_tools.arithmetic import MAX_CHARS, calculator, evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ToolError
 from agentenv.messages import ToolErrorKind
+from agentenv_tools.arithmetic import MAX_CHARS, calculator, evaluate
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,11 @@ def test_any_text_gives_a_finite_number_or_a_refusal(expression: str) -> None:
     assert value is None or math.isfinite(value)
 
 
-@given(st.recursive(st.integers(-99, 99), lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner), max_leaves=12))
+@given(
+    st.recursive(
+        st.integers(-99, 99), lambda inner: st.tuples(inner, st.sampled_from("+-*"), inner), max_leaves=12
+    )
+)
 def test_whole_number_arithmetic_agrees_with_python(tree: object) -> None:
     def text(node: object) -> str:
         return f"({text(node[0])}{node[1]}{text(node[2])})" if isinstance(node, tuple) else f"({node})"

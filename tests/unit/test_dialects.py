@@ -184,7 +184,13 @@ def test_a_property_called_title_is_kept() -> None:
     [
         ({"type": "object", "properties": {}}, 1),
         ({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}, 2),
-        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}}}}, 1),
+        (
+            {
+                "$ref": "#/$defs/A",
+                "$defs": {"A": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}}},
+            },
+            1,
+        ),
     ],
 )
 def test_depth_counts_levels_and_a_recursive_type_once(schema: dict[str, Any], depth: int) -> None:
@@ -206,7 +212,11 @@ sys.stdout.write(Tool.from_function(f)._definition.schema_text("openai"))
 def test_the_same_function_gives_the_same_bytes_in_every_process() -> None:
     texts = {
         subprocess.run(
-            [sys.executable, "-c", PRINT], capture_output=True, check=True, env={"PYTHONHASHSEED": seed}, timeout=60
+            [sys.executable, "-c", PRINT],
+            capture_output=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed},
+            timeout=60,
         ).stdout
         for seed in ("1", "2", "3")
     }

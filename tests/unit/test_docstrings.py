@@ -97,7 +97,17 @@ def test_closing_choices_are_read(text: str, description: str, choices: tuple[ob
 
 @pytest.mark.parametrize(
     "text",
-    ["Just text", "Note: a colon", "Usage::\n\n    code()", ":", "Args:", "Args:\n    no colon here", "@", ":param", "Parameters\n----------"],
+    [
+        "Just text",
+        "Note: a colon",
+        "Usage::\n\n    code()",
+        ":",
+        "Args:",
+        "Args:\n    no colon here",
+        "@",
+        ":param",
+        "Parameters\n----------",
+    ],
 )
 def test_odd_docstrings_never_fail(text: str) -> None:
     read_docstring(text)

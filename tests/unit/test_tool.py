@@ -89,7 +89,9 @@ async def test_a_call_answers_with_id_name_and_time() -> None:
     ],
     ids=lambda value: str(value)[:30].encode("ascii", "replace").decode() if value else "empty",
 )
-async def test_bad_arguments_are_one_short_line_for_the_model(arguments: str, kind: ToolErrorKind, says: str) -> None:
+async def test_bad_arguments_are_one_short_line_for_the_model(
+    arguments: str, kind: ToolErrorKind, says: str
+) -> None:
     result = await add.call(arguments)
 
     assert result.error_kind is kind
@@ -192,7 +194,15 @@ class Oops(BaseException):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("a\nb"), SystemExit(3), KeyboardInterrupt(), Oops("x"), GeneratorExit(), asyncio.CancelledError(), KeyError()],
+    [
+        ValueError("a\nb"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        Oops("x"),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        KeyError(),
+    ],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
@@ -397,7 +407,7 @@ async def _async_generator(x: int) -> Any:
 def _no_annotation(x, y: int) -> None: ...  # type: ignore[no-untyped-def]
 
 
-def _not_a_type(x: "1 + ") -> None: ...  # type: ignore[valid-type]  # noqa: F722, UP037
+def _not_a_type(x: "1 + ") -> None: ...  # type: ignore[valid-type]  # noqa: F722
 
 
 class Plain:
@@ -448,7 +458,9 @@ def test_an_unresolvable_annotation_is_refused_at_first_use_with_the_remedy() ->
 
     made = Tool.from_function(take)
 
-    with pytest.raises(ToolDefinitionError, match=r"parameter 'x' is annotated 'Missing'.*import the name at run time"):
+    with pytest.raises(
+        ToolDefinitionError, match=r"parameter 'x' is annotated 'Missing'.*import the name at run time"
+    ):
         made.schema()
 
 
@@ -531,7 +543,9 @@ async def test_a_tool_from_a_schema_shows_it_unchanged_and_checks_its_top_level(
 
     assert made.schema()["function"] == {"name": "search", "description": "Find.", "parameters": parameters}
     assert json.loads(good.text) == {"q": "x", "where": {"a": 2}}
-    assert all(name in bad.text for name in ("q: field required", "n: should be", "mode: should be", "z: unknown"))
+    assert all(
+        name in bad.text for name in ("q: field required", "n: should be", "mode: should be", "z: unknown")
+    )
 
 
 async def test_a_default_model_is_not_shared_between_calls() -> None:
@@ -549,5 +563,5 @@ async def test_a_default_model_is_not_shared_between_calls() -> None:
 
 async def _until(condition: Any) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - a thread ends, which no event tells
             await asyncio.sleep(0.005)

@@ -17,7 +17,7 @@ from agentenv.tool import Tool
 transformers_utils = pytest.importorskip("transformers.utils.chat_template_utils")
 
 
-def one(x: int):  # noqa: ANN201
+def one(x: int):
     """Count up.
 
     Args:
@@ -25,11 +25,11 @@ def one(x: int):  # noqa: ANN201
     """
 
 
-def nothing():  # noqa: ANN201
+def nothing():
     """Wait."""
 
 
-def bare_containers(x: list, y: tuple, z: dict):  # type: ignore[type-arg]  # noqa: ANN201
+def bare_containers(x: list, y: tuple, z: dict):  # type: ignore[type-arg]
     """Hold.
 
     Args:
@@ -39,7 +39,7 @@ def bare_containers(x: list, y: tuple, z: dict):  # type: ignore[type-arg]  # no
     """
 
 
-def union(x: int | float):  # noqa: ANN201
+def union(x: int | float):  # noqa: PYI041
     """Measure.
 
     Args:
@@ -47,7 +47,7 @@ def union(x: int | float):  # noqa: ANN201
     """
 
 
-def duplicate_union(x: list | tuple, y: list | tuple | dict | None = None):  # type: ignore[type-arg]  # noqa: ANN201
+def duplicate_union(x: list | tuple, y: list | tuple | dict | None = None):  # type: ignore[type-arg]
     """Hold.
 
     Args:
@@ -56,7 +56,7 @@ def duplicate_union(x: list | tuple, y: list | tuple | dict | None = None):  # t
     """
 
 
-def optional(x: int | None):  # noqa: ANN201
+def optional(x: int | None):
     """Count.
 
     Args:
@@ -64,7 +64,7 @@ def optional(x: int | None):  # noqa: ANN201
     """
 
 
-def optional_old(x: Optional[str] = None, y: Union[int, str] = 3):  # noqa: ANN201, UP007, UP045
+def optional_old(x: Optional[str] = None, y: Union[int, str] = 3):  # noqa: UP007, UP045
     """Ask.
 
     Args:
@@ -73,7 +73,7 @@ def optional_old(x: Optional[str] = None, y: Union[int, str] = 3):  # noqa: ANN2
     """
 
 
-def default(x: int = 42):  # noqa: ANN201
+def default(x: int = 42):
     """Count.
 
     Args:
@@ -81,7 +81,7 @@ def default(x: int = 42):  # noqa: ANN201
     """
 
 
-def nested_list(x: list[list[str | int]]):  # noqa: ANN201
+def nested_list(x: list[list[str | int]]):
     """Tabulate.
 
     Args:
@@ -89,7 +89,7 @@ def nested_list(x: list[list[str | int]]):  # noqa: ANN201
     """
 
 
-def several(x: int, y: str):  # noqa: ANN201
+def several(x: int, y: str):
     """Repeat.
 
     Args:
@@ -98,7 +98,7 @@ def several(x: int, y: str):  # noqa: ANN201
     """
 
 
-def several_unions(x: list[int | float], y: int | str | None = None):  # noqa: ANN201
+def several_unions(x: list[int | float], y: int | str | None = None):
     """Sum.
 
     Args:
@@ -107,7 +107,7 @@ def several_unions(x: list[int | float], y: int | str | None = None):  # noqa: A
     """
 
 
-def complex_union(x: str | list[str], y: Literal["a", "b"] | int | None = None):  # noqa: ANN201
+def complex_union(x: str | list[str], y: Literal["a", "b"] | int | None = None):
     """Search.
 
     Args:
@@ -138,7 +138,7 @@ def returns_described(x: int) -> int:
     return x * x
 
 
-def fixed_tuple(x: tuple[int, str]):  # noqa: ANN201
+def fixed_tuple(x: tuple[int, str]):
     """Label.
 
     Args:
@@ -149,7 +149,7 @@ def fixed_tuple(x: tuple[int, str]):  # noqa: ANN201
     """
 
 
-def single_tuple(x: tuple[int]):  # noqa: ANN201
+def single_tuple(x: tuple[int]):
     """Label.
 
     Args:
@@ -157,7 +157,7 @@ def single_tuple(x: tuple[int]):  # noqa: ANN201
     """
 
 
-def open_tuple(x: tuple[int, ...]):  # noqa: ANN201
+def open_tuple(x: tuple[int, ...]):
     """Label.
 
     Args:
@@ -165,7 +165,7 @@ def open_tuple(x: tuple[int, ...]):  # noqa: ANN201
     """
 
 
-def choices(unit: str):  # noqa: ANN201
+def choices(unit: str):
     """Convert.
 
     Args:
@@ -176,7 +176,7 @@ def choices(unit: str):  # noqa: ANN201
     """
 
 
-def other_choices(stars: int, open_now: bool):  # noqa: ANN201
+def other_choices(stars: int, open_now: bool):
     """Filter.
 
     Args:
@@ -185,7 +185,7 @@ def other_choices(stars: int, open_now: bool):  # noqa: ANN201
     """
 
 
-def literals(unit: Literal["metre", "foot"], yes: Literal[True, False, 0, 1, "y", "n"] = False):  # noqa: ANN201
+def literals(unit: Literal["metre", "foot"], yes: Literal[True, False, 0, 1, "y", "n"] = False):
     """Convert.
 
     Args:
@@ -194,7 +194,7 @@ def literals(unit: Literal["metre", "foot"], yes: Literal[True, False, 0, 1, "y"
     """
 
 
-def long_descriptions(x: int, y: int):  # noqa: ANN201
+def long_descriptions(x: int, y: int):
     """Draw
 
     Args:
@@ -216,7 +216,7 @@ def returns_none(x: int) -> None:
     """
 
 
-def dictionaries(x: dict[str, int], y: dict[str, list[float]], z: Any = None):  # noqa: ANN201
+def dictionaries(x: dict[str, int], y: dict[str, list[float]], z: Any = None):
     """Merge.
 
     Args:
@@ -226,7 +226,9 @@ def dictionaries(x: dict[str, int], y: dict[str, list[float]], z: Any = None):  
     """
 
 
-def everything(x: str, y: list[str | int] | None, z: tuple[str | int, str] = (42, "hello")) -> tuple[int, str]:
+def everything(
+    x: str, y: list[str | int] | None, z: tuple[str | int, str] = (42, "hello")
+) -> tuple[int, str]:
     """Do several things at once, with a description that is a bit longer.
 
     Args:
@@ -246,7 +248,7 @@ def everything(x: str, y: list[str | int] | None, z: tuple[str | int, str] = (42
 
 
 class Holder:
-    def method(self, x: int):  # noqa: ANN201
+    def method(self, x: int):
         """Count.
 
         Args:
@@ -254,7 +256,7 @@ class Holder:
         """
 
     @staticmethod
-    def static(x: int):  # noqa: ANN205
+    def static(x: int):
         """Count.
 
         Args:
@@ -262,7 +264,7 @@ class Holder:
         """
 
     @classmethod
-    def on_class(cls, x: int):  # noqa: ANN206
+    def on_class(cls, x: int):
         """Count.
 
         Args:
@@ -270,7 +272,7 @@ class Holder:
         """
 
 
-def multiply(a: float, b: float):  # noqa: ANN201
+def multiply(a: float, b: float):
     """
     A function that multiplies two numbers
 
@@ -281,7 +283,7 @@ def multiply(a: float, b: float):  # noqa: ANN201
     return a * b
 
 
-def weather(location: str, unit: str):  # noqa: ANN201
+def weather(location: str, unit: str):
     """
     Tell the weather at a place.
 
@@ -298,8 +300,28 @@ def weather(location: str, unit: str):  # noqa: ANN201
 
 
 ACCEPTED: list[Callable[..., Any]] = [
-    *(one, nothing, bare_containers, union, duplicate_union, optional, optional_old, default, nested_list, several),
-    *(several_unions, complex_union, returns, returns_described, fixed_tuple, choices, other_choices, literals),
+    *(
+        one,
+        nothing,
+        bare_containers,
+        union,
+        duplicate_union,
+        optional,
+        optional_old,
+        default,
+        nested_list,
+        several,
+    ),
+    *(
+        several_unions,
+        complex_union,
+        returns,
+        returns_described,
+        fixed_tuple,
+        choices,
+        other_choices,
+        literals,
+    ),
     *(long_descriptions, returns_none, dictionaries, everything, multiply, weather),
     *(Holder.method, Holder().method, Holder.static, Holder().static, Holder.on_class, Holder().on_class),
 ]
@@ -396,7 +418,7 @@ def test_missing_descriptions_are_a_note_here_and_an_error_there() -> None:
         assert made.parameters["properties"]["x"] == {"type": "integer"}
 
 
-def unannotated(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+def unannotated(x):  # type: ignore[no-untyped-def]
     """Count.
 
     Args:

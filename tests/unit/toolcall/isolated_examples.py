@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from enum import Enum
+from pathlib import Path
 
 from agentenv.errors import SandboxCrashed, ToolError
 from agentenv.tool import tool
@@ -27,8 +28,7 @@ def where(x: int, mode: Mode = Mode.ADD) -> list[object]:
 def hang(note: str) -> None:
     """Start a grandchild and hang."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    with open(note, "w") as file:
-        file.write(str(child.pid))
+    Path(note).write_text(str(child.pid))
     while True:
         time.sleep(1)
 

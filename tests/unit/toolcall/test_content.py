@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum, StrEnum
 from fractions import Fraction
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -41,13 +41,15 @@ class Data:
     inner: Model | None = None
 
 
-Pair = namedtuple("Pair", "a b")
+class Pair(NamedTuple):
+    a: int
+    b: int
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("as is, with \"quotes\" and é", "as is, with \"quotes\" and é"),
+        ('as is, with "quotes" and é', 'as is, with "quotes" and é'),
         ("", ""),
         (None, "null"),
         (True, "true"),
@@ -63,7 +65,7 @@ Pair = namedtuple("Pair", "a b")
         (["a", "b"], '["a", "b"]'),
         ({3, 1, 2}, "[1, 2, 3]"),
         ({"b", "a"}, '["a", "b"]'),
-        ({1: "a", None: "b", True: "c"}, '{"1": "c", "null": "b"}'),
+        ({1: "a", None: "b", 2.5: "c"}, '{"1": "a", "null": "b", "2.5": "c"}'),
         ({(1, 2): "a"}, '{"[1, 2]": "a"}'),
         ({Level.LOW: 1}, '{"low": 1}'),
         (Level.LOW, '"low"'),
@@ -127,7 +129,9 @@ def test_dictionaries_that_only_look_like_parts_stay_json() -> None:
     assert json.loads(str(to_content(value))) == value
 
 
-@pytest.mark.parametrize("value", [object(), (x for x in "a"), len, {"x": object()}, [iter([])], Model], ids=str)
+@pytest.mark.parametrize(
+    "value", [object(), (x for x in "a"), len, {"x": object()}, [iter([])], Model], ids=str
+)
 def test_what_has_no_json_form_names_its_type(value: Any) -> None:
     with pytest.raises(TypeError, match="has no JSON form"):
         to_content(value)

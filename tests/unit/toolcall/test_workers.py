@@ -103,7 +103,9 @@ async def test_idle_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -
     assert (await pool.submit(lambda: 1, "again").future) == (1, None)
 
 
-async def test_a_call_handed_to_a_thread_that_is_just_leaving_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_handed_to_a_thread_that_is_just_leaving_still_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(workers, "IDLE_S", 0.0005)
     pool = WorkerPool(max_threads=2)
 
