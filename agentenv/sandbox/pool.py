@@ -217,8 +217,9 @@ class Pool:
                 await self.start()
                 continue
             if self._ready:
+                worker = self._ready.popleft()
                 self._ask(1)
-                return self._ready.popleft()
+                return worker
             if self._asked == 0:
                 self._ask(1)
             waiter = asyncio.get_running_loop().create_future()

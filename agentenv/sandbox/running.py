@@ -53,7 +53,7 @@ class Verdict:
         message = json.loads(line)
         if "failed" in message:
             raise SandboxCrashed(f"the sandbox could not be set up: {message['failed']}")
-        if not message["started"]:
+        if not message["started"] or message["reason"] == "stopped":
             raise Lost
         files: dict[str, bytes] = {}
         at = 0
@@ -212,7 +212,6 @@ def _status(verdict: Verdict, stderr: str, timeout_s: float, limits: SandboxLimi
         "memory": ("memory", f"memory limit of {limits.memory_bytes >> 20} MiB reached"),
         "output_limit": ("output_limit", f"output limit of {limits.max_output_bytes >> 10} KiB reached"),
         "disk": ("killed", f"disk limit of {2 * limits.work_bytes >> 20} MiB reached"),
-        "stopped": ("killed", "ended by the sandbox"),
     }
     if verdict.reason in notes:
         return notes[verdict.reason]

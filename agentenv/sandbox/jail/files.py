@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 
-__all__ = ["collect", "remove_tree"]
+__all__ = ["collect", "remove_tree", "walk"]
 
 _MAX_ENTRIES = 1_000
 
@@ -16,22 +17,37 @@ def collect(top: str, max_bytes: int) -> tuple[list[tuple[str, bytes]], bool]:
     Nothing may run in the directory any more. Links are not followed.
     """
     found: list[tuple[str, bytes]] = []
-    room, seen, complete = max_bytes, 0, True
-    for directory, _, names in os.walk(top):
-        for name in names:
-            seen += 1
-            if seen > _MAX_ENTRIES:
-                return found, False
-            path = os.path.join(directory, name)
-            try:
-                content = _read(path, room)
-            except OSError:
-                complete = False
-                continue
-            if content is not None:
-                room -= len(content)
-                found.append((os.path.relpath(path, top), content))
+    room, complete = max_bytes, True
+    for seen, path in enumerate(walk(top)):
+        if seen >= _MAX_ENTRIES:
+            return found, False
+        try:
+            content = _read(path, room)
+        except OSError:
+            complete = False
+            continue
+        if content is not None:
+            room -= len(content)
+            found.append((path[len(top) + 1 :], content))
     return found, complete
+
+
+def walk(top: str) -> Iterator[str]:
+    """Yield everything below a directory; without recursion, and never through a link.
+
+    What lies deeper than a path can be long is left out.
+    """
+    folders = [top]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    yield entry.path
+        except OSError:
+            continue
 
 
 def _read(path: str, room: int) -> bytes | None:

@@ -24,7 +24,7 @@ _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
 _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
-_LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 
 _SAME = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
@@ -108,7 +108,7 @@ _NO_FORK = frozenset({"fork", "vfork", "tkill", "pidfd_open", "pidfd_send_signal
 """Refused as well where no pid namespace can collect what is left running."""
 
 _NEW_NAMESPACES, _THREAD = 0x7E020000, 0x00010000
-_AF_UNIX = 1
+_AF_UNIX, _SOCK_STREAM = 1, 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PR_SET_PDEATHSIG = 1
 _OWN_PID = 0x3EA51DE5
@@ -152,6 +152,17 @@ def _special(*, fork: bool) -> dict[str, _Code]:
             (_JSET, 1, 0, _THREAD),
             _EPERM,
             _PERMIT,
+        ]
+        # Landlock does not look at sockets in the file system: nothing that could reach one may exist
+        rules["socket"] = [_EPERM]
+        rules["socketpair"] = [
+            _argument(0),
+            (_JEQ, 0, 4, _AF_UNIX),
+            _argument(1),
+            (_AND, 0, 0, 0xF),
+            (_JEQ, 0, 1, _SOCK_STREAM),
+            _PERMIT,
+            _EPERM,
         ]
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "prlimit64", "sched_setaffinity"):
             rules[name] = _allow_if(0, (0, _OWN_PID))
@@ -241,6 +252,8 @@ def run(program: bytes, number: int, arguments: tuple[int, ...] = (), machine: s
             return k
         if code == _LOAD:
             accumulator = struct.unpack_from("=I", data, k)[0]
+        elif code == _AND:
+            accumulator &= k
         elif code in tests:
             at += yes if tests[code](accumulator, k) else no
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -10,11 +11,12 @@ import signal
 import time
 from typing import Any
 
-from .files import collect, remove_tree
+from .files import collect, remove_tree, walk
 
 __all__ = ["watch"]
 
 _TICK_S = 0.1
+_MAX_INODES = 8192
 
 
 class _Watch:
@@ -95,16 +97,12 @@ def _resident(pid: int, *, precise: bool) -> int:
 
 def _disk(top: str, enough: int) -> int:
     """Return the bytes in files under a directory, or more than `enough` for too many entries."""
-    total = entries = 0
-    for directory, folders, names in os.walk(top):
-        entries += len(folders) + len(names)
-        if entries > 8192:
+    total = 0
+    for entries, path in enumerate(walk(top)):
+        if entries > _MAX_INODES or total > enough:
             return enough + 1
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):
+            total += os.lstat(path).st_blocks * 512
     return total
 
 
