@@ -12,6 +12,7 @@ import json
 import resource
 import time
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +22,6 @@ import agentenv as ae
 from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs import calculator
 
-HELD_OUT = 120
 CURVE = " ▁▂▃▄▅▆▇█"
 
 
@@ -40,7 +40,7 @@ def main() -> None:
         num_generations=8,
         learning_rate=1e-5,
         dtype="float32",
-        eval_tasks=HELD_OUT,
+        eval_tasks=options.held_out,
         save_steps=options.steps,
     )
 
@@ -55,8 +55,8 @@ def main() -> None:
     rewards: list[float] = []
     trainer = GRPOTrainer(config, envs=spec, limits=limits, on_metrics=shown)
     scores = {"before": evaluate(console, trainer, "before")}
-    tasks = spec.task_set().split("train").shuffle(options.seed).take(options.demonstrations)
-    shows = demonstrate(spec, tasks, calculator.sloppy, trainer.playing_engine()[1], limits=limits, seed=options.seed)
+    tasks = islice(spec.task_set().split("train").shuffle(options.seed), options.demonstrations)
+    shows = demonstrate(spec, tasks, calculator.sloppy, trainer.renderer, limits=limits, seed=options.seed)
     good = sum(one.reward == 1 for one in shows) / len(shows)
     console.print(f"warm-up on {len(shows)} careless demonstrations, {good:.0%} of them right")
     trainer.warmup(shows, steps=len(shows) // 8, batch_size=8, learning_rate=5e-5)
@@ -70,7 +70,7 @@ def main() -> None:
         "reward_first": sum(rewards[:5]) / len(rewards[:5]),
         "reward_last": sum(rewards[-5:]) / len(rewards[-5:]),
         "steps": len(rewards),
-        "held_out_tasks": HELD_OUT,
+        "held_out_tasks": options.held_out,
         "demonstrations_right": good,
         "seed": options.seed,
         "seconds": time.perf_counter() - started,
@@ -92,7 +92,7 @@ def evaluate(console: Console, trainer: GRPOTrainer, when: str) -> dict[str, flo
     started = time.perf_counter()
     score = trainer.evaluate()
     seconds = time.perf_counter() - started
-    console.print(f"{when}: {score['eval/success']:.2f} of {HELD_OUT} held-out tasks, greedy ({seconds:.0f} s)")
+    console.print(f"{when}: {score['eval/success']:.2f} of {score['eval/tasks']:.0f} held-out tasks, greedy ({seconds:.0f} s)")
     return score
 
 
@@ -116,6 +116,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=10, help="GRPO steps")
     parser.add_argument("--demonstrations", type=int, default=128)
+    parser.add_argument("--held-out", type=int, default=120, help="held-out tasks of an evaluation")
     parser.add_argument("--output", default="runs/demo")
     return parser.parse_args()
 
