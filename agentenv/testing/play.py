@@ -132,4 +132,4 @@ def oracle_of(entry: EnvSpec) -> Policy | None:
     own = getattr(target, "oracle", None)
     if own is None:
         own = getattr(sys.modules.get(getattr(target, "__module__", "")), "oracle", None)
-    return own if callable(own) else None
+    return cast("Policy", own) if callable(own) else None

@@ -25,7 +25,9 @@ AssertEnvOk: TypeAlias = "Callable[..., Awaitable[None]]"
 
 @pytest.fixture
 def play_episode() -> PlayEpisode:
-    """Play an episode without a model: `await play_episode(entry, said, task, seed=0)`.
+    """Give a function that plays an episode without a model.
+
+    `await play_episode(entry, said, task, seed=0)` returns what was played.
 
     `entry` is an id, a file, a specification or an environment; `said` a policy, or the model's
     messages in order.
@@ -35,7 +37,7 @@ def play_episode() -> PlayEpisode:
     from agentenv.testing.play import play
 
     async def played(entry: Any, said: Any, task: Mapping[str, object], *, seed: int = 0) -> Played:
-        policy = said if callable(said) else _in_order(said)
+        policy: Any = said if callable(said) else _in_order(said)
         return await play(entry if isinstance(entry, Env) else spec(entry), policy, task, seed=seed)
 
     return played
@@ -52,7 +54,8 @@ def scripted_runner() -> MakeRunner:
 
     def make(script: Sequence[TurnLike] | ScriptedPolicy, **limits: Any) -> Runner:
         tokenizer = byte_tokenizer()
-        engine = ScriptedEngine(script, tokenizer=tokenizer)
+        codec: Any = tokenizer
+        engine = ScriptedEngine(script, tokenizer=codec)
         return Runner(engine, Renderer(tokenizer), RunLimits(**limits))
 
     return make
@@ -60,7 +63,10 @@ def scripted_runner() -> MakeRunner:
 
 @pytest.fixture
 def assert_env_ok() -> AssertEnvOk:
-    """Fail with the checker's report if anything is wrong: `await assert_env_ok(entry, **options)`."""
+    """Give a function that fails with the checker's report if anything is wrong.
+
+    `await assert_env_ok(entry, **options)` takes what `check_env` takes.
+    """
     from agentenv.testing.checker import check_env
 
     async def check(entry: str | EnvSpec, **options: Any) -> None:
