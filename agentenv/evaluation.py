@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentenv._sync import run_sync
 from agentenv.config import build
+from agentenv.engine import LoadedModel, load_engine
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.errors import UsageError
 from agentenv.limits import RunLimits
@@ -32,9 +32,7 @@ from agentenv.store.vocabulary import vocabulary_of
 from agentenv.tasks import Task
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "open_model", "rollout"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "rollout"]
 
 HELD_OUT = ("eval", "test", "validation", "val")
 """Splits that are evaluated before the default one, where an environment has them."""
@@ -115,6 +113,7 @@ class Evaluation:
 
     Args:
         config: what to play.
+        model: what `load_model` gave; loaded from the configuration if None.
         writer: keeps the episodes; without one they stay in memory.
         on_episode: told of each episode as it finishes.
     """
@@ -123,6 +122,7 @@ class Evaluation:
         self,
         config: EvalConfig,
         *,
+        model: LoadedModel | None = None,
         writer: RunWriter | None = None,
         on_episode: Callable[[EpisodeSummary], None] | None = None,
         specs: Sequence[EnvSpec] = (),
@@ -130,6 +130,7 @@ class Evaluation:
         self.config = config
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
         self.tasks = [_tasks_of(one, config) for one in self.specs]
+        self._model = model or load_model(config)
         self._writer = writer
         self._on_episode = on_episode
         self._finished: set[EpisodeKey] = writer.finished if writer else set()
@@ -155,16 +156,16 @@ class Evaluation:
         """Play what is not finished yet and return the result.
 
         Raises:
-            ModelNotFound, UsageError: The model cannot be loaded.
             StoreError: An episode could not be written; those before it are kept.
         """
         if self._writer is not None:
             self._writer.expect(self.num_episodes)
-        async with open_model(self.config) as (engine, tokenizer):
-            try:
-                await self._play_all(engine, tokenizer)
-            finally:
-                self._keep_vocabulary(tokenizer)
+        engine, tokenizer = self._model.engine, self._model.tokenizer
+        try:
+            await self._play_all(engine, tokenizer)
+        finally:
+            self._keep_vocabulary(tokenizer)
+            await engine.close()
         return self.result()
 
     def result(self) -> EvalResult:
@@ -306,20 +307,13 @@ async def _sandbox(one: EnvSpec, stack: AsyncExitStack) -> Any:
     return await stack.enter_async_context(importlib.import_module("agentenv.sandbox").create(one.sandbox))
 
 
-@asynccontextmanager
-async def open_model(config: EvalConfig) -> AsyncGenerator[tuple[Engine | ChatEngine, Any]]:
-    """Load the model of a configuration; it is closed when the block is left.
+def load_model(config: EvalConfig) -> LoadedModel:
+    """Load the model of a configuration; whoever plays with it closes it.
 
     Raises:
         ModelNotFound, UsageError, DependencyMissing: It cannot be loaded.
     """
-    loaded = importlib.import_module("agentenv.engine").load_engine(
-        config.model, tokenizer=config.tokenizer, **config.engine_options
-    )
-    try:
-        yield loaded.engine, loaded.tokenizer
-    finally:
-        await loaded.engine.close()
+    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine_options)
 
 
 def evaluate(
@@ -361,18 +355,19 @@ def evaluate(
         sampling=sampling or Sampling(),
         **settings,
     )
-    specs = (env,) if isinstance(env, EnvSpec) else ()
+    specs = (env,) if isinstance(env, EnvSpec) else tuple(map(spec, names))
+    loaded = load_model(config)
     if runs_dir is None:
-        return run_sync(Evaluation(config, specs=specs).play())
+        return run_sync(Evaluation(config, model=loaded, specs=specs).play())
     with RunWriter.create(
         names[0],
         root=runs_dir,
-        env_ids=tuple(one.id for one in specs) or names,
+        env_ids=tuple(one.id for one in specs),
         model=model,
         seed=seed,
         config=config.record(),
     ) as writer:
-        result = run_sync(Evaluation(config, writer=writer, specs=specs).play())
+        result = run_sync(Evaluation(config, model=loaded, writer=writer, specs=specs).play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
         return result
 

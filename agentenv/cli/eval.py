@@ -118,7 +118,7 @@ def _evaluate(
     *,
     as_json: bool,
 ) -> int:
-    from agentenv.evaluation import EvalConfig, Evaluation
+    from agentenv.evaluation import EvalConfig, Evaluation, load_model
     from agentenv.registry import spec
     from agentenv.store import RunStatus, RunWriter, find_run
 
@@ -130,11 +130,12 @@ def _evaluate(
                 f"run {run.id} is of {', '.join(config.envs)}; leave the environment out to resume it"
             )
         specs = [spec(name) for name in config.envs]
+        loaded = load_model(config)
         writer = RunWriter.resume(run.path)
     else:
         config = eval_config(given, sources)
         specs = [spec(name) for name in config.envs]
-        _check_model(config)
+        loaded = load_model(config)
         name = specs[0].id if len(specs) == 1 else "several"
         writer = RunWriter.create(
             name,
@@ -148,7 +149,7 @@ def _evaluate(
 
     with writer:
         progress = EvalProgress(quiet=as_json)
-        evaluation = Evaluation(config, writer=writer, specs=specs, on_episode=progress.episode)
+        evaluation = Evaluation(config, model=loaded, writer=writer, specs=specs, on_episode=progress.episode)
         progress.begin(evaluation, writer.id)
         interrupted = False
         try:
@@ -166,23 +167,6 @@ def _evaluate(
         )
         writer.close(status, result.stopped)
     return _show(result, evaluation, writer.id, fail_under, interrupted=interrupted, as_json=as_json)
-
-
-def _check_model(config: Any) -> None:
-    """Refuse a model that cannot be there before a run directory is made."""
-    from pathlib import Path
-
-    from agentenv.errors import ModelNotFound
-
-    kind, _, rest = config.model.partition(":")
-    if (
-        kind in {"hf", "vllm"}
-        and rest.startswith(("/", "./", "../", "~"))
-        and not Path(rest).expanduser().exists()
-    ):
-        raise ModelNotFound(
-            f"no model at {rest!r}; give a directory with config.json and weights, or a .gguf file"
-        )
 
 
 def _show(
