@@ -28,13 +28,15 @@ _PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z", re.DOTALL)
 class ControlSet:
     """The control strings of a tokenizer under one template."""
 
-    __slots__ = ("_normalized", "_pattern", "ids", "strings")
+    __slots__ = ("_longest", "_normalized", "_pattern", "_prefixes", "ids", "strings")
 
     def __init__(self, strings: Mapping[str, int], *, normalized: bool = False) -> None:
         self.strings = dict(strings)
         self.ids = frozenset(self.strings.values())
         self._pattern = re.compile(_trie_pattern(self.strings)) if self.strings else None
         self._normalized = normalized
+        self._prefixes = {string[:length] for string in self.strings for length in range(2, len(string))}
+        self._longest = max(map(len, self._prefixes), default=0)
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, template: str) -> ControlSet:
@@ -74,6 +76,13 @@ class ControlSet:
             match = self._pattern.search(text, match.start() + 1)
         return found
 
+    def partial_end(self, text: str) -> int:
+        """Return how many characters at the end begin a control string; less than two count as none."""
+        for length in range(min(len(text), self._longest), 1, -1):
+            if text[-length:] in self._prefixes:
+                return length
+        return 0
+
     def __contains__(self, text: str) -> bool:
         return self._pattern is not None and self._pattern.search(text) is not None
 
@@ -105,8 +114,8 @@ class Neutraliser:
         cuts = [position + 1 for position in self._control.starts(text)]
         if SENTINEL in text:
             cuts += [match.end() for match in re.finditer(SENTINEL[:1] + f"(?={SENTINEL[1:]})", text)]
-        if tail := self._partial_end(text):
-            cuts.append(tail)
+        if partial := self._control.partial_end(text):
+            cuts.append(len(text) - partial + 1)  # another untrusted text may complete it
         if not cuts:
             return self._checked(text)
         self.used = True
@@ -138,16 +147,6 @@ class Neutraliser:
         if escaped and escaped in rendered:
             rendered = rendered.replace(escaped, self.mark)
         return rendered.split(self.mark)
-
-    def _partial_end(self, text: str) -> int:
-        """Where to cut a text that ends in the first characters of a control string, or 0.
-
-        What follows it may be another untrusted text that completes the string.
-        """
-        for length in range(min(len(text), 24), 1, -1):
-            if any(string.startswith(text[-length:]) for string in self._control.strings):
-                return len(text) - length + 1
-        return 0
 
     def _checked(self, piece: str) -> str:
         """Break a piece that the tokenizer's normaliser would turn into a control string."""

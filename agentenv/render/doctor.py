@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from agentenv.errors import RenderError, UsageError
 from agentenv.render.base import TemplateReport, Verdict
@@ -39,6 +40,9 @@ class Diagnosis:
     thinking_open: str = ""
 
 
+_KNOWN: WeakKeyDictionary[ChatTokenizer, dict[tuple[object, ...], Diagnosis]] = WeakKeyDictionary()
+
+
 def diagnose(
     tokenizer: ChatTokenizer,
     template_source: str | None,
@@ -47,7 +51,27 @@ def diagnose(
     *,
     text_protocol: bool = False,
 ) -> Diagnosis:
-    """Examine a template; `text_protocol` leaves its own tool turns aside."""
+    """Examine a template; `text_protocol` leaves its own tool turns aside.
+
+    A tokenizer remembers its diagnoses: a second renderer costs nothing.
+    """
+    key = (template_source, tuple(stop_token_ids), repr(sorted(template_kwargs.items())), text_protocol)
+    known = _KNOWN.setdefault(tokenizer, {})
+    if key not in known:
+        known[key] = _examine(
+            tokenizer, template_source, stop_token_ids, template_kwargs, text_protocol=text_protocol
+        )
+    return known[key]
+
+
+def _examine(
+    tokenizer: ChatTokenizer,
+    template_source: str | None,
+    stop_token_ids: Sequence[int],
+    template_kwargs: Mapping[str, object],
+    *,
+    text_protocol: bool,
+) -> Diagnosis:
     stops = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *stop_token_ids)))
     control = ControlSet.of(tokenizer, template_source or "")
     names = {token_id: string for string, token_id in control.strings.items()}

@@ -171,8 +171,8 @@ class TailReader:
         if kind == "text" and end not in self.stop_strings and self._plain_text(between).strip():
             raise RenderError(
                 f"plain text {between.strip()!r} is between the assistant's words and {end!r}: either "
-                "that is no end of a turn (pass the model's stop tokens as stop_token_ids), or control tokens "
-                "of the template are not registered in the tokenizer (add them as special tokens)"
+                "that is no end of a turn (pass the model's stop tokens as stop_token_ids), or control "
+                "tokens of the template are not registered in the tokenizer (add them as special tokens)"
             )
         stops_in_last = any(string in self.stop_strings for _, string in self.control.finditer(last))
         closes = any(string == end for _, string in self.control.finditer(last))

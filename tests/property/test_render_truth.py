@@ -55,10 +55,7 @@ class Checker:
             reply, calls = self.reply(rng)
             new = self.answer(rng, calls, strings)
             stopped = rng.random() < 0.7
-            try:
-                self.check_turn(rng, messages, reply, calls, new, stopped=stopped)
-            except RenderError as refused:
-                assert "alternat" in str(refused), refused
+            if not self.check_turn(rng, messages, reply, calls, new, stopped=stopped):
                 return
             messages += [reply, *new]
 
@@ -90,15 +87,24 @@ class Checker:
             assert nfc(self.tokenizer.decode(ids)) == nfc(self.canonical(messages))
         assert self.controls(ids) == self.controls(self.renderer.start(harmless(messages)))
 
-    def check_turn(self, rng, messages, reply, calls, new, *, stopped: bool) -> None:
+    def check_turn(self, rng, messages, reply, calls, new, *, stopped: bool) -> bool:
+        """Check one turn; False if the template refuses it by its own rule."""
         end = self.ends["call" if calls and self.verdict != "no_tool_role" else "text"]
         sampled = [rng.randrange(300, 2000) % 250 for _ in range(rng.randint(0, 5))]
         if stopped:
             sampled.append(self.control.strings[end.end])
         before = list(sampled)
 
-        ids = self.renderer.extend(sampled, calls, new, history=messages)
+        try:
+            ids = self.renderer.extend(sampled, calls, new, history=messages)
+        except RenderError as error:
+            refused = str(error)
+        else:
+            refused = ""
+        if "alternat" in refused:
+            return False
 
+        assert not refused
         self.turns += 1
         assert sampled == before
         same = self.renderer.extend(sampled, calls, harmless(new), history=harmless(messages))
@@ -108,6 +114,7 @@ class Checker:
             anchored = self.tokenizer.encode(end.end + text)[1:] if stopped else self.tokenizer.encode(text)
             assert ids == anchored
         self.check_tail(messages, reply, calls, new, text, stopped=stopped, end=end.end)
+        return True
 
     def check_tail(self, messages, reply, calls, new, text, *, stopped: bool, end: str) -> None:
         if self.verdict == "no_tool_role" or self.habits.two_calls:
