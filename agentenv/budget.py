@@ -18,7 +18,7 @@ from typing import Protocol
 from agentenv.limits import RunLimits
 from agentenv.messages import Message, ToolResult
 
-__all__ = ["Measure", "Observation", "fit_observation", "max_tokens_left", "share"]
+__all__ = ["Measure", "Observation", "fit_observation", "least", "max_tokens_left", "share"]
 
 _ROUNDS = 6
 """Attempts at an exact fit: tokens may merge across the edge of a content, so sums are estimates."""
@@ -131,8 +131,8 @@ def fit_observation(
         The observation as cut and its ids, or None if not even its framing fits.
     """
     texts = observation.texts
-    limits = [_least(result.max_tokens, max_output_tokens) for result in observation.results]
-    ceiling = _least(room, *limits)
+    limits = [least(result.max_tokens, max_output_tokens) for result in observation.results]
+    ceiling = least(room, *limits)
     if ceiling is None or sum(map(len, texts)) <= ceiling * _CHARS_PER_TOKEN:
         # No content has more tokens than the whole: usually one encoding settles everything.
         ids = render(observation)
@@ -148,7 +148,8 @@ def fit_observation(
     return _fit_context(observation, render, measure, room)
 
 
-def _least(*bounds: int | None) -> int | None:
+def least(*bounds: int | None) -> int | None:
+    """Return the smallest of the bounds; None if there is none."""
     return min((bound for bound in bounds if bound is not None), default=None)
 
 

@@ -13,17 +13,19 @@ Rules:
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 from typing import cast
 
 from agentenv.boundary import Failure, Halt, at
 from agentenv.budget import Observation, max_tokens_left
+from agentenv.condense import RECALL_TOOL, Condenser
 from agentenv.context import Context
 from agentenv.conversation import Conversation
 from agentenv.engine.base import Completion, Sampling
 from agentenv.errors import EngineUnavailable, EnvironmentMisuse, UsageError
-from agentenv.messages import CallStatus, Message, ToolCall, ToolErrorKind, ToolResult
+from agentenv.messages import CallStatus, JsonValue, Message, ToolCall, ToolErrorKind, ToolResult
 from agentenv.record import OpenTurn, Plan, Record
 from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv, Outcome, StepResult
@@ -55,6 +57,7 @@ class Episode:
         context: Context,
         user: User | None,
         *,
+        condenser: Condenser | None = None,
         attempt: int = 0,
     ) -> None:
         self._plan = plan
@@ -63,6 +66,7 @@ class Episode:
         self._conversation = conversation
         self._context = context
         self._user = user
+        self._condenser = condenser
         self.waits = Waits(context)
         """What the episode waits for; read by whoever watches it."""
         self._record = Record(plan, conversation, attempt)
@@ -112,6 +116,8 @@ class Episode:
                 messages.append({"role": "user", "content": opening})
         with at("env"):
             self._record.tools = tuple(self._env.tool_schemas)
+            if self._condenser is not None:
+                self._record.tools = _with_recall(self._record.tools)
         self._record.messages.extend(messages)
         began = time.perf_counter()
         self._conversation.start(messages, self._record.tools)
@@ -175,7 +181,9 @@ class Episode:
         runnable: list[int] = []
         over_calls = over_errors = False
         for place, call in enumerate(calls):
-            if call.status is not CallStatus.OK:
+            if self._condenser is not None and call.name == "recall_block" and call.status is CallStatus.OK:
+                answers[place] = self._condenser.recall(call)
+            elif call.status is not CallStatus.OK:
                 answers[place] = _malformed(call)
                 # A well-formed call of a tool that does not exist is no parse error.
                 self._record.parse_errors += call.status is not CallStatus.UNKNOWN_TOOL
@@ -199,12 +207,12 @@ class Episode:
             reason = StopReason.MAX_TOOL_CALLS
         if reason is None and over_errors:
             reason = StopReason.MAX_PARSE_ERRORS
-        return self._observe(turn, observation, reason)
+        return await self._observe(turn, observation, reason)
 
     async def _answer_text(self, turn: OpenTurn) -> StopReason | None:
         step = await self._advance(turn, [])
         if self._env.ends_on_text and not step.truncated:
-            return self._observe(turn, Observation((), step.messages), StopReason.FINAL_ANSWER)
+            return await self._observe(turn, Observation((), step.messages), StopReason.FINAL_ANSWER)
         reason = await self._stop_after(step, asked=True)
         messages = step.messages
         if reason is None and self._user is not None:
@@ -212,7 +220,7 @@ class Episode:
             messages = (*messages, *words)
         if reason is None and self._is_last(turn):
             reason = StopReason.MAX_TURNS
-        return self._observe(turn, Observation((), messages), reason)
+        return await self._observe(turn, Observation((), messages), reason)
 
     async def _advance(self, turn: OpenTurn, calls: list[ToolCall]) -> StepResult:
         limits, context = self._limits, self._context
@@ -275,7 +283,7 @@ class Episode:
             )
         self._record.turns[index].reward += reward
 
-    def _observe(
+    async def _observe(
         self, turn: OpenTurn, observation: Observation, reason: StopReason | None
     ) -> StopReason | None:
         """Record what the turn is answered with; tokens only if the episode goes on."""
@@ -285,6 +293,7 @@ class Episode:
             observation = Observation(observation.results, (*observation.messages, told))
             reason, self._explained = None, True
         if reason is None:
+            await self._condense(turn, observation)
             began = time.perf_counter()
             fitted = self._conversation.observe(turn.reply, observation)
             turn.timings["render_s"] += time.perf_counter() - began
@@ -298,6 +307,19 @@ class Episode:
         self._record.trimmed += observation.trimmed_messages + sum(one.trimmed for one in observation.results)
         self._record.messages.extend(observation.all_messages)
         return reason
+
+    async def _condense(self, turn: OpenTurn, observation: Observation) -> None:
+        condenser = self._condenser
+        if condenser is None or not condenser.due(*self._conversation.used_with(observation)):
+            return
+        began = time.perf_counter()
+        limit = self._limits.turn_timeout_s
+        view = await self.waits.within("engine", limit, condenser.shorten, self._conversation.view)
+        turn.timings["generate_s"] += time.perf_counter() - began
+        if view is not None:
+            self._record.sampled_tokens += view.written_tokens
+            self._record.condenser_tokens += view.written_tokens
+            self._conversation.go_on_with(view)
 
     def _refuse(self, turn: OpenTurn, why: str) -> None:
         """Answer every call of the turn "not run", in the messages alone."""
@@ -335,6 +357,13 @@ class Episode:
                 raise UsageError(f"the reward {reward!r} is not finite; give None if there is none")
         self._record.spare["reward_s"] += time.perf_counter() - began
         return Outcome(reward, parts)
+
+
+def _with_recall(tools: tuple[Mapping[str, JsonValue], ...]) -> tuple[Mapping[str, JsonValue], ...]:
+    names = [cast("Mapping[str, object]", tool["function"])["name"] for tool in tools]
+    if "recall_block" in names:
+        raise UsageError("the environment has a tool recall_block of its own: it cannot be condensed")
+    return (*tools, RECALL_TOOL)
 
 
 def _malformed(call: ToolCall) -> ToolResult:

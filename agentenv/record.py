@@ -92,6 +92,8 @@ class Record:
     tool_calls: int = 0
     """Calls that were run."""
     user_turns: int = 0
+    condenser_tokens: int = 0
+    """Tokens that a summariser sampled; they are among `sampled_tokens`."""
     trimmed: int = 0
     """Observations that were cut."""
     spare: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_TIMES, "reward_s"), 0.0))
@@ -138,6 +140,8 @@ class Record:
             "parse_errors": float(self.parse_errors),
             "user_turns": float(self.user_turns),
             "trimmed_outputs": float(self.trimmed),
+            "condenser_tokens": float(self.condenser_tokens),
+            **{f"forks_{cause}": float(count) for cause, count in self.conversation.forks.items()},
         }
 
     def _timings(self, turns: tuple[Turn, ...]) -> dict[str, float]:

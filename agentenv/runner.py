@@ -12,11 +12,13 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from agentenv.boundary import Failure
+from agentenv.chat import ChatConversation
+from agentenv.condense import Condenser
 from agentenv.context import Context
-from agentenv.conversation import ChatConversation, Conversation, TokenConversation
+from agentenv.conversation import Conversation
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.episode import Episode
 from agentenv.errors import UsageError
@@ -29,6 +31,7 @@ from agentenv.render.base import RendererProtocol
 from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv
 from agentenv.tasks import Row, TaskSet
+from agentenv.tokens import TokenConversation
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 from agentenv.users import User, UserLike, user_for
 
@@ -88,6 +91,10 @@ class Runner:
         retry_wait_s: before the first of them; doubled each time.
         close_timeout_s: for closing an environment or a user.
         sandbox: handed to environments in their `Context`.
+        history: `verbatim` sends again what was sampled and sent, as it is; `rewrite` renders the
+            messages anew each turn, as a deployment would, and goes on in a new sequence where that
+            differs (a template that drops thinking, say).
+        condenser: shortens conversations that come near the context's limit.
 
     Raises:
         UsageError: Engine and renderer do not belong together, or a number is out of range.
@@ -105,12 +112,16 @@ class Runner:
         retry_wait_s: float = 0.5,
         close_timeout_s: float = 30.0,
         sandbox: Sandbox | None = None,
+        history: Literal["verbatim", "rewrite"] = "verbatim",
+        condenser: Condenser | None = None,
     ) -> None:
         chat = isinstance(engine, ChatEngine)
         if chat and renderer is not None:
             raise UsageError(f"{engine.name} only speaks text: it takes no renderer")
         if not chat and renderer is None:
             raise UsageError(f"{engine.name} works on tokens: pass the renderer of its tokenizer")
+        if history not in {"verbatim", "rewrite"}:
+            raise UsageError(f"history is 'verbatim' or 'rewrite', not {history!r}")
         if retries < 0:
             raise UsageError(f"retries must be 0 or more, not {retries}")
         self.engine = engine
@@ -123,6 +134,8 @@ class Runner:
         self._retry_wait_s = retry_wait_s
         self._close_timeout_s = close_timeout_s
         self._sandbox = sandbox
+        self._rewrite = history == "rewrite"
+        self._condenser = condenser
         self._sessions = itertools.count()
         self._closing: set[asyncio.Task[None]] = set()
         self._playing: dict[str, Episode] = {}
@@ -314,7 +327,8 @@ class Runner:
                 person = user_for(user, plan.task)
             except Exception as error:  # noqa: BLE001 - the boundary: a user that cannot be made
                 return _stillborn(plan, attempt, Failure.of("user", error))
-            episode = Episode(plan, env, conversation, context, person, attempt=attempt)
+            condenser = None if self._condenser is None else self._condenser.fresh()
+            episode = Episode(plan, env, conversation, context, person, condenser=condenser, attempt=attempt)
             self._playing[session] = episode
             return await episode.play()
         finally:
@@ -325,7 +339,7 @@ class Runner:
         if isinstance(self.engine, ChatEngine):
             return ChatConversation(self.engine, limits)
         assert self.renderer is not None
-        return TokenConversation(self.engine, self.renderer, limits, session)
+        return TokenConversation(self.engine, self.renderer, limits, session, rewrite=self._rewrite)
 
     # Closing ------------------------------------------------------------------------------
 
