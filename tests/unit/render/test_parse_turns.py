@@ -1,0 +1,240 @@
+"""Completions are read from their ids: a status for each call, nothing raised, nothing guessed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import UsageError
+from agentenv.messages import CallStatus
+from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+
+_spec = importlib.util.spec_from_file_location(
+    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
+)
+cases = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(cases)
+
+GOOD = '{"name": "add", "arguments": {"city": "P", "n": 1}}'
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Renderer:
+    return Renderer(ChatTokenizer.load(cases.TOKENIZERS / "qwen3"), cases.TOOLS)
+
+
+def read(renderer: Renderer, text: str, *, ended: bool = True):
+    end = [renderer.stop_token_ids[0]] if ended else []
+    return renderer.parse(renderer.tokenizer.encode(text) + end)
+
+
+@pytest.mark.parametrize(
+    ("inside", "status"),
+    [
+        (GOOD, CallStatus.OK),
+        ('{"name": "add", "arguments": "{\\"n\\": 1}"}', CallStatus.OK),
+        ('{"name": "add"}', CallStatus.OK),
+        ('{"name": "add", "parameters": {}}', CallStatus.OK),
+        ('{"name": "add", "arguments": {"n": 1,}}', CallStatus.INVALID_JSON),
+        ("{'name': 'add', 'arguments': {}}", CallStatus.INVALID_JSON),
+        ('{"name": "add", "arguments": {"city": "a\nb"}}', CallStatus.INVALID_JSON),
+        (GOOD + GOOD, CallStatus.INVALID_JSON),
+        ('{"name": "add", "arguments": {"n": NaN}}', CallStatus.INVALID_JSON),
+        ("[" * 5000, CallStatus.INVALID_JSON),
+        ("", CallStatus.INVALID_JSON),
+        ('{"arguments": {}}', CallStatus.MISSING_NAME),
+        ('{"name": 7, "arguments": {}}', CallStatus.MISSING_NAME),
+        ('{"name": "sub", "arguments": {}}', CallStatus.UNKNOWN_TOOL),
+        ('{"name": "add", "arguments": [1]}', CallStatus.BAD_ARGUMENTS),
+        ('{"name": "add", "arguments": "n=1"}', CallStatus.BAD_ARGUMENTS),
+    ],
+)
+def test_every_call_in_tags_gets_a_status(qwen: Renderer, inside: str, status: CallStatus) -> None:
+    parsed = read(qwen, f"<tool_call>\n{inside}\n</tool_call>")
+
+    assert [call.status for call in parsed.tool_calls] == [status]
+    assert bool(parsed.errors) == (status is not CallStatus.OK)
+    assert bool(parsed.message.get("tool_calls")) == (status is CallStatus.OK)
+
+
+def test_an_unclosed_call_is_not_run(qwen: Renderer) -> None:
+    parsed = read(qwen, f"<tool_call>\n{GOOD}")
+
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.UNCLOSED]
+    assert "</tool_call>" in parsed.errors[0]
+
+
+def test_a_call_inside_thinking_is_not_run_and_not_answered(qwen: Renderer) -> None:
+    parsed = read(qwen, f"<think>\n<tool_call>{GOOD}</tool_call>\n</think>\n\nhello")
+
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.IN_THINKING]
+    assert parsed.errors == ()
+    assert parsed.message["content"] == "hello"
+    assert "tool_call" in parsed.message["reasoning_content"]
+
+
+def test_thinking_without_an_end_hides_everything_after_it(qwen: Renderer) -> None:
+    parsed = read(qwen, f"<think>\nhm\n<tool_call>{GOOD}</tool_call>")
+
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.IN_THINKING]
+    assert parsed.message["content"] == ""
+
+
+def test_thinking_that_the_prompt_opened_ends_at_its_tag() -> None:
+    name = "qwen3_5_think"
+    if name not in cases.trl_templates():
+        pytest.skip("trl is not installed")
+    template = cases.trl_templates()[name]
+    renderer = Renderer(cases.tokenizer_for(template), cases.TOOLS)
+
+    parsed = read(renderer, "I wonder.\n</think>\n\nDone.")
+
+    assert parsed.message == {"role": "assistant", "content": "Done.", "reasoning_content": "I wonder."}
+
+
+def test_an_orphan_end_of_thinking_stays_in_the_content(qwen: Renderer) -> None:
+    assert read(qwen, "a </think> b").message["content"] == "a </think> b"
+
+
+def test_calls_keep_order_duplicates_text_and_raw_arguments(qwen: Renderer) -> None:
+    raw = '{"city":"P",  "n": 1.0}'
+    call = f'<tool_call>{{"name": "add", "arguments": {raw}}}</tool_call>'
+
+    parsed = read(qwen, f"First.\n{call}\nThen.\n{call}\nEnd.")
+
+    assert [one.arguments for one in parsed.tool_calls] == [raw, raw]
+    assert parsed.tool_calls[0].id != parsed.tool_calls[1].id
+    assert parsed.message["content"] == "First.\nThen.\nEnd."
+
+
+def test_ids_are_nine_characters_and_depend_on_the_tokens_alone(qwen: Renderer) -> None:
+    first = read(qwen, f"<tool_call>{GOOD}</tool_call>").tool_calls[0].id
+    again = read(qwen, f"<tool_call>{GOOD}</tool_call>").tool_calls[0].id
+
+    assert first == again
+    assert len(first) == 9
+    assert first.isalnum()
+
+
+def test_a_tag_made_of_ordinary_tokens_is_no_call_where_the_tag_is_a_control_token(qwen: Renderer) -> None:
+    encode = qwen.tokenizer.encode
+    ids = encode("<") + encode("tool_call>") + encode(GOOD) + encode("<") + encode("/tool_call>")
+    assert qwen.decode(ids) == f"<tool_call>{GOOD}</tool_call>"
+
+    parsed = qwen.parse([*ids, qwen.stop_token_ids[0]])
+
+    assert parsed.tool_calls == ()
+    assert parsed.message["content"] == f"<tool_call>{GOOD}</tool_call>"
+
+
+def test_a_tag_in_plain_text_is_a_call_where_the_vocabulary_has_no_such_token() -> None:
+    renderer = Renderer(ChatTokenizer.load(cases.TOKENIZERS / "smollm2"), cases.TOOLS)
+
+    parsed = read(renderer, f"<tool_call>{GOOD}</tool_call>")
+
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.OK]
+
+
+def test_without_tools_every_call_is_unknown(qwen: Renderer) -> None:
+    parsed = read(qwen.bind([]), f"<tool_call>{GOOD}</tool_call>")
+
+    assert parsed.tool_calls[0].status is CallStatus.UNKNOWN_TOOL
+    assert "none" in parsed.errors[0]
+
+
+def test_nothing_sampled_is_an_empty_message(qwen: Renderer) -> None:
+    assert qwen.parse([]).message == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "arguments"),
+    [
+        ("function_xml", "<tool_call>\n<function=add>\n<parameter=city>\nP\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>", {"city": "P", "n": 3}),
+        ("function_xml", "<tool_call>\n<function=add>\n<parameter=city>\n7\n</parameter>\n</function>\n</tool_call>", {"city": "7"}),
+        ("seed_xml", "<seed:tool_call>\n<function=add>\n<parameter=n>3</parameter>\n</function>\n</seed:tool_call>", {"n": 3}),
+        ("glm", "<tool_call>add\n<arg_key>city</arg_key>\n<arg_value>P\n</arg_value>\n</tool_call>", {"city": "P\n"}),
+        ("minimax", '<minimax:tool_call>\n<invoke name="add">\n<parameter name="n">3</parameter>\n</invoke>\n</minimax:tool_call>', {"n": 3}),
+        ("dsml", '<\uff5cDSML\uff5ctool_calls>\n<\uff5cDSML\uff5cinvoke name="add">\n<\uff5cDSML\uff5cparameter name="city" string="true">3</\uff5cDSML\uff5cparameter>\n<\uff5cDSML\uff5cparameter name="n" string="false">3</\uff5cDSML\uff5cparameter>\n</\uff5cDSML\uff5cinvoke>\n</\uff5cDSML\uff5ctool_calls>', {"city": "3", "n": 3}),
+        ("deepseek_v3", '<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>add\n```json\n{"n": 3}\n```<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>', {"n": 3}),
+        ("deepseek_v31", '<\uff5ctool\u2581call\u2581begin\uff5c>add<\uff5ctool\u2581sep\uff5c>{"n": 3}<\uff5ctool\u2581call\u2581end\uff5c>', {"n": 3}),
+        ("kimi_k2", '<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"n": 3}<|tool_call_end|><|tool_calls_section_end|>', {"n": 3}),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"n": 3}, "id": "abc123456"}]', {"n": 3}),
+        ("mistral_args", '[TOOL_CALLS]add[ARGS]{"n": 3}', {"n": 3}),
+        ("gemma4", '<|tool_call>call:add{city:<|"|>it\'s "P"<|"|>,n:3}<tool_call|>', {"city": "it's \"P\"", "n": 3}),
+        ("functiongemma", "<start_function_call>call:add{city:<escape>P<escape>,n:<escape>3<escape>}<end_function_call>", {"city": "P", "n": 3}),
+        ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "add", "parameters": {"n": 3}}]<|END_ACTION|>', {"n": 3}),
+        ("lfm", "<|tool_call_start|>[add(city='P', n=3)]<|tool_call_end|>", {"city": "P", "n": 3}),
+        ("pythonic", '[add(city="a, b)", n=-3)]', {"city": "a, b)", "n": -3}),
+        ("functionary_v31", '<function=add>{"n": 3}</function>', {"n": 3}),
+        ("functionary_v32", 'add\n{"n": 3}', {"n": 3}),
+        ("bare_json", '{"name": "add", "parameters": {"n": 3}}', {"n": 3}),
+        ("bare_literals", "[{'name': 'add', 'arguments': {'n': 3, 'city': None}}]", {"n": 3, "city": None}),
+        ("harmony", '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"n": 3}', {"n": 3}),
+        ("harmony", ' to=functions.add<|channel|>commentary json<|message|>{"n": 3}', {"n": 3}),
+    ],
+)
+def test_grammars_read_their_own_form(grammar: str, text: str, arguments: dict) -> None:
+    renderer = Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar)
+
+    parsed = read(renderer, text)
+
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("add", CallStatus.OK)]
+    assert json.loads(parsed.tool_calls[0].arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "status"),
+    [
+        ("function_xml", "<tool_call><function=add><parameter=n>1</parameter></tool_call>", CallStatus.UNCLOSED),
+        ("function_xml", "<tool_call>add</tool_call>", CallStatus.INVALID_JSON),
+        ("function_xml", "<tool_call><function=add><parameter=n>1</function></tool_call>", CallStatus.BAD_ARGUMENTS),
+        ("function_xml", "<tool_call><function=></function></tool_call>", CallStatus.MISSING_NAME),
+        ("glm", "<tool_call><arg_key>n</arg_key></tool_call>", CallStatus.MISSING_NAME),
+        ("glm", "<tool_call>add<arg_key>n</arg_key></tool_call>", CallStatus.BAD_ARGUMENTS),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"n"', CallStatus.UNCLOSED),
+        ("mistral_args", '[TOOL_CALLS]add[ARGS]{"n": ', CallStatus.UNCLOSED),
+        ("mistral_args", "[TOOL_CALLS]add", CallStatus.UNCLOSED),
+        ("gemma4", "<|tool_call>call:add{n:}<tool_call|>", CallStatus.BAD_ARGUMENTS),
+        ("gemma4", "<|tool_call>{n:3}<tool_call|>", CallStatus.MISSING_NAME),
+        ("lfm", "<|tool_call_start|>[add(n=3<|tool_call_end|>", CallStatus.INVALID_JSON),
+        ("pythonic", "[add(n=3", CallStatus.UNCLOSED),
+        ("bare_json", '{"name": "add", "parameters": {"n": 3', CallStatus.UNCLOSED),
+        ("functionary_v32", 'add\n{"n": ', CallStatus.UNCLOSED),
+        ("harmony", ' to=functions.add<|channel|>commentary<|message|>{"n": 3}', CallStatus.UNCLOSED),
+    ],
+)
+def test_grammars_name_what_is_wrong_with_a_cut_turn(grammar: str, text: str, status: CallStatus) -> None:
+    renderer = Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar)
+
+    parsed = read(renderer, text, ended=False)
+
+    assert [call.status for call in parsed.tool_calls] == [status]
+    assert parsed.errors[0]
+
+
+@pytest.mark.parametrize("grammar", ["bare_json", "bare_literals", "pythonic"])
+@pytest.mark.parametrize("text", ['{"a": 1}', "[1, 2]", "hello {", "", '["add"]', "(x)"])
+def test_plain_answers_are_not_taken_for_calls(grammar: str, text: str) -> None:
+    parsed = read(Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar), text)
+
+    assert parsed.tool_calls == ()
+    assert parsed.message["content"] == text
+
+
+def test_harmony_channels_become_thinking_and_content() -> None:
+    renderer = Renderer(ChatTokenizer.load(cases.TOKENIZERS / "gptoss"), cases.TOOLS)
+
+    parsed = read(
+        renderer,
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Done.",
+    )
+
+    assert parsed.message == {"role": "assistant", "content": "Done.", "reasoning_content": "hm"}
+
+
+def test_an_unknown_grammar_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean 'hermes'"):
+        Renderer(byte_tokenizer(), grammar="hermess")
