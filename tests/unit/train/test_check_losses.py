@@ -117,7 +117,7 @@ LENGTHS = [3, 50, 7, 20]
 
 def rows_of_tokens():
     lp, old, advantages, _ = random_tokens(1, sum(LENGTHS))
-    return [part for part in zip(*(t.split(LENGTHS) for t in (lp, old, advantages)), strict=True)]
+    return list(zip(*(t.split(LENGTHS) for t in (lp, old, advantages)), strict=True))
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
