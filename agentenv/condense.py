@@ -112,13 +112,17 @@ class DropToolOutputs(Condenser):
     Args:
         at: see `Condenser`.
         keep_last: newest tool outputs that stay.
+        min_chars: shorter outputs stay; at least 50, so that a note is never condensed itself.
     """
 
-    def __init__(self, *, at: float = 0.75, keep_last: int = 1) -> None:
+    def __init__(self, *, at: float = 0.75, keep_last: int = 1, min_chars: int = 200) -> None:
         super().__init__(at=at)
         if keep_last < 0:
             raise UsageError(f"keep_last must be 0 or more, not {keep_last}")
+        if min_chars < 50:
+            raise UsageError(f"min_chars must be at least 50, not {min_chars}")
         self.keep_last = keep_last
+        self.min_chars = min_chars
 
     async def shorten(self, messages: Sequence[Message]) -> View | None:
         """Condense every tool output but the newest."""
@@ -126,9 +130,8 @@ class DropToolOutputs(Condenser):
         shortened = list(messages)
         for place in places[: max(len(places) - self.keep_last, 0)]:
             text = text_of(messages[place])
-            note = f"[block {len(self.blocks) + 1}: {len(text)} characters condensed]"
-            if len(note) < len(text):
-                self.keep(text)
+            if len(text) >= self.min_chars:
+                note = f"[block {self.keep(text)}: {len(text)} characters condensed]"
                 shortened[place] = {**messages[place], "content": note}
         return View(tuple(shortened), "tool_outputs") if shortened != list(messages) else None
 
