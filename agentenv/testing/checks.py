@@ -359,8 +359,9 @@ async def check_runner(subject: Subject) -> str:
     async with aclosing(runner.run_groups(subject.entry, subject.some_tasks()[:4], 2)) as groups:
         async for group in groups:
             for one in group:
-                if one.stop_reason.failed:
-                    raise Problem(f"task {one.task_id} under the runner: {one.error}")
+                if one.error is not None:
+                    told = f"{one.error.boundary}: {one.error.type}: {one.error.message}"
+                    raise Problem(f"task {one.task_id} under the runner: {told:.300}")
                 stops[one.stop_reason.value] = stops.get(one.stop_reason.value, 0) + 1
                 tokens += sum(map(len, one.sequences))
     told = ", ".join(f"{name} {count}" for name, count in sorted(stops.items()))
