@@ -155,7 +155,8 @@ class Renderer:
             ids.pop()
         turn = TurnText.decode(ids, self.tokenizer, self._found.control.strings)
         ended = len(ids) < len(token_ids)
-        return self._reading.read(turn, self._tool_index, repr(ids).encode(), ended=ended)
+        seed = blake2b(repr(ids).encode(), digest_size=16).digest()
+        return self._reading.read(turn, self._tool_index, seed, ended=ended)
 
     def count(self, text: str) -> int:
         """Tokens of untrusted text, as it would be rendered."""
