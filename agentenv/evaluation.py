@@ -131,16 +131,23 @@ class Evaluation:
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
         self.tasks = [_tasks_of(one, config) for one in self.specs]
         self._model = model or load_model(config)
-        self._writer = writer
-        self._on_episode = on_episode
-        self._finished: set[EpisodeKey] = writer.finished if writer else set()
+        self.on_episode = on_episode
+        self._writer: RunWriter | None = None
+        self._finished: set[EpisodeKey] = set()
         self._groups: list[TrajectoryGroup] = []
         self._summaries: list[EpisodeSummary] = []
         self._token_ids: set[int] = set()
-        self._first_errors: list[str] | None = (
-            [] if config.stop_after_failures and not self._finished else None
-        )
+        self._first_errors: list[str] | None = [] if config.stop_after_failures else None
         self.stopped = ""
+        if writer is not None:
+            self.keep_in(writer)
+
+    def keep_in(self, writer: RunWriter) -> None:
+        """Keep the episodes in a run; those that it has are not played again."""
+        self._writer = writer
+        self._finished = writer.finished
+        if self._finished:
+            self._first_errors = None
 
     @property
     def num_episodes(self) -> int:
@@ -263,8 +270,8 @@ class Evaluation:
             summary = summarize(trajectory)
             self._summaries.append(summary)
         self._watch_first(summary)
-        if self._on_episode is not None:
-            self._on_episode(summary)
+        if self.on_episode is not None:
+            self.on_episode(summary)
 
     def _watch_first(self, summary: EpisodeSummary) -> None:
         errors = self._first_errors

@@ -28,11 +28,11 @@ VERBS = {
     "train": "train a model with GRPO on an environment",
     "view": "look at runs in a browser: tokens, rewards, why episodes stopped",
 }
-"""Verb and help line; the module is `agentenv.cli.<verb>`, with `_` behind Python's own words."""
+"""Verb and help line; the module is `agentenv.cli.<verb>`, with `_` behind what Python has a meaning for."""
 
 
 def _module_of(verb: str) -> str:
-    return f"agentenv.cli.{verb}_" if verb == "import" else f"agentenv.cli.{verb}"
+    return f"agentenv.cli.{verb}_" if verb in {"list", "eval", "import"} else f"agentenv.cli.{verb}"
 
 
 class _LazyGroup(TyperGroup):

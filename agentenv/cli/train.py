@@ -18,7 +18,7 @@ from agentenv.errors import UsageError
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

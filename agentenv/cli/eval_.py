@@ -17,7 +17,7 @@ from agentenv.errors import UsageError
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -118,38 +118,35 @@ def _evaluate(
     *,
     as_json: bool,
 ) -> int:
-    from agentenv.evaluation import EvalConfig, Evaluation, load_model
+    from agentenv.cli.progress import EvalProgress
+    from agentenv.evaluation import EvalConfig, Evaluation
     from agentenv.registry import spec
     from agentenv.store import RunStatus, RunWriter, find_run
 
-    if resume:
-        run = find_run(resume, runs_dir)
-        config = EvalConfig.from_record(run.info.config)
-        if given["envs"] and given["envs"] != config.envs:
-            raise UsageError(
-                f"run {run.id} is of {', '.join(config.envs)}; leave the environment out to resume it"
-            )
-        specs = [spec(name) for name in config.envs]
-        loaded = load_model(config)
+    run = find_run(resume, runs_dir) if resume else None
+    config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
+    if run is not None and given["envs"] and given["envs"] != config.envs:
+        status = RunStatus.FAILED if result.stopped else RunStatus.FINISHED
+        status = RunStatus.INTERRUPTED if interrupted else status
+            f"run {run.id} is of {', '.join(config.envs)}; leave the environment out to resume it"
+        )
+    specs = [spec(name) for name in config.envs]
+    evaluation = Evaluation(config, specs=specs)
+    if run is not None:
         writer = RunWriter.resume(run.path)
     else:
-        config = eval_config(given, sources)
-        specs = [spec(name) for name in config.envs]
-        loaded = load_model(config)
-        name = specs[0].id if len(specs) == 1 else "several"
         writer = RunWriter.create(
-            name,
+            specs[0].id if len(specs) == 1 else "several",
             root=runs_dir,
             env_ids=tuple(one.id for one in specs),
             model=config.model,
             seed=config.seed,
             config=config.record(),
         )
-    from agentenv.cli.progress import EvalProgress
-
     with writer:
         progress = EvalProgress(quiet=as_json)
-        evaluation = Evaluation(config, model=loaded, writer=writer, specs=specs, on_episode=progress.episode)
+        evaluation.on_episode = progress.episode
+        evaluation.keep_in(writer)
         progress.begin(evaluation, writer.id)
         interrupted = False
         try:

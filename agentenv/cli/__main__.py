@@ -1,0 +1,5 @@
+"""`python -m agentenv.cli`: the command line without its script."""
+
+from agentenv.cli import main
+
+main()

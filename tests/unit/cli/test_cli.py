@@ -1,0 +1,360 @@
+"""The command line: what it prints, what it refuses, and that a stopped run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli import VERBS, main
+from agentenv.cli.dashboard import sparkline, step_line
+from agentenv.evaluation import EvalConfig, Evaluation, evaluate, rollout
+from agentenv.limits import RunLimits
+from agentenv.registry import EnvSpec, registry
+from agentenv.store import Run, RunStatus, RunWriter, encode_trajectory, find_run
+from agentenv.trajectory import Trajectory
+
+ADDER = '''
+from agentenv.registry import register
+from agentenv.tool import tool
+from agentenv.toolenv import ToolEnv
+
+
+class Adder(ToolEnv):
+    """Add two numbers."""
+
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}?"
+
+    @tool
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    def reward(self, answer: str) -> float:
+        return float(str(self.want) in answer)
+
+
+class Broken(Adder):
+    """Cannot start."""
+
+    def start(self, x: int, y: int) -> str:
+        raise ValueError(f"no table for {x}")
+
+
+register("cli/Adder-v0", Adder, tasks=[{"x": i, "y": 1} for i in range(50)])
+register("cli/Broken-v0", Broken, tasks=[{"x": 1, "y": i} for i in range(50)])
+register("cli/Lacking-v0", Adder, tasks=[{"x": i} for i in range(50)])
+'''
+
+
+@pytest.fixture(scope="module")
+def adder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("envs") / "adder.py"
+    path.write_text(ADDER)
+    return f"{path}:cli/Adder-v0"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget(adder: str):
+    yield
+    for name in ("cli/Adder-v0", "cli/Broken-v0", "cli/Lacking-v0"):
+        registry.remove(name)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str) -> int:
+    """Run the command line and return its exit code."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return int(stop.value.code or 0)
+
+
+def plain(trajectory: Trajectory) -> dict[str, object]:
+    """What must not depend on when or how fast an episode was played."""
+    data = encode_trajectory(replace(trajectory, timings={}))
+    for turn in data["turns"]:
+        turn.pop("timings", None)
+        for result in turn.get("tool_results", []):
+            result.pop("duration_s", None)
+    return json.loads(json.dumps(data))
+
+
+def test_help_is_short_and_names_every_verb(capsys):
+    assert run("--help") == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert len(lines) <= 25
+    assert all(any(line.split()[:1] == [verb] for line in lines) for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_at_most_a_dozen_options(verb, capsys):
+    assert run(verb, "--help") == 0
+    text = capsys.readouterr().out
+
+    assert len([line for line in text.splitlines() if line.strip().startswith("-")]) <= 13
+    assert len(text.splitlines()) <= 40
+
+
+def test_help_imports_no_verb_and_nothing_heavy():
+    code = (
+        "import sys\nfrom agentenv.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'gymnasium', 'numpy', 'pydantic', 'rich', 'openai', 'aiohttp'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert done.stderr.strip() == "[]"
+
+
+def test_eval_prints_a_table_and_keeps_the_run(adder, capsys):
+    assert run("eval", adder, "-m", "scripted:It is 12", "-n", "20", "-k", "2", "--runs-dir", "r") == 0
+    text = capsys.readouterr().out
+    stored = find_run("last", "r")
+
+    assert "reward   mean 0.150" in text
+    assert "final_answer 40" in text
+    assert len(stored) == 40
+    assert stored.status is RunStatus.FINISHED
+    assert stored.vocabulary()
+
+
+def test_eval_prints_json_for_machines(adder, capsys):
+    assert run("eval", adder, "-n", "3", "--json") == 0
+
+    report = json.loads(capsys.readouterr().out)
+
+    assert report["num_episodes"] == 3
+    assert sum(report["stop_reasons"].values()) == 3
+
+
+def test_fail_under_decides_the_exit_code(adder):
+    assert run("eval", adder, "-m", "scripted:no", "-n", "4", "--fail-under", "0.5", "--json") == 1
+    assert run("eval", adder, "-m", "scripted:1 2 3 4 5", "-n", "4", "--fail-under", "0.5", "--json") == 0
+
+
+def test_settings_reach_limits_sampling_and_config_file(adder, tmp_path):
+    (tmp_path / "run.toml").write_text("max_turns = 3\n[sampling]\ntop_p = 0.5\n")
+    run(
+        "eval",
+        adder,
+        "-n",
+        "1",
+        "--config",
+        "run.toml",
+        "-o",
+        "temperature=0.5",
+        "-o",
+        "limits.concurrency=2",
+        "--json",
+    )
+
+    config = find_run("last").info.config
+
+    assert (config["limits"]["max_turns"], config["limits"]["concurrency"]) == (3, 2)
+    assert (config["sampling"]["top_p"], config["sampling"]["temperature"]) == (0.5, 0.5)
+
+
+WRONG = [
+    (["evl"], "did you mean 'eval'"),
+    (["eval", "cli/Addr-v0"], "did you mean 'cli/Adder-v0'"),
+    (["eval", "nofile.py"], "no file 'nofile.py'"),
+    (["eval"], "name at least one environment"),
+    (["eval", "ADDER", "-m", "hf:./nomodel"], "./nomodel"),
+    (["eval", "ADDER", "-m", "hf:./hollow"], "no weights"),
+    (["eval", "ADDER", "-m", "gpt"], "names no engine"),
+    (["eval", "ADDER", "-o", "max_trns=3"], "did you mean 'max_turns'"),
+    (["eval", "ADDER", "-o", "max_turns=many"], "max_turns"),
+    (["eval", "ADDER", "-k", "0"], "at least 1"),
+    (["eval", "ADDER", "--split", "nope"], "no split 'nope'"),
+    (["eval", "ADDER", "--runs-dir", "afile"], "--runs-dir"),
+    (["eval", "ADDER", "--resume", "gone"], "no run 'gone'"),
+    (["train", "ADDER", "-m", "./nomodel"], "./nomodel"),
+    (["train", "ADDER", "-m", "./hollow"], "no weights"),
+    (["train", "ADDER"], "no model to train"),
+    (["train", "ADDER", "-m", "./hollow", "-o", "learning_rat=1"], "did you mean 'learning_rate'"),
+    (["view", "gone"], "no run 'gone'"),
+    (["view", "--sort", "luck"], "cannot sort"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder, tmp_path, capsys):
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "hollow" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "afile").write_text("")
+
+    code = run(*[adder if word == "ADDER" else word for word in words])
+    captured = capsys.readouterr()
+
+    assert code in (1, 2)
+    assert says in captured.err
+    assert [line.split(":")[0].strip() for line in captured.err.splitlines()] == ["error", "where", "fix"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_debug_shows_the_traceback(adder):
+    with pytest.raises(ValueError, match="no split"):
+        main(["eval", adder, "--split", "nope", "--debug"])
+
+
+def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
+    broken = adder.replace("Adder-v0", "Broken-v0")
+
+    assert run("eval", broken, "-n", "40", "-o", "concurrency=4") == 1
+    text = capsys.readouterr().out
+
+    assert "the first 3 episodes all failed alike: env: ValueError: no table for 1" in text
+    assert len(find_run("last")) < 40
+
+
+def test_task_row_that_lacks_a_field_is_named(adder, capsys):
+    assert run("eval", adder.replace("Adder-v0", "Lacking-v0"), "-n", "5") == 1
+
+    captured = capsys.readouterr()
+
+    assert "y" in captured.out + captured.err
+    assert "Traceback" not in captured.out + captured.err
+
+
+def test_stopped_run_goes_on_and_ends_like_an_undisturbed_one(adder, capsys):
+    words = [adder, "-n", "12", "-k", "3", "--seed", "5"]
+    run("eval", *words, "--runs-dir", "whole", "--json")
+    run("eval", *words, "--runs-dir", "cut", "--json")
+    whole, cut = find_run("last", "whole"), find_run("last", "cut")
+    lines = (cut.path / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
+    (cut.path / "trajectories.jsonl").write_bytes(b"".join(lines[::2]) + lines[1][:50])
+    (cut.path / "index.jsonl").unlink()
+    capsys.readouterr()
+
+    assert run("eval", "--resume", cut.id, "--runs-dir", "cut", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    again = Run(cut.path)
+
+    assert {one.key: plain(again.load(one)) for one in again.summaries} == {
+        one.key: plain(whole.load(one)) for one in whole.summaries
+    }
+    assert report["num_episodes"] == 36
+    assert len((cut.path / "trajectories.jsonl").read_bytes().splitlines()) == 36
+
+
+def test_resume_refuses_another_environment(adder, capsys):
+    run("eval", adder, "-n", "1", "--json")
+
+    assert run("eval", "cli/Broken-v0", "--resume", find_run("last").id) == 2
+    assert "leave the environment out" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_is_finished(adder, tmp_path):
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        ADDER.replace("cli/", "slow/")
+        + "\nimport asyncio\nclass Slow(Adder):\n    async def start(self, x: int, y: int) -> str:\n"
+        "        await asyncio.sleep(0 if x < 5 else 60)\n        self.want = x + y\n        return 'go'\n"
+        'register("slow/Slow-v0", Slow, tasks=[{"x": i, "y": 1} for i in range(10)])\n'
+    )
+    words = [sys.executable, "-m", "agentenv.cli", "eval", f"{slow}:slow/Slow-v0", "-n", "10"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = list(tmp_path.glob("runs/*/index.jsonl"))
+        if found and len(found[0].read_bytes().splitlines()) == 5:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130, err
+    assert "5 of 10 episodes are kept" in out
+    assert "Traceback" not in err
+    assert find_run("last").status is RunStatus.INTERRUPTED
+
+
+def test_evaluation_in_python_needs_no_run_directory(adder, tmp_path):
+    result = evaluate(adder, "scripted:It is 3", num_tasks=4, group_size=2)
+
+    assert result.report.num_episodes == 8
+    assert [group.trajectories[0].task["x"] for group in result.groups] == [0, 1, 2, 3]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rollout_gives_groups_in_the_order_of_the_tasks(adder):
+    groups = rollout(adder, num_tasks=3, group_size=2, limits=RunLimits(max_turns=2))
+
+    assert [len(group) for group in groups] == [2, 2, 2]
+    assert [group.trajectories[0].task["x"] for group in groups] == [0, 1, 2]
+
+
+def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
+    seen: list[int] = []
+    with RunWriter.create("x", root=tmp_path) as writer:
+        config = EvalConfig(envs=(adder,), num_tasks=3)
+        evaluation = Evaluation(
+            config, writer=writer, on_episode=lambda _: seen.append(len(Run(writer.path)))
+        )
+        import asyncio
+
+        asyncio.run(evaluation.play())
+
+    assert seen == [1, 2, 3]
+
+
+def test_endless_tasks_ask_for_a_number():
+    spec = EnvSpec.of("cli/Endless-v0", "agentenv.toolenv:ToolEnv", tasks=lambda seed: {"x": seed})
+
+    with pytest.raises(ValueError, match="without end"):
+        Evaluation(EvalConfig(envs=("cli/Endless-v0",), num_tasks=None), specs=[spec])
+
+
+def test_sparkline_spans_least_to_largest():
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert sparkline([float("nan")]) == ""
+
+
+def test_step_line_survives_missing_metrics():
+    assert step_line(1, 20, [{"reward": 0.25}]).startswith("step  1/20  reward 0.25")
+
+
+@pytest.mark.slow
+def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
+    words = [sys.executable, "-m", "agentenv.cli", "eval", adder, "-n", "50", "-k", "40"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*words, "--runs-dir", "whole", "--json"], check=True, capture_output=True, env=env)
+    process = subprocess.Popen([*words, "--runs-dir", "cut", "--json"], stdout=subprocess.DEVNULL, env=env)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = list(tmp_path.glob("cut/*/trajectories.jsonl"))
+        if found and found[0].read_bytes().count(b"\n") > 700:
+            break
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    cut = find_run("last", "cut")
+    before = len(cut)
+    resume = [sys.executable, "-m", "agentenv.cli", "eval", "--resume", cut.id, "--runs-dir", "cut", "--json"]
+    done = subprocess.run(resume, check=True, capture_output=True, text=True, env=env)
+    whole, again = find_run("last", "whole"), Run(cut.path)
+    report = json.loads(done.stdout)
+
+    assert 700 <= before < 2000
+    assert len(again) == len(whole) == 2000
+    assert len((cut.path / "trajectories.jsonl").read_bytes().splitlines()) == 2000
+    ours = {one.key: plain(again.load(one)) for one in again.summaries}
+    assert ours == {one.key: plain(whole.load(one)) for one in whole.summaries}
+    assert report["num_scored"] == 2000
