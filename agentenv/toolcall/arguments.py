@@ -162,7 +162,7 @@ def _loads(text: str) -> Any:
         text.encode()
         if _SURROGATE_ESCAPE.search(text):
             json.dumps(json.loads(text), ensure_ascii=False).encode()
-        return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_json)
+        return _DECODER.decode(text)
     except UnicodeEncodeError as error:
         raise ArgumentError(
             ToolErrorKind.BAD_ARGUMENTS,
@@ -205,6 +205,9 @@ def _not_json(constant: str) -> float:
     raise ArgumentError(
         ToolErrorKind.BAD_ARGUMENTS, f"the arguments hold {_short(constant)}, which is not a JSON number"
     )
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_json)
 
 
 def _repair(text: str) -> object | None:

@@ -65,7 +65,7 @@ def to_content(value: object) -> str | list[ContentPart]:
 
 def _json(value: object) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+        return _ENCODER.encode(value)
     except ValueError as error:
         if "ircular" in str(error):
             raise ValueError(f"the tool returned a {type(value).__name__} that contains itself") from None
@@ -101,6 +101,9 @@ def _plain(value: object) -> object:
             f"a {type(value).__name__} has no JSON form; return text, a number, a list, a dict or a model"
         )
     return text
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain)
 
 
 def _safe(value: object) -> object:

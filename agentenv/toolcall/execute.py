@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from agentenv.messages import ContentPart, ToolErrorKind
 from agentenv.toolcall.content import to_content
 from agentenv.toolcall.workers import default_pool
 
-__all__ = ["Outcome", "failure", "run_async", "run_sync", "timed_out", "wait_for"]
+__all__ = ["EXPIRED", "Outcome", "failure", "run_async", "run_sync", "timed_out", "within"]
 
 _GRACE_S = 1.0
 """How long a cancelled coroutine may clean up before it is abandoned."""
@@ -31,6 +30,9 @@ _LAG_S = 0.05
 """A timer this late means that the loop was blocked; the call gets the lost time back."""
 _DETAIL_CHARS = 8000
 _SHOWN_CHARS = 300
+
+EXPIRED = object()
+"""What an answer is settled with at its time limit."""
 
 _abandoned_tasks: set[asyncio.Task[Any]] = set()
 
@@ -71,17 +73,19 @@ async def run_async(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], limit_s: float | None
 ) -> Outcome:
     """Run a coroutine function on the loop."""
-    task = asyncio.create_task(_guarded(function, args, kwargs))
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+    task = loop.create_task(_guarded(function, args, kwargs, answer))
+    start = loop.time()
     try:
-        finished = await wait_for(task, limit_s)
+        settled = await within(answer, limit_s, lambda: loop.time() - start)
     except asyncio.CancelledError:
         await _stop(task)
         raise
-    if not finished:
+    if settled is EXPIRED:
         await _stop(task)
-        assert limit_s is not None
-        return timed_out(limit_s)
-    result, error = task.result()
+        return timed_out(limit_s or 0.0)
+    result, error = settled
     return failure(error) if error is not None else _converted(result)
 
 
@@ -102,21 +106,15 @@ async def run_sync(
         job = default_pool().submit(call, name)
     except RuntimeError as error:
         return failure(error)
-    remaining = limit_s
     try:
-        while not await wait_for(job.future, remaining):
-            assert limit_s is not None
-            used = 0.0 if job.started is None else time.monotonic() - job.started
-            remaining = limit_s - used
-            if job.finished:
-                remaining = None  # its answer is on the way to the loop
-            elif remaining <= 0:
-                job.abandon()
-                return timed_out(limit_s)
+        settled = await within(job.future, limit_s, job.used_s)
     except asyncio.CancelledError:
         job.abandon()
         raise
-    result, error = job.future.result()
+    if settled is EXPIRED:
+        job.abandon()
+        return timed_out(limit_s or 0.0)
+    result, error = settled
     if error is not None:
         return failure(error)
     if inspect.isawaitable(result):
@@ -124,23 +122,55 @@ async def run_sync(
     return result
 
 
+async def within(answer: asyncio.Future[Any], limit_s: float | None, used_s: Callable[[], float]) -> Any:
+    """Await an answer for at most the limit.
+
+    Args:
+        answer: Settled by the call; here with `EXPIRED` at the limit.
+        limit_s: Seconds that the call may use.
+        used_s: Seconds that the call has used, asked when the limit may be reached.
+    """
+    if limit_s is None:
+        return await answer
+    loop = asyncio.get_running_loop()
+
+    def check(due: float) -> None:
+        nonlocal timer
+        if answer.done():
+            return
+        now = loop.time()
+        left, late = limit_s - used_s(), now - due
+        if late >= _LAG_S:
+            left = max(left, late)
+        if left <= 0:
+            answer.set_result(EXPIRED)
+        else:
+            timer = loop.call_at(now + left, check, now + left)
+
+    due = loop.time() + limit_s
+    timer = loop.call_at(due, check, due)
+    try:
+        return await answer
+    finally:
+        timer.cancel()
+
+
 async def _awaited(result: Any) -> Any:
     return await result
 
 
 async def _guarded(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, BaseException | None]:
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], answer: asyncio.Future[Any]
+) -> None:
     """Await the function; asyncio would let SystemExit and KeyboardInterrupt end the loop."""
+    result: Any = None
+    failed: BaseException | None = None
     try:
-        return await function(*args, **kwargs), None
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        return None, error
-    except BaseException as error:  # noqa: BLE001 - a tool may raise anything
-        return None, error
+        result = await function(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - a tool may raise anything, also CancelledError of its own
+        failed = error
+    if not answer.done():
+        answer.set_result((result, failed))
 
 
 def _converted(result: object) -> Outcome:
@@ -150,32 +180,9 @@ def _converted(result: object) -> Outcome:
         return failure(error)
 
 
-async def wait_for(future: asyncio.Future[Any], limit_s: float | None) -> bool:
-    """Wait until the future is done, at most the limit; return False at the limit."""
-    if limit_s is None:
-        await asyncio.wait({future})
-        return True
-    loop = asyncio.get_running_loop()
-    left = max(limit_s, 0.0)
-    while True:
-        due = loop.time() + left
-        await asyncio.wait({future}, timeout=left)
-        if future.done():
-            return True
-        left = loop.time() - due
-        if left < _LAG_S:
-            return False
-
-
 async def _stop(task: asyncio.Task[Any]) -> None:
     """Cancel a task and let it clean up; one that refuses is kept in sight and left behind."""
     task.cancel()
     _abandoned_tasks.add(task)
-    task.add_done_callback(_forget)
+    task.add_done_callback(_abandoned_tasks.discard)
     await asyncio.wait({task}, timeout=_GRACE_S)
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    _abandoned_tasks.discard(task)
-    if not task.cancelled():
-        task.exception()

@@ -25,7 +25,7 @@ from typing import Any
 
 from agentenv import errors
 from agentenv.messages import ToolErrorKind
-from agentenv.toolcall.execute import Outcome, failure, timed_out, wait_for
+from agentenv.toolcall.execute import EXPIRED, Outcome, failure, timed_out, within
 from agentenv.toolcall.workers import default_pool
 
 __all__ = ["Place", "close_idle_workers", "loading", "run_isolated"]
@@ -116,8 +116,7 @@ class _Session:
     """One call on its way through a worker."""
 
     def __init__(self, place: Place, arguments: str) -> None:
-        self.asked: float | None = None
-        """`time.monotonic()` when the worker got the call."""
+        self._asked: float | None = None
         self._place = place
         self._arguments = arguments
         self._lock = threading.Lock()
@@ -136,7 +135,7 @@ class _Session:
         try:
             if fresh:
                 worker.start()
-            self.asked = time.monotonic()
+            self._asked = time.monotonic()
             reply = worker.call(self._arguments)
         except BaseException:
             worker.close()
@@ -148,6 +147,10 @@ class _Session:
             return Outcome(f"the tool's process ended with status {status}", ToolErrorKind.EXCEPTION)
         _give_back(worker)
         return _outcome(reply)
+
+    def used_s(self) -> float:
+        """Return how long the worker has had the call."""
+        return 0.0 if self._asked is None else time.monotonic() - self._asked
 
     def stop(self) -> None:
         """Kill the worker, also one that is just being started."""
@@ -175,20 +178,15 @@ async def run_isolated(place: Place, arguments: str, limit_s: float | None, name
         )
     session = _Session(place, arguments)
     job = default_pool().submit(session.run, name)
-    remaining = limit_s
     try:
-        while not await wait_for(job.future, remaining):
-            assert limit_s is not None
-            used = 0.0 if session.asked is None else time.monotonic() - session.asked
-            remaining = limit_s - used
-            if remaining <= 0 and not job.finished:
-                session.stop()
-                await wait_for(job.future, None)
-                return timed_out(limit_s)
+        settled = await within(job.future, limit_s, lambda: 0.0 if job.finished else session.used_s())
     except asyncio.CancelledError:
         session.stop()
         raise
-    outcome, error = job.future.result()
+    if settled is EXPIRED:
+        session.stop()
+        return timed_out(limit_s or 0.0)
+    outcome, error = settled
     return failure(error) if error is not None else outcome
 
 

@@ -82,6 +82,10 @@ class Job:
             return
         self.future.set_result((result, error))
 
+    def used_s(self) -> float:
+        """Return how long the call has been running; waiting for a thread is no running."""
+        return 0.0 if self.started is None or self.finished else time.monotonic() - self.started
+
     def abandon(self) -> None:
         """Stop waiting for the job; its thread is named, counted and asked to end."""
         if self.finished or self.abandoned:
