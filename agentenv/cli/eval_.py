@@ -126,8 +126,7 @@ def _evaluate(
     run = find_run(resume, runs_dir) if resume else None
     config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
     if run is not None and given["envs"] and given["envs"] != config.envs:
-        status = RunStatus.FAILED if result.stopped else RunStatus.FINISHED
-        status = RunStatus.INTERRUPTED if interrupted else status
+        raise UsageError(
             f"run {run.id} is of {', '.join(config.envs)}; leave the environment out to resume it"
         )
     specs = [spec(name) for name in config.envs]

@@ -43,6 +43,8 @@ class LiveServer(ThreadingHTTPServer):
         self.paths = list(paths)
         self.root = root
         self.stopping = Event()
+        self.given: dict[str, dict[str, str]] = {}
+        """What each page that was sent knows of the runs; its stream starts from there."""
 
     @property
     def url(self) -> str:
@@ -90,8 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self, query: dict[str, list[str]]) -> None:
         runs = self.server.runs()
+        number = str(len(self.server.given))
+        self.server.given[number] = {run.id: _state(run) for run in runs}
         data = [run_data(run, vocabulary={}) for run in runs]
-        page = page_json(data, live=True, single=len(runs) == 1, sort=query.get("sort", [""])[0])
+        page = page_json(
+            data, live=True, number=number, single=len(runs) == 1, sort=query.get("sort", [""])[0]
+        )
         self._send(200, "text/html; charset=utf-8", frame([_block(page)], connect=True))
 
     def _episode(self, query: dict[str, list[str]]) -> None:
@@ -108,15 +114,15 @@ class _Handler(BaseHTTPRequestHandler):
         data["vocab"] = {str(token): words[token] for token in used if token in words}
         self._send(200, "application/json", safe_json(data))
 
-    def _events(self, _: dict[str, list[str]]) -> None:
+    def _events(self, query: dict[str, list[str]]) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-store")
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        seen = {run.id: _state(run) for run in self.server.runs()}
-        while not self.server.stopping.wait(POLL_S):
+        seen = dict(self.server.given.get(query.get("page", [""])[0], {}))
+        while True:
             for run in self.server.runs():
                 state = _state(run)
                 if seen.get(run.id) != state:
@@ -124,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
                     self.wfile.write(f"data: {safe_json(run_data(run, vocabulary={}))}\n\n".encode())
             self.wfile.write(b": still here\n\n")
             self.wfile.flush()
+            if self.server.stopping.wait(POLL_S):
+                return
 
     def _send(self, status: int, kind: str, text: str) -> None:
         body = text.encode()

@@ -381,7 +381,7 @@ window.addEventListener("hashchange", render);
 try { const kept = localStorage.getItem("agentenv-theme"); document.documentElement.dataset.theme = kept || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"); } catch { document.documentElement.dataset.theme = "light"; }
 if (page.sort) { state.sort = page.sort; }
 if (page.live && window.EventSource) {
-  const source = new EventSource("events");
+  const source = new EventSource("events?page=" + page.number);
   source.onmessage = (event) => {
     const news = JSON.parse(event.data), place = runs.findIndex((run) => run.id === news.id);
     if (place < 0) runs.unshift(news); else { news.vocab = { ...runs[place].vocab, ...news.vocab }; runs[place] = news; }

@@ -1,0 +1,112 @@
+"""A headless Chromium for tests, driven over its DevTools socket; no package beyond aiohttp."""
+
+# ruff: noqa: ASYNC110, ASYNC240 - another process is waited for
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import shutil
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self.complaints: list[str] = []
+
+    async def call(self, method: str, **params: object) -> dict:
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": params})
+        while True:
+            message = json.loads((await self._socket.receive()).data)
+            self._note(message)
+            if message.get("id") == number:
+                return message.get("result", {})
+
+    def _note(self, message: dict) -> None:
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(message["params"]["exceptionDetails"])[:500])
+        if message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+            self.complaints.append(message["params"]["entry"]["text"])
+
+    async def js(self, expression: str) -> object:
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def until(self, expression: str, *, seconds: float = 20.0) -> object:
+        async with asyncio.timeout(seconds):
+            while not (value := await self.js(expression)):
+                await asyncio.sleep(0.02)
+        return value
+
+    async def open(self, url: str) -> None:
+        await self.call("Page.navigate", url=url)
+        await self.until(
+            "document.readyState === 'complete' && document.querySelector('#app').children.length > 0"
+        )
+
+    async def key(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            extra = {"text": key} if kind == "keyDown" and len(key) == 1 else {}
+            await self.call("Input.dispatchKeyEvent", type=kind, key=key, **extra)
+
+    async def picture(self, path: Path) -> None:
+        data = await self.call("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(data["data"]))
+
+
+@asynccontextmanager
+async def open_browser(width: int = 1500, height: int = 900):
+    """Start Chromium with one tab; it is ended with the block."""
+    home = tempfile.mkdtemp()
+    process = await asyncio.create_subprocess_exec(
+        CHROMIUM,
+        *["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0"],
+        *[
+            f"--user-data-dir={home}",
+            f"--window-size={width},{height}",
+            "--disable-extensions",
+            "about:blank",
+        ],
+        stderr=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        ports = Path(home) / "DevToolsActivePort"
+        async with asyncio.timeout(30):
+            while not ports.exists() or "\n" not in ports.read_text():
+                await asyncio.sleep(0.05)
+        port = ports.read_text().splitlines()[0]
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                tab = next(one for one in await answer.json() if one["type"] == "page")
+            async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                page = Page(socket)
+                for domain in ("Page", "Runtime", "Log"):
+                    await page.call(f"{domain}.enable")
+                await page.call(
+                    "Emulation.setDeviceMetricsOverride",
+                    width=width,
+                    height=height,
+                    deviceScaleFactor=1,
+                    mobile=False,
+                )
+                yield page
+    finally:
+        process.kill()
+        await process.wait()
+        shutil.rmtree(home, ignore_errors=True)
