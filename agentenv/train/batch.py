@@ -43,7 +43,7 @@ class Row:
     positions_n: Tensor
     """Indices of the trained tokens in `token_ids`; never 0, for nothing predicts the first token."""
     sampler_n: Tensor
-    """The sampler's logprobs, float32."""
+    """The sampler's logprobs. Numbers are float64 here and take the model's format on its device."""
     advantages_n: Tensor
     episode: int
     group: int
@@ -150,14 +150,14 @@ def make_row(
     if positions_n.numel() == 0:
         return None
     if isinstance(advantage, (int, float)):
-        advantages_n = torch.full(positions_n.shape, float(advantage))
+        advantages_n = torch.full(positions_n.shape, float(advantage), dtype=torch.float64)
     else:
         if len(advantage) != len(sequence):
             raise UsageError(
                 f"{len(advantage)} per-token advantages for a sequence of {len(sequence)} tokens"
             )
-        advantages_n = torch.tensor(advantage, dtype=torch.float32)[positions_n]
-    sampler_n = torch.tensor(sequence.logprobs, dtype=torch.float32)[positions_n]
+        advantages_n = torch.tensor(advantage, dtype=torch.float64)[positions_n]
+    sampler_n = torch.tensor(sequence.logprobs, dtype=torch.float64)[positions_n]
     token_ids = sequence.token_ids[: int(positions_n[-1]) + 1]
     return Row(token_ids, positions_n, sampler_n, advantages_n, episode, group, demonstration=demonstration)
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from random import Random
@@ -35,9 +34,9 @@ from agentenv.train.loop import Rollouts, run_blocking, train
 from agentenv.train.loss import LossInputs
 from agentenv.train.metrics import Meter, episode_metrics
 from agentenv.train.optim import MasterOptimizer, learning_rate
-from agentenv.train.policy import Policy, load_model, load_tokenizer
-from agentenv.train.reference import Reference
-from agentenv.train.sync import copy_weights, shares_model
+from agentenv.train.policy import Policy, add_lora, load_model, load_tokenizer
+from agentenv.train.reference import Reference, episode_kl
+from agentenv.train.sync import held_still
 from agentenv.train.update import accumulate, assign_weights, score_rows
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
@@ -80,7 +79,7 @@ class GRPOTrainer:
         self.model_name = str(source) if isinstance(source, (str, Path)) else config.model
         loaded = load_model(str(source), config) if isinstance(source, (str, Path)) else source
         torch.manual_seed(config.seed)
-        self.policy = Policy(loaded, config)
+        self.policy = Policy(loaded if config.lora is None else add_lora(loaded, config.lora), config)
         for finding in self.policy.check():
             log.warning("%s", finding)
         self.reference = Reference(self.policy) if config.beta else None
@@ -222,7 +221,7 @@ class GRPOTrainer:
 
     def resume(self, path: str | Path) -> None:
         """Go on from a checkpoint, bit-equal on CPU."""
-        with self._engine_held_still():
+        with held_still(self):
             load_checkpoint(self, Path(path))
 
     @property
@@ -240,23 +239,9 @@ class GRPOTrainer:
             self._renderer = Renderer(self.tokenizer)
         return self._renderer
 
-    def sampling_engine(self) -> Engine:
-        """Return the engine that plays; made on the trainer's own weights if none was given."""
-        if self.engine is None:
-            from agentenv.engine.transformers_engine import TransformersEngine
-
-            self.engine = TransformersEngine(self.model, name=f"hf:{self.model_name}", seed=self.config.seed)
-            self.engine.weights_updated(self.weights_version)
-        return self.engine
-
     def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
         """Return how many groups have a gradient."""
         return len({row.group for row in self._batch(groups).rows})
-
-    def sync_engine(self) -> None:
-        """Bring the new weights to an engine that has a model of its own."""
-        if self.engine is not None and not shares_model(self.engine, self.model):
-            copy_weights(self.model, self.engine, self.weights_version)
 
     def _batch(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         return build_batch(
@@ -266,7 +251,13 @@ class GRPOTrainer:
             max_length=self.policy.max_length,
             vocab_size=self.policy.vocab_size,
             advantage_fn=self.advantage_fn,
+            kl_in_reward=self._kl_in_reward(groups),
         )
+
+    def _kl_in_reward(self, groups: Sequence[TrajectoryGroup]) -> Callable[[Trajectory], float] | None:
+        if self.reference is None or self.config.kl_in != "reward":
+            return None
+        return episode_kl(self.reference, groups, self.config.kl_estimator)
 
     def _minibatches(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Deal the groups out to the optimiser steps, whole and in an order drawn from the seed."""
@@ -288,18 +279,7 @@ class GRPOTrainer:
         """Make one optimiser step on the rows; return loss and gradient norm."""
         assign_weights(rows, self.config)
         loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn)
-        with self._engine_held_still():
+        with held_still(self):
             norm = optimizer.step(rate)
             self.weights_version += isfinite(norm)
         return loss, norm
-
-    @contextmanager
-    def _engine_held_still(self) -> Iterator[None]:
-        """Let no request run through weights that are half old and half new."""
-        if self.engine is None or not shares_model(self.engine, self.model):
-            yield
-            return
-        engine: Any = self.engine
-        with engine.updating():
-            yield
-        engine.weights_updated(self.weights_version)

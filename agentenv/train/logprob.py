@@ -87,6 +87,8 @@ class _HeadLogprobs(torch.autograd.Function):
         ctx: Any, *grads: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         grad_logprobs_N, grad_entropy_N = grads
+        if grad_logprobs_N is None and grad_entropy_N is None:
+            return None, None, None, None, None, None
         hidden_NH, weight_VH, labels_N, entropy_N = ctx.saved_tensors
         temperature, chunk, softcap = ctx.settings
         need_hidden, need_weight = ctx.needs_input_grad[:2]
@@ -142,7 +144,7 @@ def _grad_logits(
     """
     p = log_p.exp()
     if entropy is None:
-        assert grad_logprobs is not None
+        assert grad_logprobs is not None, "one of the two gradients is there"
         grad = p.mul_(-grad_logprobs[:, None])
     else:
         grad = log_p.add_(entropy[0][:, None]).mul_(p).mul_(-entropy[1][:, None])

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -27,6 +28,7 @@ from agentenv.seeding import derive_seed
 from agentenv.stats import clustered_mean
 from agentenv.tasks import Task, TaskSet
 from agentenv.train.metrics import MetricsFile
+from agentenv.train.sync import sampling_engine, sync_engine
 from agentenv.train.warn import early_warnings
 from agentenv.trajectory import TrajectoryGroup
 
@@ -50,9 +52,10 @@ class Rollouts:
         self.trainer = trainer
         self.specs = _weighted_specs(trainer.envs)
         config = trainer.config
-        self.sampling = Sampling(temperature=config.temperature)
+        adapter = trainer.model.active_adapter if hasattr(trainer.model, "peft_config") else None
+        self.sampling = Sampling(temperature=config.temperature, adapter=adapter)
         self.runner = Runner(
-            trainer.sampling_engine(),
+            sampling_engine(trainer),
             trainer.renderer,
             trainer.limits,
             sampling=self.sampling,
@@ -117,7 +120,9 @@ class Rollouts:
             limit = self.trainer.config.eval_tasks
             chosen = tasks.take(limit) if limit or tasks.endless else list(tasks)
             prefix = "eval" if len(self.specs) == 1 else f"eval/{entry.id}"
-            played = self.runner.run_groups(entry, chosen, 1, sampling=Sampling(temperature=0.0))
+            played = self.runner.run_groups(
+                entry, chosen, 1, sampling=replace(self.sampling, temperature=0.0)
+            )
             rewards = [one.reward async for group in played for one in group]
             metrics |= {f"{prefix}/{name}": value for name, value in _scores(rewards).items()}
         return metrics
@@ -198,7 +203,7 @@ async def train(trainer: GRPOTrainer) -> list[dict[str, float]]:
         groups = await rollouts.batch(trainer.steps_done)
         played = time.perf_counter()
         metrics = trainer.step(groups)
-        trainer.sync_engine()
+        sync_engine(trainer)
         metrics["time/rollout"] = played - started
         metrics["step_time"] = time.perf_counter() - started
         last = trainer.steps_done == config.max_steps

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from agentenv.errors import UsageError
+from agentenv.errors import DependencyMissing, UsageError
 from agentenv.train.batch import Row
-from agentenv.train.config import GRPOConfig
+from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.packing import CostModel, MicroBatch, pack_rows, pad_rows
 
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["Policy", "load_model", "load_tokenizer"]
+__all__ = ["Policy", "add_lora", "load_model", "load_tokenizer"]
 
 MAX_CHECK_PARAMETERS = 400_000_000
 """Up to this size a low-precision model is checked as a float32 copy; above it, as it is."""
@@ -39,6 +39,29 @@ def load_model(name: str, config: GRPOConfig) -> Any:
     wide = config.dtype == "float64"
     model = load(locate(name), dtype="float32" if wide else config.dtype, device=config.device)
     return model.double() if wide else model
+
+
+def add_lora(model: Any, options: LoraOptions) -> Any:
+    """Return the model with new adapters to train; one that has adapters is continued as it is.
+
+    Raises:
+        DependencyMissing: peft is not installed.
+    """
+    if hasattr(model, "peft_config"):
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise DependencyMissing.of("peft", "train", purpose="LoRA") from None
+    targets = options.target_modules
+    config = LoraConfig(
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
 
 
 def load_tokenizer(name: str) -> ChatTokenizer:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from agentenv.train.batch import Row
+from agentenv.train.batch import Row, make_row
+from agentenv.train.loss import kl_penalty
 from agentenv.train.policy import Policy
 from agentenv.train.update import score_rows
+from agentenv.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "episode_kl"]
 
 ADAPTER = "agentenv_reference"
 
@@ -61,6 +63,27 @@ class Reference:
             model.set_adapter(active)
             for one in trained:
                 one.requires_grad_(requires_grad=True)
+
+
+def episode_kl(
+    reference: Reference, groups: Sequence[TrajectoryGroup], estimator: str
+) -> Callable[[Trajectory], float]:
+    """Return the KL of each episode to the reference, from the sampler's logprobs, summed over its tokens."""
+    held: dict[int, float] = {}
+    rows: list[Row] = []
+    owners: list[int] = []
+    for one in (member for group in groups for member in group if member.trainable):
+        for sequence in one.sequences:
+            row = make_row(sequence, 0.0, 0, 0)
+            if row is not None:
+                rows.append(row)
+                owners.append(id(one))
+    reference.score(rows)
+    for row, owner in zip(rows, owners, strict=True):
+        assert row.ref_n is not None
+        value = kl_penalty(row.sampler_n, row.ref_n, estimator).sum()
+        held[owner] = held.get(owner, 0.0) + float(value)
+    return lambda one: held.get(id(one), 0.0)
 
 
 def _is_new(model: Any) -> bool:

@@ -78,7 +78,9 @@ def _backward(
                 [row.sampler_n if old is None else old for row, old in zip(rows, kept, strict=True)]
             )
         ref = [row.ref_n for row in rows if row.ref_n is not None]
-        weights_N = gather([torch.full(row.positions_n.shape, row.weight) for row in rows])
+        weights_N = gather(
+            [torch.full(row.positions_n.shape, row.weight, dtype=torch.float64) for row in rows]
+        )
         shown_N = gather([torch.full(row.positions_n.shape, float(row.demonstration)) for row in rows]).bool()
         output = grpo_loss(
             logprobs_N,

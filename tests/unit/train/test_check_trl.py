@@ -65,7 +65,14 @@ def tensors():
 
 def theirs(trainer_class, case: dict, t) -> tuple[float, torch.Tensor]:
     leaf = t.lp.clone().requires_grad_()
-    options = {"loss_type": "dapo", "epsilon_high": 0.28, "delta": None, "beta": 0.0, "use_vllm": False, **case}
+    options = {
+        "loss_type": "dapo",
+        "epsilon_high": 0.28,
+        "delta": None,
+        "beta": 0.0,
+        "use_vllm": False,
+        **case,
+    }
     accelerator = SimpleNamespace(
         num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True
     )

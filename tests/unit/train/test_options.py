@@ -1,0 +1,328 @@
+"""The options of a run: KL and its reference, LoRA, corrections, filters, schedules, the user's own functions."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import UsageError
+from agentenv.train import GRPOConfig, LoraOptions
+from agentenv.train.advantage import group_advantages, overlong_penalty, turn_returns
+from agentenv.train.batch import build_batch
+from agentenv.train.config import REDUCTION_OF
+from agentenv.train.loss import SURROGATES, grpo_loss
+from agentenv.train.mismatch import correction_weights
+from agentenv.train.optim import MasterOptimizer, learning_rate
+from agentenv.train.reference import Reference
+from agentenv.train.update import score_rows
+from agentenv.train.warn import early_warnings
+from agentenv.trajectory import StopReason, TrajectoryGroup
+
+_spec = spec_from_file_location("check_model", Path(__file__).with_name("test_check_model.py"))
+assert _spec is not None
+assert _spec.loader is not None
+helpers = module_from_spec(_spec)
+_spec.loader.exec_module(helpers)
+episode, group, tiny, trainer_of = helpers.episode, helpers.group, helpers.tiny, helpers.trainer_of
+
+rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), min_size=2, max_size=9)
+
+
+@given(rewards)
+def test_advantages_are_the_textbook_ones(values):
+    known = [value for value in values if value is not None]
+    (ours,) = group_advantages([values])
+    (loo,) = group_advantages([values], advantage="rloo", scale_rewards="none")
+    if len(known) < 2 or max(known) - min(known) <= 1e-8:
+        assert not any(ours)
+        return
+    r = torch.tensor(known, dtype=torch.float64)
+    truth = iter(((r - r.mean()) / (r.std() + 1e-4)).tolist())
+    others = iter([value - (sum(known) - value) / (len(known) - 1) for value in known])
+    for value, advantage, left_out in zip(values, ours, loo, strict=True):
+        assert advantage == pytest.approx(0.0 if value is None else next(truth), abs=1e-9)
+        assert left_out == pytest.approx(0.0 if value is None else next(others), abs=1e-9)
+
+
+def test_batch_scale_divides_by_the_spread_of_the_whole_batch():
+    values = group_advantages([[0.0, 1.0], [0.0, 3.0]], scale_rewards="batch")
+    std = torch.tensor([0.0, 1.0, 0.0, 3.0], dtype=torch.float64).std().item()
+    assert values[1] == pytest.approx([-1.5 / (std + 1e-4), 1.5 / (std + 1e-4)])
+
+
+@pytest.mark.parametrize(("tokens", "penalty"), [(0, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (150, -1.0)])
+def test_overlong_penalty_falls_linearly(tokens, penalty):
+    assert overlong_penalty(tokens, max_tokens=100, cache_tokens=20) == pytest.approx(penalty)
+
+
+def test_turn_returns_are_discounted_sums_of_what_follows():
+    assert turn_returns([1.0, 0.0, 2.0], discount=0.5) == [1.5, 1.0, 2.0]
+
+
+def test_every_loss_type_has_a_surrogate_and_a_reduction():
+    assert SURROGATES.keys() == REDUCTION_OF.keys()
+
+
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage():
+    lp, old = torch.tensor([0.0], requires_grad=True), torch.tensor([-3.0])
+    output = grpo_loss(
+        lp,
+        old_logprobs=old,
+        advantages=torch.tensor([-1.0]),
+        weights=torch.ones(1),
+        config=GRPOConfig(dual_clip=3.0),
+    )
+    output.loss.backward()
+    assert output.loss.item() == 3.0
+    assert lp.grad.item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_truncate", [0.9, 2.0, 0.1, 1.5]),
+        ("token_mask", [0.9, 0.0, 0.0, 1.5]),
+        ("sequence_truncate", [2.0, 2.0, 0.15, 0.15]),
+        ("sequence_mask", [0.0, 0.0, 0.0, 0.0]),
+        (None, [1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_corrections_by_hand(mode, expected):
+    rho = torch.tensor([0.9, 5.0, 0.1, 1.5], dtype=torch.float64)
+    config = GRPOConfig(importance_correction=mode, importance_cap=2.0, importance_floor=0.5)
+    values = correction_weights(rho.log(), torch.zeros_like(rho), torch.tensor([0, 0, 1, 1]), config)
+    assert values.tolist() == pytest.approx(expected)
+
+
+def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
+    config = GRPOConfig(off_policy_mask_threshold=0.5)
+    lp = torch.tensor([-3.0, -3.0, -1.0, -3.0, -3.0], requires_grad=True)
+    output = grpo_loss(
+        lp,
+        old_logprobs=torch.tensor([-1.0, -2.0, -1.0, -1.0, -2.0]),
+        advantages=torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0]),
+        weights=torch.ones(5),
+        config=config,
+        sequence_ids=torch.tensor([0, 0, 1, 2, 2]),
+    )
+    output.loss.backward()
+    assert output.sums["importance/frac_dropped"].item() == 2
+    assert lp.grad[:2].abs().sum().item() == 0.0
+    assert lp.grad[3:].abs().sum().item() > 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"epsilon": 1.5}, "epsilon must be below 1"),
+        ({"delta": 1.1}, "delta must be above"),
+        ({"dual_clip": 0.5}, "dual_clip must be above 1"),
+        ({"loss_type": "dr_grpo"}, "needs max_completion_length"),
+        ({"overlong_penalty_tokens": 5}, "needs max_completion_length"),
+        ({"importance_sampling_level": "sequence"}, "GSPO"),
+        ({"learning_rate": 0.0}, "learning_rate must be more than 0"),
+        ({"learning_rate": math.nan}, "must be finite"),
+        ({"loss_type": "ppo"}, "unknown loss_type"),
+        ({"beta": -1.0}, "beta must be 0 or more"),
+        ({"importance_floor": 3.0}, "must be below importance_cap"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_value(options, text):
+    with pytest.raises(UsageError, match=text):
+        GRPOConfig(**options)
+
+
+def test_kl_to_a_frozen_copy_is_zero_at_first_and_then_pulls_back():
+    trainer = trainer_of(beta=0.5, old_logprobs="recompute")
+    batch = [group("a", [0.0, 1.0, 0.3])]
+
+    first = trainer.step(batch)
+    second = trainer.step(batch)
+
+    assert first["kl"] == pytest.approx(0.0, abs=1e-12)
+    assert second["kl"] > 1e-6
+
+
+def test_kl_in_the_reward_changes_advantages_not_the_loss():
+    trainer = trainer_of(beta=1.0, kl_in="reward", kl_estimator="k1", scale_rewards="none")
+    one = group("a", [1.0, 1.0])
+    rows = build_batch([one], GRPOConfig(drop_zero_std=False)).rows
+    ref = [values.sum().item() for values in score_rows(trainer.policy, rows)]
+    kl = [row.sampler_n.sum().item() - value for row, value in zip(rows, ref, strict=True)]
+
+    batch = trainer._batch([one])
+
+    expected = [1 - kl[0] - (2 - sum(kl)) / 2, 1 - kl[1] - (2 - sum(kl)) / 2]
+    assert [row.advantages_n[0].item() for row in batch.rows] == pytest.approx(expected, rel=1e-5)
+
+
+def test_lora_trains_adapters_only_and_its_reference_is_the_model_without_them(tmp_path):
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    base = tiny()
+    before = {name: one.clone() for name, one in base.named_parameters()}
+    rows = build_batch(batch, GRPOConfig()).rows
+    truth = score_rows(trainer_of(tiny()).policy, rows)
+    trainer = trainer_of(base, lora=LoraOptions(r=4), beta=0.1, learning_rate=0.05)
+
+    first = trainer.step(batch)
+    second = trainer.step(batch)
+
+    assert first["kl"] == pytest.approx(0.0, abs=1e-12)
+    assert second["kl"] > 1e-4
+    trained = {name.replace(".base_layer", ""): one for name, one in trainer.policy.base.named_parameters()}
+    assert all(torch.equal(trained[name], one) for name, one in before.items())
+    trainer.reference.score(rows)
+    for row, values in zip(rows, truth, strict=True):
+        torch.testing.assert_close(row.ref_n, values, rtol=0, atol=1e-10)
+
+    path = trainer.save(tmp_path / "adapter")
+    again = trainer_of(tiny(), lora=LoraOptions(r=4), beta=0.1, learning_rate=0.05)
+    again.resume(path)
+    assert trainer.step(batch)["loss"] == again.step(batch)["loss"]
+
+
+def test_a_continued_adapter_is_its_own_reference():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    trainer = trainer_of(lora=LoraOptions(r=4), learning_rate=0.05)
+    trainer.step(batch)
+    rows = build_batch(batch, GRPOConfig()).rows
+    truth = score_rows(trainer.policy, rows)
+
+    continued = trainer_of(trainer.model, beta=0.1, learning_rate=0.05)
+    assert continued.step(batch)["kl"] == pytest.approx(0.0, abs=1e-10)
+    moved = continued.step(batch)["kl"]
+
+    continued.reference.score(rows)
+    assert moved > 1e-5
+    for row, values in zip(rows, truth, strict=True):
+        torch.testing.assert_close(row.ref_n, values, rtol=0, atol=1e-10)
+
+
+def test_a_users_advantages_may_be_one_number_for_each_token():
+    def per_token(groups):
+        return [
+            [[[0.1 * n for n in range(len(seq))] for seq in one.sequences] for one in group]
+            for group in groups
+        ]
+
+    batch = build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=per_token)
+
+    for row in batch.rows:
+        assert row.advantages_n.tolist() == pytest.approx([0.1 * p for p in row.positions_n.tolist()])
+
+
+def test_a_users_advantages_of_a_wrong_shape_are_refused():
+    with pytest.raises(UsageError, match="one advantage for each member"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [[1.0]])
+    with pytest.raises(UsageError, match="per-token advantages"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [[[[1.0]], [[1.0]]]])
+
+
+def test_a_users_loss_takes_the_place_of_the_surrogate():
+    trainer = trainer_of()
+    trainer.loss_fn = lambda x: -x.logprobs_N * x.advantages_N
+    plain = trainer_of(loss_type="gpg")
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    assert trainer.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], abs=1e-12)
+
+
+def test_entropy_bonus_lowers_the_loss_by_the_mean_entropy():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    plain, bonus = trainer_of().step(batch), trainer_of(entropy_coef=0.25).step(batch)
+    assert bonus["loss"] == pytest.approx(plain["loss"] - 0.25 * plain["entropy"], abs=1e-9)
+    assert bonus["grad_norm"] != pytest.approx(plain["grad_norm"])
+
+
+def test_demonstrations_mix_into_a_step_with_their_own_mean():
+    batch, shown = (
+        [group("a", [0.0, 1.0, 0.3])],
+        [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)],
+    )
+    alone = trainer_of().step(batch)
+    mixed = trainer_of(sft_coef=0.5).step(batch, demonstrations=shown)
+    assert mixed["loss"] == pytest.approx(alone["loss"] + 0.5 * mixed["sft/nll"], abs=1e-9)
+    assert mixed["ratio/mean"] == pytest.approx(alone["ratio/mean"], abs=1e-9)
+
+
+def test_activation_checkpointing_changes_memory_not_numbers():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    plain, saving = trainer_of(), trainer_of(gradient_checkpointing=True)
+    plain.step(batch)
+    saving.step(batch)
+    for ours, truth in zip(saving.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-7, atol=1e-9)
+
+
+def test_several_passes_use_old_logprobs_from_before_the_first():
+    trainer = trainer_of(num_iterations=2, num_minibatches=2, old_logprobs="recompute", learning_rate=0.01)
+    metrics = trainer.step([group("a", [0.0, 1.0, 0.3]), group("b", [0.5, 0.0])])
+    assert metrics["updates"] == 4
+    assert metrics["ratio/max"] > 1.001
+
+
+def test_truncated_members_stay_in_the_statistics():
+    members = (episode("a", 0, 1.0), episode("a", 1, 0.0, stop=StopReason.MAX_TURNS))
+    config = GRPOConfig(mask_truncated_completions=True, scale_rewards="none")
+    batch = build_batch([TrajectoryGroup(members)], config)
+    assert [row.advantages_n[0].item() for row in batch.rows] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]),
+        ("linear", [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [0.25, 0.5, 0.75, 1, 1, 0.8535534, 0.5, 0.1464466]),
+    ],
+)
+def test_schedules(schedule, rates):
+    config = GRPOConfig(learning_rate=1.0, warmup_steps=4, max_steps=8, lr_scheduler_type=schedule)
+    assert [learning_rate(config, step) for step in range(8)] == pytest.approx(rates)
+
+
+def test_an_optimiser_by_import_string():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    made = MasterOptimizer([parameter], GRPOConfig(optim="torch.optim:NAdam"))
+    assert type(made.inner).__name__ == "NAdam"
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        MasterOptimizer([parameter], GRPOConfig(optim="torch.optim:Nothing"))
+    with pytest.raises(UsageError, match="nothing to train"):
+        MasterOptimizer([torch.ones(1)], GRPOConfig())
+
+
+def test_a_tiny_update_of_a_low_precision_weight_is_not_lost():
+    parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = MasterOptimizer([parameter], GRPOConfig())
+    for _ in range(2000):  # 2000 * 1e-5: far below bfloat16's step of 2**-8 each, 2 % in all
+        parameter.sum().backward()
+        optimizer.step(1e-5)
+    assert parameter.item() == pytest.approx(0.98, abs=0.004)
+
+
+def test_warnings_are_given_once_when_a_problem_begins():
+    bad = {"groups/frac_mixed": 0.0, "reward": 0.0}
+    assert "warm the model up" in early_warnings([bad])[0]
+    assert early_warnings([bad, bad]) == []
+    assert early_warnings([{"groups/frac_mixed": 1.0}]) == []
+    assert (
+        "sampler and trainer disagree"
+        in early_warnings([{"mismatch/k3": 4.3, "mismatch/frac_outside": 0.9}])[0]
+    )
+    assert "entropy has collapsed" in early_warnings([{"entropy": 0.001, "reward": 0.1}])[0]
+
+
+def test_reference_copy_shares_nothing_with_the_policy():
+    trainer = trainer_of()
+    reference = Reference(trainer.policy)
+    rows = build_batch([group("a", [0.0, 1.0])], GRPOConfig()).rows
+    reference.score(rows)
+    before = [row.ref_n for row in rows]
+    trainer.step([group("a", [0.0, 1.0])])
+    reference.score(rows)
+    assert all(torch.equal(row.ref_n, held) for row, held in zip(rows, before, strict=True))
