@@ -154,13 +154,8 @@ def _evaluate(
         except KeyboardInterrupt:
             interrupted = True
             result = evaluation.result()
-        status = (
-            RunStatus.INTERRUPTED
-            if interrupted
-            else RunStatus.FAILED
-            if result.stopped
-            else RunStatus.FINISHED
-        )
+        status = RunStatus.FAILED if result.stopped else RunStatus.FINISHED
+        status = RunStatus.INTERRUPTED if interrupted else status
         writer.close(status, result.stopped)
     return _show(result, evaluation, writer.id, fail_under, interrupted=interrupted, as_json=as_json)
 

@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the terminal belongs to whoever started the server."""
 
-    def _page(self, query: dict[str, list[str]]) -> None:
+    def _page(self, _: dict[str, list[str]]) -> None:
         runs = self.server.runs()
         number = str(len(self.server.given))
         self.server.given[number] = {run.id: _state(run) for run in runs}

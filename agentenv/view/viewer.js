@@ -334,7 +334,7 @@ function render() {
   if (kind === "r" && runs[+a] && b === "e") return pageEpisode(+a, +c);
   if (kind === "r" && runs[+a]) return pageRun(+a);
   if (kind === "compare" && runs[+a] && runs[+b]) return pageCompare(+a, +b);
-  return runs.length === 1 && page.single ? (runs[0].episodes.length === 1 && !runs[0].metrics.length ? pageEpisode(0, 0) : pageRun(0)) : pageRuns();
+  return runs.length === 1 && page.single ? (!page.live && runs[0].episodes.length === 1 && !runs[0].metrics.length ? pageEpisode(0, 0) : pageRun(0)) : pageRuns();
 }
 function toggleTheme() {
   const now = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
