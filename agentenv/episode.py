@@ -90,6 +90,10 @@ class Episode:
             return record.freeze(failure.reason, error=failure.error)
         return record.freeze(reason, outcome=outcome)
 
+    def give_up(self, failure: Failure) -> Trajectory:
+        """Return the record as it stands, failed."""
+        return self._record.freeze(failure.reason, error=failure.error)
+
     # The loop -----------------------------------------------------------------------------
 
     async def _begin(self) -> StopReason | None:

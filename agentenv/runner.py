@@ -10,9 +10,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from agentenv.boundary import Failure
 from agentenv.chat import ChatConversation
@@ -23,6 +23,7 @@ from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.episode import Episode
 from agentenv.errors import UsageError
 from agentenv.groups import GroupPolicy, play_groups
+from agentenv.jobs import Job, TaskLike, jobs_of, read_task
 from agentenv.ledger import Ledger
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue
@@ -30,10 +31,10 @@ from agentenv.record import DonePolicy, Plan, Score
 from agentenv.render.base import RendererProtocol
 from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv
-from agentenv.tasks import Row, TaskSet
 from agentenv.tokens import TokenConversation
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 from agentenv.users import User, UserLike, user_for
+from agentenv.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from agentenv.sandbox.base import Sandbox
@@ -41,17 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["PlayableSpec", "Runner", "TaskLike"]
 
 _log = logging.getLogger(__name__)
-
-
-class _TaskRow(Protocol):
-    @property
-    def id(self) -> str: ...
-    @property
-    def data(self) -> Mapping[str, object]: ...
-
-
-TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
-"""A task with `id` and `data`, or the data alone (its id is then a digest of it)."""
 
 
 class PlayableSpec(Protocol):
@@ -70,14 +60,6 @@ class PlayableSpec(Protocol):
     def make(self, **kwargs: object) -> EpisodeEnv: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    task: TaskLike
-    run_seed: int
-    group_id: str
-    seed: int
-
-
 class Runner:
     """Plays episodes with one engine.
 
@@ -89,7 +71,8 @@ class Runner:
         run_seed: every seed derives from it, and from what the episode is.
         retries: further attempts after infrastructure failed in a way that may pass.
         retry_wait_s: before the first of them; doubled each time.
-        close_timeout_s: for closing an environment or a user.
+        close_timeout_s: for closing an environment or a user, and for code to obey a cancellation.
+        warn_after_s: log what an episode waits for after this; None never.
         sandbox: handed to environments in their `Context`.
         history: `verbatim` sends again what was sampled and sent, as it is; `rewrite` renders the
             messages anew each turn, as a deployment would, and goes on in a new sequence where that
@@ -111,6 +94,7 @@ class Runner:
         retries: int = 1,
         retry_wait_s: float = 0.5,
         close_timeout_s: float = 30.0,
+        warn_after_s: float | None = 300.0,
         sandbox: Sandbox | None = None,
         history: Literal["verbatim", "rewrite"] = "verbatim",
         condenser: Condenser | None = None,
@@ -138,7 +122,7 @@ class Runner:
         self._condenser = condenser
         self._sessions = itertools.count()
         self._closing: set[asyncio.Task[None]] = set()
-        self._playing: dict[str, Episode] = {}
+        self.watchdog = Watchdog(warn_after_s=warn_after_s, grace_s=close_timeout_s)
 
     async def run_episode(
         self,
@@ -172,7 +156,7 @@ class Runner:
             score: adds a reward to the environment's own.
             close: shut the environment down afterwards.
         """
-        task_id, data = _read_task(task)
+        task_id, data = read_task(task)
         name = env_id or type(env).__name__
         plan = Plan(
             env_id=name,
@@ -247,8 +231,8 @@ class Runner:
         )
         kwargs = dict(env_kwargs or {})
 
-        async def play(job: _Job, member: int) -> Trajectory:
-            task_id, data = _read_task(job.task)
+        async def play(job: Job, member: int) -> Trajectory:
+            task_id, data = read_task(job.task)
             plan = replace(
                 template,
                 task_id=task_id,
@@ -261,7 +245,7 @@ class Runner:
             return await self._run(plan, lambda: spec.make(**kwargs), player, owned=True)
 
         groups = play_groups(
-            _jobs(tasks, spec.id, run_seed, round_index),
+            jobs_of(tasks, spec.id, run_seed, round_index),
             play,
             group_size=group_size,
             policy=policy,
@@ -329,10 +313,8 @@ class Runner:
                 return _stillborn(plan, attempt, Failure.of("user", error))
             condenser = None if self._condenser is None else self._condenser.fresh()
             episode = Episode(plan, env, conversation, context, person, condenser=condenser, attempt=attempt)
-            self._playing[session] = episode
-            return await episode.play()
+            return await self.watchdog.play(session, episode)
         finally:
-            self._playing.pop(session, None)
             await self._settle(self._finish(conversation, person, env if owned else None))
 
     def _conversation(self, limits: RunLimits, session: str) -> Conversation:
@@ -383,23 +365,3 @@ def _stillborn(plan: Plan, attempt: int, failure: Failure) -> Trajectory:
         untrainable_reason=f"failed at {error.boundary}: {error.type}: {error.message}",
         task=cast("Mapping[str, JsonValue]", plan.task),
     )
-
-
-def _read_task(task: TaskLike) -> tuple[str, Mapping[str, object]]:
-    """Return a task's id and fields; a bare mapping gets the id that a task set would give it."""
-    if not isinstance(task, Mapping) or isinstance(task, Row):
-        return task.id, task if isinstance(task, Row) else task.data
-    first = TaskSet.of([task])[0]
-    return first.id, first.data
-
-
-def _jobs(tasks: Iterable[TaskLike], env_id: str, run_seed: int, round_index: int) -> Iterator[_Job]:
-    """Give every group its id and seeds; a task met again in one call is another group."""
-    met: dict[str, int] = {}
-    for task in tasks:
-        task_id, _ = _read_task(task)
-        repeat = met.get(task_id, 0)
-        met[task_id] = repeat + 1
-        salted = run_seed if repeat == 0 else derive_seed(run_seed, "repeat", repeat)
-        suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
-        yield _Job(task, salted, f"{env_id}:{task_id}{suffix}", derive_seed(salted, env_id, task_id))

@@ -24,7 +24,7 @@ class Waits:
         context: holds the episode's deadline.
     """
 
-    __slots__ = ("_context", "boundary", "since")
+    __slots__ = ("_context", "boundary", "due", "since")
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -32,6 +32,8 @@ class Waits:
         """Whose code the episode waits for."""
         self.since = time.monotonic()
         """Since when."""
+        self.due: float | None = None
+        """When the wait ought to be over; None without a limit, and between waits."""
 
     async def within(
         self,
@@ -52,6 +54,7 @@ class Waits:
         if left == 0:
             raise Halt(StopReason.DEADLINE)
         scope = asyncio.timeout(left)
+        self.due = None if left is None else self.since + left
         try:
             with at(boundary):
                 async with scope:
@@ -63,6 +66,8 @@ class Waits:
                 raise Halt(StopReason.DEADLINE) from failure
             late = TimeoutError(f"{boundary}: no answer within {limit_s} s")
             raise Failure.of(boundary, late) from failure
+        finally:
+            self.due = None
 
     def left(self, limit_s: float | None, *, spent: bool = False) -> tuple[float | None, bool]:
         """Seconds that a wait may take, and whether it is the episode's deadline that says so.

@@ -138,7 +138,7 @@ class Stage:
 
     def check(self) -> None:
         """I1 to I4 hold after every event, in the middle of the episode."""
-        for episode in self.runner._playing.values():
+        for episode in self.runner.watchdog.episodes:
             for sequence in episode._conversation.sequences:
                 check_aligned(sequence)
 

@@ -525,3 +525,47 @@ async def test_c17_a_thousand_episodes_close_every_environment_and_leak_nothing(
     assert len(asyncio.all_tasks()) == tasks_before
     assert runner.ledger.outcomes == {StopReason.FINAL_ANSWER: 1000}
     assert threading.active_count() < 300
+
+
+async def test_code_that_ignores_its_cancellation_is_left_behind_and_counted():
+    release = asyncio.Event()
+
+    class Stubborn(Faulty):
+        async def step(self, action):
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+            return await super().step(action)
+
+    engine = ScriptedEngine([call("work"), "done"], tokenizer=TOKENIZER)
+    runner = Runner(engine, RENDERER, RunLimits(env_timeout_s=0.1), close_timeout_s=0.2, retries=0)
+
+    record = await asyncio.wait_for(runner.run_episode(Stubborn(), {}), timeout=10)
+
+    release.set()
+    assert record.stop_reason is StopReason.ERROR
+    assert record.error.boundary == "env"
+    assert "ignored" in record.error.message
+    assert runner.watchdog.abandoned == 1
+    assert runner.ledger.balanced
+
+
+async def test_the_watchdog_names_what_an_episode_waits_for(caplog):
+    gate = asyncio.Event()
+    engine = ScriptedEngine([ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
+    runner = Runner(engine, RENDERER, warn_after_s=0.5)
+    task = asyncio.create_task(runner.run_episode(Faulty(), {}, group_id="slowpoke"))
+    while not caplog.records:  # noqa: ASYNC110 - the log has no event
+        await asyncio.sleep(0.05)
+
+    (waiting,) = runner.watchdog.waiting()
+    gate.set()
+    record = await task
+
+    assert waiting.boundary == "engine"
+    assert "slowpoke" in waiting.episode_id
+    assert "engine" in caplog.text
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert runner.watchdog.waiting() == []

@@ -1,0 +1,53 @@
+"""What to play: tasks with their ids, and the groups made of them with their seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from agentenv.seeding import derive_seed
+from agentenv.tasks import Row, TaskSet
+
+__all__ = ["Job", "TaskLike", "jobs_of", "read_task"]
+
+
+class _TaskRow(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def data(self) -> Mapping[str, object]: ...
+
+
+TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
+"""A task with `id` and `data`, or the data alone (its id is then a digest of it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One group to play."""
+
+    task: TaskLike
+    run_seed: int
+    group_id: str
+    seed: int
+
+
+def read_task(task: TaskLike) -> tuple[str, Mapping[str, object]]:
+    """Return a task's id and fields; a bare mapping gets the id that a task set would give it."""
+    if not isinstance(task, Mapping) or isinstance(task, Row):
+        return task.id, task if isinstance(task, Row) else task.data
+    first = TaskSet.of([task])[0]
+    return first.id, first.data
+
+
+def jobs_of(tasks: Iterable[TaskLike], env_id: str, run_seed: int, round_index: int) -> Iterator[Job]:
+    """Give every group its id and seeds; a task met again in one call is another group."""
+    met: dict[str, int] = {}
+    for task in tasks:
+        task_id, _ = read_task(task)
+        repeat = met.get(task_id, 0)
+        met[task_id] = repeat + 1
+        salted = run_seed if repeat == 0 else derive_seed(run_seed, "repeat", repeat)
+        suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
+        yield Job(task, salted, f"{env_id}:{task_id}{suffix}", derive_seed(salted, env_id, task_id))
