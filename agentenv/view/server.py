@@ -95,9 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         number = str(len(self.server.given))
         self.server.given[number] = {run.id: _state(run) for run in runs}
         data = [run_data(run, vocabulary={}) for run in runs]
-        page = page_json(
-            data, live=True, number=number, single=len(runs) == 1, sort=query.get("sort", [""])[0]
-        )
+        page = page_json(data, live=True, number=number, single=len(runs) == 1, sort="")
         self._send(200, "text/html; charset=utf-8", frame([_block(page)], connect=True))
 
     def _episode(self, query: dict[str, list[str]]) -> None:
