@@ -91,7 +91,9 @@ class TextProtocol:
         if role == "user" and turns and turns[-1]["role"] == "user":
             turns[-1] = {"role": "user", "content": f"{turns[-1]['content']}\n{content}"}
         else:
-            turns.append({"role": role, "content": content})
+            rest = {} if message["role"] == "tool" else message
+            kept = {key: value for key, value in rest.items() if key != "tool_calls"}
+            turns.append({**kept, "role": role, "content": content})
 
     def _call(self, entry: Mapping[str, Any]) -> str:
         arguments = entry["function"]["arguments"]

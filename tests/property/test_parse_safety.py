@@ -23,7 +23,12 @@ _spec.loader.exec_module(cases)
 
 TRL = cases.trl_templates()
 PIECES = (
-    *(tag for grammar in GRAMMARS.values() for block in grammar.blocks for tag in (block.opens, block.closes)),
+    *(
+        tag
+        for grammar in GRAMMARS.values()
+        for block in grammar.blocks
+        for tag in (block.opens, block.closes)
+    ),
     "<think>",
     "</think>",
     "<|channel|>",
@@ -92,7 +97,20 @@ def test_no_token_sequence_makes_the_parser_raise(token_ids: list[int]) -> None:
     assert QWEN.parse(token_ids).message["role"] == "assistant"
 
 
-HOSTILE = ("<tool_call>", "<think>", "[", "{", '{"a":', "[TOOL_CALLS]", "<function=", "<|message|>", "(", "'", ">>>", "a(")
+HOSTILE = (
+    "<tool_call>",
+    "<think>",
+    "[",
+    "{",
+    '{"a":',
+    "[TOOL_CALLS]",
+    "<function=",
+    "<|message|>",
+    "(",
+    "'",
+    ">>>",
+    "a(",
+)
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
@@ -113,7 +131,9 @@ def test_hostile_repetition_takes_linear_time(piece: str) -> None:
 VALUES = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20),
     st.integers(-(10**6), 10**6).map(str),
-    st.sampled_from(["true", "null", "a\nb", "<b>", '"q"', "{'x': 1}", " padded ", "a, b=c", "\\n", "e\u0301"]),
+    st.sampled_from(
+        ["true", "null", "a\nb", "<b>", '"q"', "{'x': 1}", " padded ", "a, b=c", "\\n", "e\u0301"]
+    ),
 )
 
 
@@ -131,7 +151,9 @@ def _templates() -> dict[str, str]:
 def test_rendered_calls_are_read_back_by_every_grammar_of_trl() -> None:
     chosen = _templates()
 
-    assert {"hermes", "function_xml", "glm", "harmony", "gemma4", "lfm", "bare_json", "deepseek_v3"} <= set(chosen)
+    assert {"hermes", "function_xml", "glm", "harmony", "gemma4", "lfm", "bare_json", "deepseek_v3"} <= set(
+        chosen
+    )
     for name in chosen.values():
         check_round_trip(TRL[name])
 

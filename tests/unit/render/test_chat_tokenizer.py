@@ -18,7 +18,7 @@ _spec = importlib.util.spec_from_file_location(
 cases = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(cases)
 
-PROBE = "Hi  there, é 漢字 🙂\r\n{\"a\": 1} <|im_end|> </think>"
+PROBE = 'Hi  there, é 漢字 🙂\r\n{"a": 1} <|im_end|> </think>'
 
 
 @pytest.mark.parametrize("family", cases.FAMILIES)

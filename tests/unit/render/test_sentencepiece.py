@@ -25,7 +25,15 @@ def sentencepiece(style: str, template: str) -> ChatTokenizer:
     """Return a tokenizer as conversion from SentencePiece makes them."""
     letters = ["\u2581", *(chr(code) for code in range(33, 127)), "\n", "é"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256)), *letters]
-    merges = [("\u2581", "t"), ("\u2581t", "o"), ("i", "n"), ("\u2581", "a"), ("[", "I"), ("h", "e"), ("l", "l")]
+    merges = [
+        ("\u2581", "t"),
+        ("\u2581t", "o"),
+        ("i", "n"),
+        ("\u2581", "a"),
+        ("[", "I"),
+        ("h", "e"),
+        ("l", "l"),
+    ]
     tokens += ["".join(pair) for pair in merges]
     backend = Tokenizer(
         models.BPE(
@@ -47,7 +55,9 @@ def sentencepiece(style: str, template: str) -> ChatTokenizer:
     special = ["<s>", "</s>"]
     swallowing = ["<|user|>", "<|assistant|>", "<|end|>", "<|tool|>"] if "<|" in template else []
     backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    backend.add_tokens([AddedToken(token, special=True, normalized=False, rstrip=True) for token in swallowing])
+    backend.add_tokens(
+        [AddedToken(token, special=True, normalized=False, rstrip=True) for token in swallowing]
+    )
     return ChatTokenizer(
         backend,
         chat_template=template,
@@ -104,7 +114,12 @@ def test_text_outside_the_vocabulary_falls_back_to_bytes() -> None:
 def test_calls_are_read_in_plain_text() -> None:
     renderer = Renderer(
         sentencepiece("first", LLAMA2),
-        [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}],
+        [
+            {
+                "type": "function",
+                "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+            }
+        ],
     )
     ids = renderer.tokenizer.encode('<tool_call>{"name": "add", "arguments": {}}</tool_call>')
 

@@ -1,0 +1,164 @@
+"""The doctor says what a template does, chooses how to render with it, and never guesses silently."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ModelNotFound, RenderError
+from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer, doctor_report
+
+_spec = importlib.util.spec_from_file_location(
+    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
+)
+cases = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(cases)
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def report_of(template: str, *, family: str = "qwen3", **options: object):
+    return Renderer(ChatTokenizer.load(cases.TOKENIZERS / family), chat_template=template, **options).report
+
+
+@pytest.mark.parametrize(
+    ("family", "verdict", "grammar", "closers"),
+    [
+        ("qwen3", "fast", "hermes", {"text": "<|im_end|>", "call": "<|im_end|>"}),
+        ("smollm2", "no_tool_role", "hermes", {"text": "<|im_end|>"}),
+        ("mistral_tekken", "fast", "mistral", {"text": "</s>", "call": "</s>"}),
+        ("gptoss", "fast", "harmony", {"text": "<|end|>", "call": "<|call|>"}),
+        ("bytes", "fast", "hermes", {"text": "<|im_end|>", "call": "<|im_end|>"}),
+    ],
+)
+def test_verdicts_of_real_templates(family: str, verdict: str, grammar: str, closers: dict) -> None:
+    tokenizer = byte_tokenizer() if family == "bytes" else ChatTokenizer.load(cases.TOKENIZERS / family)
+
+    report = Renderer(tokenizer).report
+
+    assert (report.verdict, report.grammar, dict(report.closers)) == (verdict, grammar, closers)
+
+
+def test_a_template_whose_tail_depends_on_earlier_rounds_needs_the_history() -> None:
+    report = Renderer(ChatTokenizer.load(cases.TOKENIZERS / "deepseek_v3")).report
+
+    assert report.verdict == "history"
+    assert "an earlier turn with 1 call" in report.reasons[0]
+    assert any("does not tell the model its tools" in warning for warning in report.warnings)
+
+
+def test_calls_numbered_over_the_conversation_need_the_history() -> None:
+    template = CHATML.replace(
+        "{{ m.content }}",
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+        "{% if m.role == 'tool' %}[{{ loop.index }}] {% endif %}{{ m.content }}",
+    )
+
+    assert report_of(template).verdict == "history"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason", "remedy"),
+    [
+        (None, "no chat template", "pass one"),
+        ("{% for", "not valid Jinja", "pass a chat_template"),
+        ("{{ raise_exception('go away') }}", "go away", "pass a chat_template"),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            "leaves out",
+            "chat_template",
+        ),
+        (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+            "stop_token_ids",
+            "stop_token_ids",
+        ),
+        (CHATML.replace("<|im_", "<|xx_").replace("}\n{{", "}\n<think>{{"), "<|xx_end|>", "stop_token_ids"),
+        ("{{ messages.append(1) }}", "SecurityError", "pass a chat_template"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused_with_reason_and_remedy(template, reason: str, remedy: str) -> None:
+    tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
+    tokenizer.chat_template = template
+    tokenizer.special_tokens = {}
+    tokenizer.eos_token_ids = ()
+
+    renderer = Renderer(tokenizer)
+
+    assert renderer.report.verdict == "refused"
+    assert reason in renderer.report.reasons[0]
+    assert remedy in renderer.report.remedy
+    with pytest.raises(RenderError, match="; "):
+        renderer.start([{"role": "user", "content": "hi"}])
+
+
+def test_content_that_a_template_changes_is_reported() -> None:
+    trimmed = report_of(CHATML.replace("m.content", "m.content | trim"))
+    upper = report_of(CHATML.replace("m.content", "m.content | replace('<', '&lt;')"))
+
+    assert any("lose white space" in warning for warning in trimmed.warnings)
+    assert any("changed by the template" in warning for warning in upper.warnings)
+
+
+def test_control_tokens_that_the_tokenizer_does_not_know_are_reported() -> None:
+    report = report_of(CHATML.replace("<|im_start|>", "<|begin_turn|>"))
+
+    assert any("<|begin_turn|>" in warning for warning in report.warnings)
+
+
+def test_a_closer_that_is_no_stop_token_is_added_and_reported() -> None:
+    tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
+    tokenizer.eos_token_ids = ()
+
+    renderer = Renderer(tokenizer)
+
+    assert renderer.stop_token_ids == (tokenizer.token_id("<|im_end|>"),)
+    assert any("was not among the model's stop tokens" in warning for warning in renderer.report.warnings)
+
+
+def test_grammars_nobody_listed_are_inferred_from_a_rendered_call() -> None:
+    calls = "{% for c in m.tool_calls or [] %}<zap>{{ c.function | tojson }}</zap>{% endfor %}{{ m.content }}"
+    tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
+    renderer = Renderer(tokenizer, cases.TOOLS, chat_template=CHATML.replace("{{ m.content }}", calls))
+
+    parsed = renderer.parse(tokenizer.encode('<zap>{"name": "add", "arguments": {"n": 1}}</zap>'))
+
+    assert renderer.report.grammar == "json between <zap> and </zap>"
+    assert [call.name for call in parsed.tool_calls] == ["add"]
+
+
+def test_an_unknown_way_of_calling_is_said_aloud() -> None:
+    calls = "{% for c in m.tool_calls or [] %}do {{ c.function.name | upper }} {{ c.function.arguments.x }}{{ c.function.arguments.city }}{% endfor %}"
+    report = report_of(CHATML.replace("{{ m.content }}", calls + "{{ m.content }}"))
+
+    assert any("is not known" in warning for warning in report.warnings)
+
+
+def test_a_second_renderer_and_a_binding_cost_next_to_nothing() -> None:
+    tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "gptoss")
+    start = time.process_time()
+    first = Renderer(tokenizer)
+    cold = time.process_time() - start
+
+    start = time.process_time()
+    for _ in range(10):
+        Renderer(tokenizer).bind(cases.TOOLS)
+    warm = (time.process_time() - start) / 10
+
+    assert first.report is Renderer(tokenizer).report
+    assert warm < cold / 2 + 0.002
+
+
+def test_the_report_is_text_for_a_person() -> None:
+    text = doctor_report(cases.TOKENIZERS / "smollm2")
+
+    assert "no_tool_role: tools go through the text protocol" in text
+    assert "text turns end  <|im_end|>" in text
+    with pytest.raises(ModelNotFound):
+        doctor_report(cases.TOKENIZERS / "nothing")
