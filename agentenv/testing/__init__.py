@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from agentenv.testing.checker import CheckReport as CheckReport
     from agentenv.testing.checker import Finding as Finding
     from agentenv.testing.checker import check_env as check_env
+    from agentenv.testing.episodes import Played as Played
+    from agentenv.testing.episodes import Policy as Policy
+    from agentenv.testing.episodes import oracle_of as oracle_of
+    from agentenv.testing.episodes import play as play
     from agentenv.testing.fuzz import random_arguments as random_arguments
-    from agentenv.testing.play import Played as Played
-    from agentenv.testing.play import Policy as Policy
-    from agentenv.testing.play import oracle_of as oracle_of
-    from agentenv.testing.play import play as play
     from agentenv.testing.recorded import RecordedChat as RecordedChat
 
 _HOME = {
     "CheckReport": "checker",
     "Finding": "checker",
-    "Played": "play",
-    "Policy": "play",
+    "Played": "episodes",
+    "Policy": "episodes",
     "RecordedChat": "recorded",
     "check_env": "checker",
-    "oracle_of": "play",
-    "play": "play",
+    "oracle_of": "episodes",
+    "play": "episodes",
     "random_arguments": "fuzz",
 }
 

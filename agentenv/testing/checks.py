@@ -22,8 +22,8 @@ from agentenv.filling import wanted_by
 from agentenv.messages import Message, ToolErrorKind, text_of
 from agentenv.seeding import derive_seed
 from agentenv.tasks import Task
+from agentenv.testing.episodes import Played, Policy, oracle_of, play, play_by_turns
 from agentenv.testing.fuzz import random_call
-from agentenv.testing.play import Played, Policy, oracle_of, play, play_by_turns
 from agentenv.toolenv import ToolEnv
 
 __all__ = ["CHECKS", "Problem", "Skipped", "Subject"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentenv.engine.scripted import ScriptedPolicy, TurnLike
     from agentenv.envspec import EnvSpec
     from agentenv.runner import Runner
-    from agentenv.testing.play import Played
+    from agentenv.testing.episodes import Played
 
 __all__ = ["assert_env_ok", "play_episode", "scripted_runner"]
 
@@ -34,7 +34,7 @@ def play_episode() -> PlayEpisode:
     """
     from agentenv.env import Env
     from agentenv.registry import spec
-    from agentenv.testing.play import play
+    from agentenv.testing.episodes import play
 
     async def played(entry: Any, said: Any, task: Mapping[str, object], *, seed: int = 0) -> Played:
         policy: Any = said if callable(said) else _in_order(said)

@@ -44,7 +44,7 @@ def test_the_tasks_are_the_same_in_every_process():
 
 
 def test_the_oracle_solves_every_held_out_task():
-    assert {play(oracle, task)[0] for task in ENTRY.task_set("test")} == {1.0}
+    assert {play(oracle, task)[0] for task in ENTRY.task_set("test").take(60)} == {1.0}
 
 
 def test_careless_demonstrations_are_sometimes_right_and_mix_every_mistake():

