@@ -59,7 +59,7 @@ class ExecResult:
     def text(self) -> str:
         """Return stdout, stderr and the note as one text, as a tool shows it to a model."""
         parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
-        if self.note and self.status != "ok":
+        if self.note and self.status not in ("ok", "error"):
             parts.append(f"[{self.note}]")
         return "\n".join(part for part in parts if part)
 
@@ -184,7 +184,12 @@ class Session(Workspace, Protocol):
 
     @property
     def alive(self) -> bool:
-        """False once the process has ended."""
+        """True between the start of the process and its end."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """True once the process has ended, for whatever reason."""
         ...
 
     async def __aenter__(self) -> Self:

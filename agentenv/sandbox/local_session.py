@@ -50,6 +50,11 @@ class LocalSession:
         """False once the process has ended, or before the start."""
         return self._worker is not None and not self._why
 
+    @property
+    def ended(self) -> bool:
+        """True once the process has ended, for whatever reason."""
+        return self.closed or bool(self._why)
+
     async def __aenter__(self) -> Self:
         """Start the process."""
         await self._begin()

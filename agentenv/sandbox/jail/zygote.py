@@ -32,17 +32,25 @@ def serve(config: dict[str, Any]) -> None:
         control.send(json.dumps({"failed": reason, "errno": getattr(error, "errno", None)}).encode())
         os._exit(1)
     control.send(b'{"ready": true}')
+    try:
+        _answer(config, control, own)
+    finally:
+        _finish(config)
+
+
+def _answer(config: dict[str, Any], control: socket.socket, own: int) -> None:
+    """Fork a worker for each request, until the host is gone."""
     host = config.get("host", -1)
     watched = [control.fileno()] + ([host] if host != -1 else [])
     while True:
         readable = select.select(watched, [], [])[0]
         request = control.recv(64) if control.fileno() in readable else b""
         if host in readable or not request:
-            _finish(config)
+            return
         _collect()
         try:
             _spawn(config, control, own)
-        except OSError as error:
+        except BlockingIOError as error:  # no more processes for now
             control.send(json.dumps({"failed": str(error), "errno": error.errno}).encode())
 
 

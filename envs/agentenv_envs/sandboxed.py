@@ -1,0 +1,45 @@
+"""What environments that run model-written code have in common: where it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentenv.sandbox.base import Sandbox, create
+from agentenv.toolenv import ToolEnv
+
+__all__ = ["SandboxedEnv"]
+
+
+class SandboxedEnv(ToolEnv):
+    """An environment that always has a sandbox: the runner's, else one of its own.
+
+    Args:
+        sandbox: Backend of the own one. "auto" refuses where nothing isolates.
+    """
+
+    def __init__(self, sandbox: str = "auto") -> None:
+        self._backend = sandbox
+        self._own: Sandbox | None = None
+
+    async def sandbox(self) -> Sandbox:
+        """Return the episode's sandbox; tools find it in the context afterwards.
+
+        Raises:
+            SandboxUnavailable: This machine has no isolation.
+        """
+        if self.context.sandbox is None:
+            if self._own is None:
+                self._own = create(self._backend, size=1)
+            await self._own.reset()
+            self.context.sandbox = self._own
+        return self.context.sandbox
+
+    async def close(self) -> None:
+        """Close the own sandbox."""
+        own, self._own = self._own, None
+        if own is not None:
+            await own.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the own sandbox out of copies."""
+        return {**super().__getstate__(), "_own": None}
