@@ -33,6 +33,9 @@ MAX_ARGUMENT_CHARS = 1_000_000
 """Longer arguments are refused unread: no model samples them, and reading them stalls the rest."""
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89abcdefABCDEF]")
+_REPAIR_CHARS = 4000
+_REPAIR_BRACKETS = 20
+"""Longer or deeper text is not repaired: 20 brackets and 20,000 characters can take json-repair 5 s."""
 _SHOWN_ERRORS = 5
 _SHOWN_CHARS = 40
 
@@ -212,6 +215,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, pars
 
 def _repair(text: str) -> object | None:
     """Return what json-repair makes of the text, if that is an object."""
+    if len(text) > _REPAIR_CHARS or text.count("{") + text.count("[") > _REPAIR_BRACKETS:
+        return None
     try:
         import json_repair
     except ImportError:

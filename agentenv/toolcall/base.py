@@ -161,6 +161,10 @@ class Tool(Generic[P, R]):
         """
         return json.loads(self._definition.schema_text(dialect))
 
+    def schema_text(self, dialect: Dialect = "openai") -> str:
+        """Return the schema as JSON text: the same function gives the same bytes in every process."""
+        return self._definition.schema_text(dialect)
+
     async def call(
         self,
         arguments: str | Mapping[str, object],

@@ -116,6 +116,10 @@ class Definition:
         text = json.dumps(parameters, ensure_ascii=False)
         return cls(function, options, reading=_Reading(signature, ArgumentsModel(signature), text))
 
+    def __deepcopy__(self, memo: object) -> Definition:
+        """Share the definition: copies of an object with tools are tools of the same function."""
+        return self
+
     @property
     def signature(self) -> Signature:
         """The signature, its annotations resolved."""
@@ -223,11 +227,11 @@ def _declared(parameters: Mapping[str, Any]) -> tuple[Parameter, ...]:
     required = parameters.get("required", ())
     found: list[Parameter] = []
     for name, entry in parameters.get("properties", {}).items():
-        kind = entry.get("type") if isinstance(entry, Mapping) else None
-        annotation: object = (
-            Literal[tuple(entry["enum"])] if isinstance(entry, Mapping) and entry.get("enum") else Any
-        )
-        if annotation is Any and isinstance(kind, str):
+        kind, values = (entry.get("type"), entry.get("enum")) if isinstance(entry, Mapping) else (None, None)
+        annotation: object = Any
+        if values and all(isinstance(value, str | int | None) for value in values):
+            annotation = Literal[tuple(values)]
+        elif isinstance(kind, str) and not values:
             annotation = _DECLARED_TYPES.get(kind, Any)
         found.append(Parameter(name, annotation, "keyword", EMPTY if name in required else ABSENT))
     if parameters.get("additionalProperties", True) is not False:

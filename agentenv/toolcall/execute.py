@@ -15,6 +15,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentenv.errors import EngineError, SandboxError, ToolError
@@ -30,6 +31,7 @@ _LAG_S = 0.05
 """A timer this late means that the loop was blocked; the call gets the lost time back."""
 _DETAIL_CHARS = 8000
 _SHOWN_CHARS = 300
+_OWN_FOLDER = str(Path(__file__).parent)
 
 EXPIRED = object()
 """What an answer is settled with at its time limit."""
@@ -60,7 +62,10 @@ def failure(error: BaseException) -> Outcome:
     if len(text) > _SHOWN_CHARS:
         text = text[: _SHOWN_CHARS - 3] + "..."
     name = type(error).__name__
-    detail = "".join(traceback.format_exception(error, limit=-20))[-_DETAIL_CHARS:]
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        frames = frames.tb_next
+    detail = "".join(traceback.format_exception(type(error), error, frames, limit=-20))[-_DETAIL_CHARS:]
     return Outcome(f"{name}: {text}" if text else name, ToolErrorKind.EXCEPTION, detail)
 
 

@@ -205,7 +205,7 @@ class E(Enum):
     B = "b"
 def f(x: set[str] = {"q", "w", "e", "r", "t", "y"}, y: frozenset[E] = frozenset(E), z: int | str | None = None): ...
 import sys
-sys.stdout.write(Tool.from_function(f)._definition.schema_text("openai"))
+sys.stdout.write(Tool.from_function(f).schema_text())
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import copy
 import functools
 import json
 import sys
@@ -18,7 +19,7 @@ from agentenv.context import Context
 from agentenv.errors import SandboxCrashed, ToolDefinitionError, ToolError
 from agentenv.limits import RunLimits
 from agentenv.messages import ToolErrorKind
-from agentenv.tool import Tool, abandoned_threads, tool
+from agentenv.tool import Tool, Toolbox, abandoned_threads, tool
 
 
 @tool
@@ -148,6 +149,15 @@ async def test_broken_json_is_repaired_only_when_asked_and_said() -> None:
     assert (mended.content, mended.repaired) == ("5", True)
     assert (whole.content, whole.repaired) == ("3", False)
     assert hopeless.error_kind is ToolErrorKind.INVALID_JSON
+
+
+async def test_text_that_would_take_long_to_repair_is_refused_at_once() -> None:
+    for text in ("{" * 100 + "a" * 20_000, "{'text': '" + "a" * 5000):
+        start = time.process_time()
+        result = await echo.call(text, repair_json=True)
+
+        assert result.error_kind is ToolErrorKind.INVALID_JSON
+        assert time.process_time() - start < 0.2
 
 
 async def test_arguments_may_be_a_dictionary() -> None:
@@ -546,6 +556,48 @@ async def test_a_tool_from_a_schema_shows_it_unchanged_and_checks_its_top_level(
     assert all(
         name in bad.text for name in ("q: field required", "n: should be", "mode: should be", "z: unknown")
     )
+
+
+async def test_a_declared_enum_of_anything_is_left_to_the_function() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"enum": [1.5, [1], None]}, "y": {"type": ["string", "null"]}},
+    }
+    made = Tool.from_schema("pick", "", parameters, lambda **arguments: arguments)
+
+    assert json.loads((await made.call('{"x": [1], "y": null, "z": 3}')).text) == {
+        "x": [1],
+        "y": None,
+        "z": 3,
+    }
+
+
+async def test_a_copy_of_an_object_has_tools_of_its_own() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+            self.tools = Toolbox.of(self)
+
+        @tool
+        def up(self) -> int:
+            self.count += 1
+            return self.count
+
+    one = Counter()
+    two = copy.deepcopy(one)
+    await two.tools["up"].call("{}")
+    await two.up.call("{}")
+
+    assert (one.count, two.count) == (0, 2)
+
+
+async def test_a_traceback_begins_with_the_tools_own_lines() -> None:
+    def fail() -> None:
+        raise ValueError("x")
+
+    result = await Tool.from_function(fail).call("{}")
+
+    assert result.detail.splitlines()[1].strip().startswith(f'File "{__file__}"')
 
 
 async def test_a_default_model_is_not_shared_between_calls() -> None:
