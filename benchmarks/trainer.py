@@ -1,0 +1,375 @@
+"""Trainer step (loss, forward, backward) against a plain padded step and TRL's, on the same batch.
+
+Every cell runs in a fresh process: the first step gives peak memory and gradients, then the median of
+three is the time. "plain" is the honest baseline: a padded batch, logits at completion positions only,
+log-softmax, backward. Weights are random, of the shapes named; gradients are compared with the same
+step in the next wider format.
+
+    python benchmarks/trainer.py --quick
+    python benchmarks/trainer.py --json trainer.json --threads 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One batch: a model's shape and format, and the shape of a group."""
+
+    model: str
+    dtype: str
+    prompt: int
+    completion: int
+    rows: int
+    trained: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        part = "" if self.trained == 1 else f", {self.trained:.0%} trained"
+        return f"{self.model} {self.dtype} {self.prompt}+{self.completion} 1x{self.rows}{part}"
+
+
+CELLS = {
+    "tiny": Cell("tiny", "float32", 512, 256, 8, trained=0.44),
+    "f32": Cell("SmolLM2", "float32", 128, 64, 4),
+    "bf16": Cell("SmolLM2", "bfloat16", 128, 64, 4),
+    "bf16-long": Cell("SmolLM2", "bfloat16", 256, 128, 8),
+    "f32-long": Cell("SmolLM2", "float32", 256, 128, 8),
+}
+QUICK = ("tiny", "bf16")
+HOWS = ("plain", "ours", "trl")
+SHAPES = {
+    "SmolLM2": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
+    "tiny": {
+        "vocab_size": 32768,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+def build_model(cell: Cell, dtype: str, device: str):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPES[cell.model], tie_word_embeddings=True, max_position_embeddings=8192)
+    model = LlamaForCausalLM(config).to(
+        getattr(torch, cell.dtype)
+    )  # the cell's weights, whatever the step's format
+    return model.to(device=device, dtype=getattr(torch, dtype)).eval()
+
+
+def build_batch(cell: Cell):
+    """One group: a shared prompt, random completions, and a mask with runs that a tool wrote."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    top = SHAPES[cell.model]["vocab_size"]
+    prompt = torch.randint(0, top, (cell.prompt,), generator=generator)
+    completions = torch.randint(0, top, (cell.rows, cell.completion), generator=generator)
+    if cell.trained == 1:
+        mask = torch.ones(cell.rows, cell.completion, dtype=torch.bool)
+    else:
+        runs = torch.arange(cell.completion) // 32 % 9
+        mask = (runs < 9 * cell.trained)[None].repeat(cell.rows, 1)
+    advantages = torch.randn(cell.rows, generator=generator)
+    return SimpleNamespace(prompt=prompt, completions=completions, mask=mask, advantages=advantages)
+
+
+def our_step(model, batch):
+    from agentenv.train.batch import Row
+    from agentenv.train.config import GRPOConfig
+    from agentenv.train.metrics import Meter
+    from agentenv.train.policy import Policy
+    from agentenv.train.update import accumulate, assign_weights
+
+    config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192)
+    policy = Policy(model, config)
+    rows = []
+    for number, completion in enumerate(batch.completions):
+        positions = batch.mask[number].nonzero().squeeze(-1) + len(batch.prompt)
+        ids = (batch.prompt.tolist() + completion.tolist())[: int(positions[-1]) + 1]
+        advantages = batch.advantages[number].double().expand(len(positions))
+        rows.append(Row(ids, positions, advantages * 0 - 10, advantages, number, 0))
+    assign_weights(rows, config)
+    return lambda: accumulate(policy, rows, Meter())
+
+
+def plain_step(model, batch):
+    import torch
+
+    from agentenv.train.config import GRPOConfig
+    from agentenv.train.loss import grpo_loss
+
+    device = model.device
+    count, length = batch.completions.shape
+    ids = torch.cat([batch.prompt[None].expand(count, -1), batch.completions], 1).to(device)
+    mask = batch.mask.to(device)
+
+    def step() -> float:
+        logits = model(
+            ids, attention_mask=torch.ones_like(ids), logits_to_keep=length + 1, use_cache=False
+        ).logits
+        wide = logits[:, :-1] if logits.dtype == torch.float64 else logits[:, :-1].float()
+        lp = torch.log_softmax(wide, -1).gather(-1, ids[:, -length:, None]).squeeze(-1)
+        loss = grpo_loss(
+            lp,
+            old_logprobs=lp.detach(),
+            advantages=batch.advantages.to(lp)[:, None].expand_as(lp),
+            weights=torch.full_like(lp, 1 / int(mask.sum())),
+            config=GRPOConfig(),
+            loss_mask=mask,
+        ).loss
+        loss.backward()
+        return float(loss.detach())
+
+    return step
+
+
+def trl_step(model, batch):
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from datasets import Dataset
+        from transformers import PreTrainedTokenizerFast
+        from trl import GRPOConfig, GRPOTrainer
+
+        from agentenv.render import byte_tokenizer
+
+        backend = byte_tokenizer().backend
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+        )
+        count, length = batch.completions.shape
+        args = GRPOConfig(
+            output_dir=tempfile.mkdtemp(),
+            per_device_train_batch_size=count,
+            num_generations=count,
+            max_completion_length=length,
+            beta=0.0,
+            epsilon_high=0.28,
+            use_cpu=model.device.type == "cpu",
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to=[],
+        )
+        dataset = Dataset.from_list([{"prompt": "x"}] * count)
+        trainer = GRPOTrainer(
+            model,
+            lambda completions, **_: [0.0] * len(completions),
+            args,
+            dataset,
+            processing_class=tokenizer,
+        )
+    trainer.current_gradient_accumulation_steps = 1
+    model = trainer.model
+    mask = batch.mask.long().to(model.device)
+    inputs = {
+        "prompt_ids": batch.prompt[None].repeat(count, 1).to(model.device),
+        "prompt_mask": torch.ones(count, len(batch.prompt), dtype=torch.long, device=model.device),
+        "completion_ids": batch.completions.to(model.device),
+        "completion_mask": torch.ones_like(mask),
+        "tool_mask": mask,
+        "advantages": batch.advantages.to(model.device),
+        "num_items_in_batch": mask.sum(),
+    }
+    trainer.tools = trainer.tools or ["a tool"]  # so that the mask is read
+
+    def step() -> float:
+        model.train()
+        loss = trainer.compute_loss(model, inputs)
+        loss.backward()
+        return float(loss.detach())
+
+    return step
+
+
+STEPS = {"ours": our_step, "plain": plain_step, "trl": trl_step}
+
+
+def measure(
+    cell: Cell, how: str, dtype: str, threads: int, device: str, save: str, repeats: int
+) -> dict[str, float]:
+    """Run one cell in this process."""
+    import torch
+
+    torch.set_num_threads(threads)
+    model = build_model(cell, dtype, device)
+    step = STEPS[how](model, build_batch(cell))
+    reset_peak(device)
+    before = memory_now(device)
+    loss = step()
+    peak = memory_peak(device) - before
+    torch.save([one.grad.cpu() for one in model.parameters()], save)
+    seconds: list[float] = []
+    cpu_seconds: list[float] = []
+    for _ in range(repeats):
+        model.zero_grad()
+        synchronize(device)
+        started, cpu_started = time.perf_counter(), time.process_time()
+        step()
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+        cpu_seconds.append(time.process_time() - cpu_started)
+    return {
+        "seconds": statistics.median(seconds or [0.0]),
+        "cpu_seconds": statistics.median(cpu_seconds or [0.0]),
+        "peak_bytes": peak,
+        "loss": loss,
+    }
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def reset_peak(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        return
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def memory_now(device: str) -> int:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.memory_allocated()
+    return _status("VmRSS")
+
+
+def memory_peak(device: str) -> int:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def run_child(
+    cell: str, how: str, dtype: str, save: Path, options: argparse.Namespace, repeats: int
+) -> dict | None:
+    command = [sys.executable, __file__, "--child", cell, how, dtype, str(save), str(repeats)]
+    command += ["--threads", str(options.threads), "--device", options.device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        print(f"  {how} skipped: {reason}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def gradient_error(left: Path, truth: Path) -> float:
+    import torch
+
+    ours, right = torch.load(left), torch.load(truth)
+    gap = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(ours, right, strict=True))
+    size = sum(float(b.double().square().sum()) for b in right)
+    return (gap / size) ** 0.5
+
+
+def run_cell(name: str, options: argparse.Namespace, hows: list[str]) -> list[dict]:
+    cell = CELLS[name]
+    wider = {"float32": "float64", "bfloat16": "float32"}[cell.dtype]
+    rows: list[dict] = []
+    with tempfile.TemporaryDirectory() as folder:
+        truth = Path(folder) / "truth"
+        has_truth = not options.no_truth and run_child(name, "plain", wider, truth, options, 0) is not None
+        for how in hows:
+            save = Path(folder) / how
+            found = run_child(name, how, cell.dtype, save, options, 1 if options.quick else 3)
+            if found is not None:
+                error = gradient_error(save, truth) if has_truth else None
+                rows.append({"cell": cell.name, "how": how, **found, "gradient_error": error})
+                save.unlink()
+    plain = next((row for row in rows if row["how"] == "plain"), None)
+    for row in rows:
+        row["faster_than_plain"] = plain["seconds"] / row["seconds"] if plain else None
+        row["cpu_faster_than_plain"] = plain["cpu_seconds"] / row["cpu_seconds"] if plain else None
+        row["memory_of_plain"] = row["peak_bytes"] / plain["peak_bytes"] if plain else None
+    return rows
+
+
+def show(rows: list[dict]) -> None:
+    for row in rows:
+        error = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
+        print(
+            f"| {row['cell']} | {row['how']} | {row['seconds']:.3f} s | {row['cpu_seconds']:.3f} s "
+            f"| {row['peak_bytes'] / 1e6:.0f} MB | {error} | {row['faster_than_plain']:.2f} x "
+            f"| {row['cpu_faster_than_plain']:.2f} x | {row['memory_of_plain']:.2f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="two cells, one repeat")
+    parser.add_argument("--json", metavar="PATH")
+    parser.add_argument("--cells", nargs="*", choices=list(CELLS))
+    parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these out")
+    parser.add_argument("--no-truth", action="store_true", help="do not compare gradients")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        cell, how, dtype, save, repeats = options.child
+        found = measure(CELLS[cell], how, dtype, options.threads, options.device, save, int(repeats))
+        print(json.dumps(found))
+        return
+    print(f"{platform.processor() or platform.machine()}, {options.threads} threads, {options.device}")
+    print(
+        "| batch | step | time | peak extra memory | gradient error | faster than plain | memory of plain |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    rows: list[dict] = []
+    for name in options.cells or (QUICK if options.quick else CELLS):
+        found = run_cell(name, options, [how for how in HOWS if how not in options.without])
+        rows += found
+        show(found)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
