@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import inspect
 import json
 import time
 from collections.abc import Callable, Mapping
+from pickle import PicklingError
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -34,7 +37,8 @@ class Tool(Generic[P, R]):
     """
 
     def __init__(self, definition: Definition, receiver: object = None) -> None:
-        self._definition = definition
+        self.definition = definition
+        """The function, its options and its schema; shared by all objects of a class."""
         self._receiver = receiver
         functools.update_wrapper(self, definition.function, updated=())
 
@@ -115,39 +119,39 @@ class Tool(Generic[P, R]):
     @property
     def name(self) -> str:
         """Name that the model calls."""
-        return self._definition.name
+        return self.definition.name
 
     @property
     def description(self) -> str:
         """What the model is told the tool does."""
-        return self._definition.description
+        return self.definition.description
 
     @property
     def parameters(self) -> Schema:
         """JSON Schema of the arguments; a new object at every access."""
-        return self._definition.parameters
+        return self.definition.parameters
 
     @property
     def returns(self) -> Schema | None:
         """JSON Schema of the result, or None where the annotation does not tell."""
-        return self._definition.returns
+        return self.definition.returns
 
     @property
     def options(self) -> ToolOptions:
         """Limits and switches of the tool."""
-        return self._definition.options
+        return self.definition.options
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on what would help the model: missing descriptions, deep nesting."""
-        return self._definition.notes
+        return self.definition.notes
 
     @property
     def function(self) -> Callable[..., Any]:
         """The function under the tool, bound if the tool is."""
         if self._receiver is None:
-            return self._definition.function
-        return functools.partial(self._definition.function, self._receiver)
+            return self.definition.function
+        return functools.partial(self.definition.function, self._receiver)
 
     def schema(self, dialect: Dialect = "openai") -> Schema:
         """Return `{"type": "function", "function": {...}}`; a new object at every call.
@@ -159,11 +163,11 @@ class Tool(Generic[P, R]):
         Raises:
             ToolDefinitionError: The strict dialect cannot express a parameter; it is named.
         """
-        return json.loads(self._definition.schema_text(dialect))
+        return json.loads(self.definition.schema_text(dialect))
 
     def schema_text(self, dialect: Dialect = "openai") -> str:
         """Return the schema as JSON text: the same function gives the same bytes in every process."""
-        return self._definition.schema_text(dialect)
+        return self.definition.schema_text(dialect)
 
     async def call(
         self,
@@ -185,7 +189,7 @@ class Tool(Generic[P, R]):
             SandboxError: The sandbox failed, not the tool: the episode is to be aborted.
             EngineError: An engine that the tool uses failed: likewise.
         """
-        definition = self._definition
+        definition = self.definition
         if definition.binding is not None and self._receiver is None:
             raise ToolDefinitionError(f"tool {self.name} is a method; call it through an object of its class")
         start = time.perf_counter()
@@ -216,21 +220,21 @@ class Tool(Generic[P, R]):
             limit for limit in (self.options.timeout_s, context.limits.tool_timeout_s) if limit is not None
         ]
         limit_s = min(limits, default=None)
-        function = self._definition.function
+        function = self.definition.function
         if self.options.isolated:
             return await run_isolated(Place.of(function), given.text, limit_s, self.name)
-        args, kwargs = self._definition.arguments.bind(given.model, context)
+        args, kwargs = self.definition.arguments.bind(given.model, context)
         if self._receiver is not None:
             args.insert(0, self._receiver)
-        if self._definition.signature.is_async:
+        if self.definition.signature.is_async:
             return await run_async(function, args, kwargs, limit_s)
         return await run_sync(function, args, kwargs, limit_s, self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as if it were no tool."""
         if self._receiver is not None:
-            return self._definition.function(self._receiver, *args, **kwargs)
-        return self._definition.function(*args, **kwargs)
+            return self.definition.function(self._receiver, *args, **kwargs)
+        return self.definition.function(*args, **kwargs)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Tool[P, R]: ...
@@ -239,14 +243,25 @@ class Tool(Generic[P, R]):
         self: Tool[Concatenate[Any, Q], R], instance: object, owner: type | None = None
     ) -> Tool[Q, R]: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> Tool[Any, Any]:
-        binding = self._definition.binding
+        binding = self.definition.binding
         if binding is None or self._receiver is not None:
             return self
         receiver = instance if binding == "object" else owner or type(instance)
-        return self if receiver is None else Tool(self._definition, receiver)
+        return self if receiver is None else Tool(self.definition, receiver)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._definition.names.setdefault(owner.__name__, owner)
+        self.definition.names.setdefault(owner.__name__, owner)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tool[P, R]:
+        return Tool(self.definition, copy.deepcopy(self._receiver, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        function = self.definition.function
+        if _find(function.__module__, function.__qualname__).definition is not self.definition:
+            raise PicklingError(
+                f"tool {self.name} cannot be pickled: {function.__qualname__} is not where it was made"
+            )
+        return _restore, (function.__module__, function.__qualname__, self._receiver)
 
     def __repr__(self) -> str:
         return f"<Tool {self.name}>"
@@ -278,6 +293,23 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         return _make(function, ToolOptions(), _caller())
     settings = ToolOptions(**options)
     return lambda decorated: _make(decorated, settings, _caller())
+
+
+def _find(module: str, qualname: str) -> Tool[..., Any]:
+    """Return the tool that stands at a place in a module."""
+    found: Any = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = inspect.getattr_static(found, name, None)
+    found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+    if not isinstance(found, Tool):
+        raise PicklingError(
+            f"there is no tool at {module}.{qualname}; only tools of modules and classes are pickled"
+        )
+    return found
+
+
+def _restore(module: str, qualname: str, receiver: object) -> Tool[..., Any]:
+    return Tool(_find(module, qualname).definition, receiver)
 
 
 def _caller() -> FrameType | None:

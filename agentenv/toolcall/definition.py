@@ -116,10 +116,6 @@ class Definition:
         text = json.dumps(parameters, ensure_ascii=False)
         return cls(function, options, reading=_Reading(signature, ArgumentsModel(signature), text))
 
-    def __deepcopy__(self, memo: object) -> Definition:
-        """Share the definition: copies of an object with tools are tools of the same function."""
-        return self
-
     @property
     def signature(self) -> Signature:
         """The signature, its annotations resolved."""

@@ -7,6 +7,7 @@ import contextvars
 import copy
 import functools
 import json
+import pickle
 import sys
 import threading
 import time
@@ -589,6 +590,35 @@ async def test_a_copy_of_an_object_has_tools_of_its_own() -> None:
     await two.up.call("{}")
 
     assert (one.count, two.count) == (0, 2)
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.count = 0
+        self.tools = Toolbox.of(self)
+
+    @tool
+    def up(self) -> int:
+        self.count += 1
+        return self.count
+
+
+async def test_an_object_with_tools_can_be_pickled() -> None:
+    one = Tally()
+    two = pickle.loads(pickle.dumps(one))
+    await two.tools["up"].call("{}")
+
+    assert (one.count, two.count) == (0, 1)
+    assert pickle.loads(pickle.dumps(add))(2) == 3
+
+
+def test_a_tool_that_cannot_be_found_again_refuses_to_be_pickled() -> None:
+    other = Tool.from_function(add, name="other")
+    local = Tool.from_function(lambda: 1, name="local")
+
+    for made in (other, local):
+        with pytest.raises(pickle.PicklingError):
+            pickle.dumps(made)
 
 
 async def test_a_traceback_begins_with_the_tools_own_lines() -> None:

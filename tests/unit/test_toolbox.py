@@ -256,7 +256,7 @@ class Child(Base):
     plus = add
 
 
-def test_only_marked_methods_are_tools_in_order_of_definition() -> None:
+def test_only_marked_methods_are_tools_in_order_ofdefinition() -> None:
     assert Toolbox.of(Base()).names == ("first", "second", "third")
     assert Toolbox.of(Child()).names == ("first", "second", "fourth", "add")
 
@@ -282,7 +282,7 @@ def test_collecting_tools_copies_no_schema() -> None:
     one, two = Toolbox.of(Base())["first"], Toolbox.of(Base())["first"]
 
     assert one is not two
-    assert one._definition is two._definition
+    assert one.definition is two.definition
 
 
 async def test_a_tool_may_run_tools_from_its_own_thread() -> None:
