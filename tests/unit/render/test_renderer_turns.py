@@ -23,6 +23,10 @@ _spec.loader.exec_module(cases)
 CALL = ToolCall("call00001", "get_weather", '{"city": "P", "n": 3}')
 RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "SUNNY"}
 USER = {"role": "user", "content": "next"}
+GPTOSS_RESULT = (
+    '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"SUNNY"<|end|>'
+    "<|start|>assistant"
+)
 
 
 def renderer_of(family: str, **options: object) -> Renderer:
@@ -47,8 +51,7 @@ def ends(renderer: Renderer, kind: str = "text") -> int:
         ("mistral_tekken", '[TOOL_RESULTS]{"content": SUNNY, "call_id": "call00001"}[/TOOL_RESULTS]'),
         (
             "gptoss",
-            '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"SUNNY"<|end|>'
-            "<|start|>assistant",
+            GPTOSS_RESULT,
         ),
     ],
 )

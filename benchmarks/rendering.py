@@ -1,0 +1,156 @@
+"""What a turn costs to render, at any length of the conversation, and what start-up costs.
+
+The peer is a full render and encode of the conversation by transformers' `apply_chat_template`,
+beside us in the same run; ratios are safer than milliseconds on a shared machine.
+
+    python benchmarks/rendering.py [--quick] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agentenv.messages import ToolCall
+from agentenv.render import ChatTokenizer, Renderer
+
+DATA = Path(__file__).parents[1] / "tests" / "data" / "tokenizers"
+FAMILIES = ("qwen3", "mistral_tekken", "gptoss", "smollm2")
+WORDS = ("the", "tool", "found", "a", "few", "results", "about", "weather", "in", "the", "northern", "city")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look something up.",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string", "description": "Words."}}},
+    },
+}
+NEW_TOKENS = 240
+
+
+def median_ms(run: Callable[[], object], repeats: int) -> float:
+    """Median CPU milliseconds of one call."""
+    costs = []
+    for _ in range(repeats):
+        start = time.process_time()
+        run()
+        costs.append((time.process_time() - start) * 1000)
+    return statistics.median(costs)
+
+
+def words(renderer: Renderer, tokens: int, rng: random.Random) -> str:
+    """Text of about this many tokens."""
+    text = " ".join(rng.choice(WORDS) for _ in range(tokens))
+    return text[: len(text) * tokens // max(1, renderer.count(text))]
+
+
+def conversation(renderer: Renderer, tokens: int, rng: random.Random) -> list[dict]:
+    """A conversation of about this many tokens, in turns of a few hundred."""
+    messages = [{"role": "user", "content": words(renderer, 200, rng)}]
+    text = words(renderer, 250, rng)
+    turns = range(max(1, tokens // 270))
+    messages += [{"role": ("assistant", "user")[index % 2], "content": text} for index in turns]
+    if messages[-1]["role"] == "assistant":
+        messages.append({"role": "user", "content": "go on"})
+    return messages
+
+
+def measure(family: str, lengths: tuple[int, ...], repeats: int) -> list[dict]:
+    """Rows of one family."""
+    rng = random.Random(0)
+    tokenizer = ChatTokenizer.load(DATA / family)
+    renderer = Renderer(tokenizer, [TOOL])
+    kind = "call" if "call" in renderer.report.closers else "text"
+    sampled = [5, tokenizer.token_id(renderer.report.closers[kind])]
+    call = ToolCall("abc123456", "lookup", '{"q": "x"}')
+    result = {
+        "role": "tool",
+        "tool_call_id": call.id,
+        "name": call.name,
+        "content": words(renderer, NEW_TOKENS - 20, rng),
+    }
+    rows = []
+    for length in lengths:
+        history = conversation(renderer, length, rng)
+        prompt = renderer.start(history)
+        appended = renderer.extend(sampled, [call], [result])
+        row = {
+            "family": family,
+            "conversation_tokens": len(prompt),
+            "new_tokens": len(appended),
+            "append_ms": median_ms(
+                lambda history=history: renderer.extend(sampled, [call], [result], history=history), repeats
+            ),
+        }
+        if (full := full_render(family, history)) is not None:
+            row["full_render_ms"] = median_ms(full, 3)
+            row["ratio"] = row["full_render_ms"] / row["append_ms"]
+        rows.append(row)
+    return rows
+
+
+def full_render(family: str, history: list[dict]) -> Callable[[], object] | None:
+    """The peer: the whole conversation by transformers, or None where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import AutoTokenizer
+
+    auto = AutoTokenizer.from_pretrained(str(DATA / family))
+    return lambda: auto.apply_chat_template(history, add_generation_prompt=True, tokenize=True)
+
+
+def startup(family: str) -> dict:
+    """CPU milliseconds to load a tokenizer, and to make its first renderer, doctor included."""
+    start = time.process_time()
+    tokenizer = ChatTokenizer.load(DATA / family)
+    loaded = time.process_time()
+    renderer = Renderer(tokenizer)
+    made = time.process_time()
+    bind = median_ms(lambda: renderer.bind([TOOL]), 50)
+    return {
+        "family": family,
+        "verdict": renderer.report.verdict,
+        "load_ms": (loaded - start) * 1000,
+        "doctor_ms": (made - loaded) * 1000,
+        "bind_ms": bind,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="short conversations, few repeats")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    lengths = (1_000, 10_000) if options.quick else (1_000, 10_000, 100_000)
+    families = FAMILIES[:2] if options.quick else FAMILIES
+    starts = [startup(family) for family in families]
+    rows = [row for family in families for row in measure(family, lengths, 30 if options.quick else 200)]
+    if importlib.util.find_spec("transformers") is None:
+        print("transformers is not installed: no figure beside ours")
+    print(f"{'family':16}{'conversation':>14}{'new':>6}{'append ms':>11}{'full ms':>10}{'ratio':>8}")
+    for row in rows:
+        full, ratio = row.get("full_render_ms"), row.get("ratio")
+        print(
+            f"{row['family']:16}{row['conversation_tokens']:>14}{row['new_tokens']:>6}{row['append_ms']:>11.2f}"
+            + (f"{full:>10.1f}{ratio:>7.0f}x" if full else "")
+        )
+    print(f"\n{'family':16}{'verdict':>14}{'load ms':>10}{'doctor ms':>11}{'bind ms':>9}")
+    for row in starts:
+        print(
+            f"{row['family']:16}{row['verdict']:>14}{row['load_ms']:>10.1f}{row['doctor_ms']:>11.1f}"
+            f"{row['bind_ms']:>9.3f}"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"turns": rows, "startup": starts}, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

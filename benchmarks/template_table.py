@@ -1,0 +1,75 @@
+"""The template doctor's table over folders of chat templates, as Markdown.
+
+    python benchmarks/template_table.py trl=PATH/chat_templates llama.cpp=PATH/models/templates
+
+Each template runs on the real Qwen3 vocabulary of the tests, with the control tokens that it writes
+added: the template is true, the vocabulary substituted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+from agentenv.render import Renderer
+
+_spec = importlib.util.spec_from_file_location(
+    "chat_cases", Path(__file__).parents[1] / "tests" / "data" / "chat_cases.py"
+)
+cases = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(cases)
+
+NOTES = (
+    ("no tool turns: ", "no tool turns"),
+    ("drops earlier thinking", "drops earlier thinking"),
+    ("written as JSON", "results as JSON strings"),
+    ("lose white space", "content stripped"),
+    ("changed by the template", "content changed"),
+    ("one call a turn", "one call a turn"),
+    ("does not tell the model", "tools not shown"),
+    ("is not known", "call format unknown"),
+    ("with tools", "tools move to the last user turn"),
+    ("not among the model's stop", "stop token added"),
+)
+
+
+def short(text: str, length: int = 110) -> str:
+    """One table cell."""
+    text = text.replace("|", "\\|").replace("\n", " ")
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def row(source: str, file: Path) -> tuple[str, str]:
+    """Verdict and Markdown row of one template."""
+    report = Renderer(cases.tokenizer_for(file.read_text(encoding="utf-8"))).report
+    said = [*report.reasons, *report.warnings]
+    notes = [note for mark, note in NOTES if any(mark in text for text in said)]
+    detail = "; ".join(notes)
+    if report.verdict in {"refused", "no_tool_role"} and report.reasons:
+        detail = "; ".join([report.reasons[0].removeprefix("no tool turns: "), *notes[1:]])
+    ends = " / ".join(f"`{end}`" for end in dict.fromkeys(report.closers.values()))
+    grammar = report.grammar if report.verdict in {"fast", "history"} else ""
+    cells = (f"{source}/{file.stem}", report.verdict, ends.replace("|", "\\|"), short(grammar), short(detail))
+    return report.verdict, "| " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    if len(sys.argv) < 2:
+        print(__doc__)
+        return 2
+    print("| template | verdict | turns end with | tool calls | notes |\n|---|---|---|---|---|")
+    verdicts: Counter[str] = Counter()
+    for argument in sys.argv[1:]:
+        source, _, folder = argument.rpartition("=")
+        for file in sorted(Path(folder).rglob("*.jinja")):
+            verdict, line = row(source, file)
+            verdicts[verdict] += 1
+            print(line)
+    print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
