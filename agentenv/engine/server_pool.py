@@ -84,6 +84,7 @@ class ServerPool:
             EngineUnavailable: No server could be reached within `retry_s`.
             EngineError: The server refused the request, or answered nonsense.
         """
+        self._session()
         began = monotonic()
         pause = FIRST_PAUSE_S
         data = json.dumps(body).encode()
@@ -103,19 +104,18 @@ class ServerPool:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def post_all(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Post the same to every server, whatever its state."""
-        data = json.dumps(body).encode()
-        return list(await asyncio.gather(*(self._post_to(server, path, data) for server in self.servers)))
+        """Post the same order to every server, whatever its state."""
+        return list(await asyncio.gather(*(self.post_one(server, path, body) for server in self.servers)))
 
     async def post_one(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post to one server, once."""
-        return await self._post_to(server, path, json.dumps(body).encode())
+        """Post an order to one server, once; an answer that is no JSON object counts as empty."""
+        return await self._post_to(server, path, json.dumps(body).encode(), order=True)
 
     async def get(self, server: Server, path: str) -> dict[str, Any]:
         """Get JSON from one server, once."""
         try:
             async with self._session().get(server.url + path, timeout=aiohttp.ClientTimeout(10)) as reply:
-                return self._read(server, path, reply.status, await reply.read())
+                return self._read(server, path, reply.status, await reply.read(), order=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise unreachable(server, error) from error
 
@@ -135,15 +135,17 @@ class ServerPool:
             await self._http.close()
             self._http = None
 
-    async def _post_to(self, server: Server, path: str, data: bytes) -> dict[str, Any]:
+    async def _post_to(
+        self, server: Server, path: str, data: bytes, *, order: bool = False
+    ) -> dict[str, Any]:
         try:
             async with self._session().post(server.url + path, data=data) as reply:
-                return self._read(server, path, reply.status, await reply.read())
+                return self._read(server, path, reply.status, await reply.read(), order=order)
         except (aiohttp.ClientError, OSError) as error:
             await self._mark_dead(server)
             raise unreachable(server, error) from error
 
-    def _read(self, server: Server, path: str, status: int, content: bytes) -> dict[str, Any]:
+    def _read(self, server: Server, path: str, status: int, content: bytes, *, order: bool) -> dict[str, Any]:
         if status in BUSY:
             raise EngineUnavailable(f"{server.url} is busy ({status})")
         try:
@@ -156,6 +158,8 @@ class ServerPool:
                 raise ContextTooLong(f"{server.url}: {said}")
             raise EngineError(f"{server.url}{path} answered {status}: {said}")
         if not isinstance(answer, dict):
+            if order:
+                return {}
             raise EngineError(f"{server.url}{path} answered no JSON object: {content[:80]!r}")
         return answer
 
@@ -193,9 +197,8 @@ class ServerPool:
 
     async def _give_back(self, server: Server) -> None:
         server.in_flight -= 1
-        if server.in_flight == self._concurrency - 1:
-            async with self._changed:
-                self._changed.notify()
+        async with self._changed:
+            self._changed.notify()
 
     async def _mark_dead(self, server: Server) -> None:
         if not server.alive:
@@ -223,8 +226,6 @@ class ServerPool:
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         if self._http is None or self._loop is not loop:
-            if self._http is not None:
-                abandon(self._http)
             self._loop = loop
             self._changed = asyncio.Condition()
             for server in self.servers:
@@ -250,12 +251,3 @@ def message_of(answer: Any) -> str:
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error
     return error if isinstance(error, str) else json.dumps(error)
-
-
-def abandon(session: aiohttp.ClientSession) -> None:
-    """Drop a session whose event loop has ended."""
-    connector = session.connector
-    session.detach()
-    if connector is not None:
-        with suppress(RuntimeError):
-            connector.close()

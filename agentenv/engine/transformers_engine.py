@@ -22,9 +22,10 @@ from random import Random
 from typing import Any
 
 from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.exact import room_for
 from agentenv.engine.hf.request import Request
 from agentenv.engine.hf.scheduler import Scheduler
-from agentenv.errors import ContextTooLong, EngineError, UsageError
+from agentenv.errors import EngineError, UsageError
 
 __all__ = ["TransformersEngine"]
 
@@ -146,10 +147,13 @@ class TransformersEngine:
             return self.weights_version
 
     @contextmanager
-    def updating(self) -> Generator[None]:
+    def updating(self, version: int | None = None) -> Generator[None]:
         """Hold the engine still while weights change; blocks, so keep it off the event loop.
 
         Requests in flight wait and go on with the new weights afterwards.
+
+        Args:
+            version: of the new weights; one more than the old ones' if None.
         """
         with self._changed:
             self._pauses += 1
@@ -157,7 +161,7 @@ class TransformersEngine:
         try:
             yield
         finally:
-            self.weights_updated()
+            self.weights_updated(version)
             with self._changed:
                 self._pauses -= 1
                 self._changed.notify_all()
@@ -175,8 +179,7 @@ class TransformersEngine:
         deadline_s: float | None,
     ) -> Request:
         prompt = list(prompt_ids)
-        if not prompt:
-            raise UsageError("the prompt is empty; an engine needs at least one token")
+        room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             wrong = min(prompt) if min(prompt) < 0 else max(prompt)
             raise UsageError(
@@ -184,14 +187,6 @@ class TransformersEngine:
                 f"{self._vocab_size - 1}; is it another model's tokenizer?"
             )
         self._scheduler.check_adapter(sampling.adapter)
-        room = sampling.max_tokens
-        if self.max_context_tokens is not None:
-            room = min(room, self.max_context_tokens - len(prompt))
-            if room < 1:
-                raise ContextTooLong(
-                    f"the prompt has {len(prompt)} tokens and {self.name} takes {self.max_context_tokens} "
-                    "with the completion"
-                )
         now = time.monotonic()
         loop = asyncio.get_running_loop()
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed

@@ -6,6 +6,7 @@ Plain blocking requests, because a model string is resolved before any event loo
 from __future__ import annotations
 
 import json
+import logging
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -18,8 +19,12 @@ from agentenv.errors import EngineError, EngineUnavailable
 __all__ = ["LogprobScale", "ServerReport", "probe"]
 
 LogprobScale = Literal["processed", "raw", "unknown"]
+_log = logging.getLogger(__name__)
+
 PROBE_IDS = (5, 9, 14, 20, 27, 35)
 TOP = 5
+QUICK_S = 20.0
+"""Limit of questions that do not sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,8 @@ class Asker:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers)  # noqa: S310
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as reply:
+            limit = self._timeout_s if body is not None else min(self._timeout_s, QUICK_S)
+            with self._opener.open(request, timeout=limit) as reply:
                 content = reply.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -105,7 +111,7 @@ class Asker:
 
 
 def probe(
-    url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 30.0
+    url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 180.0
 ) -> ServerReport:
     """Find out what a server can do.
 
@@ -113,7 +119,7 @@ def probe(
         url: with or without `/v1`.
         model: the model's name on the server; its first one if None.
         api_key: sent as a bearer token.
-        timeout_s: limit of each question.
+        timeout_s: limit of the questions that sample: a server's first request may compile.
 
     Raises:
         EngineUnavailable: The server cannot be reached.
@@ -179,8 +185,10 @@ def _token_route(
     if "/inference/v1/generate" in paths:
         try:
             return "generate", _scale(*(_top_by_generate(asker, model, heat) for heat in (1.0, 0.5))), ""
-        except (EngineError, KeyError, TypeError, IndexError):
-            pass
+        except EngineUnavailable:
+            raise
+        except (EngineError, KeyError, TypeError, IndexError) as error:
+            _log.info("%s: /inference/v1/generate cannot be used: %s", asker.url, error)
     try:
         return "completions", _scale(*(_top_by_completions(asker, model, heat) for heat in (1.0, 0.5))), ""
     except EngineUnavailable:

@@ -13,21 +13,17 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from agentenv.engine.base import ChatEngine, Completion, Engine, FinishReason, Sampling
+from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
+from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.server_pool import Server, ServerPool
 from agentenv.engine.vllm_probe import ServerReport, probe
-from agentenv.errors import ContextTooLong, EngineError, ModelNotFound, UsageError
+from agentenv.errors import EngineError, ModelNotFound
 
 __all__ = ["VLLMServerEngine", "connect"]
-
-LOWEST_LOGPROB = -9000.0
-"""vLLM writes -9999 for minus infinity, because JSON has no infinity."""
-VERSION_LABEL = "agentenv-"
 
 _log = logging.getLogger(__name__)
 
@@ -93,16 +89,7 @@ class VLLMServerEngine:
             EngineError: The server refused, or its answer has no exact tokens and logprobs.
         """
         prompt = list(prompt_ids)
-        if not prompt:
-            raise UsageError("the prompt is empty; an engine needs at least one token")
-        room = sampling.max_tokens
-        if self.max_context_tokens is not None:
-            room = min(room, self.max_context_tokens - len(prompt))
-            if room < 1:
-                raise ContextTooLong(
-                    f"the prompt has {len(prompt)} tokens and {self.name} takes {self.max_context_tokens} "
-                    "with the completion"
-                )
+        room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         path, body = self._body(prompt, sampling, room, stop_token_ids)
         version = self.weights_version
         try:
@@ -232,32 +219,18 @@ class VLLMServerEngine:
             logprobs = tuple(entry["logprob"] for entry in content)
         else:
             logprobs = tuple(choice["logprobs"]["token_logprobs"])
-        if len(logprobs) != len(tokens):
-            raise EngineError(f"{self.name} gave {len(tokens)} tokens, but {len(logprobs)} log-probabilities")
-        if not all(isfinite(value) and value > LOWEST_LOGPROB for value in logprobs):
-            raise EngineError(f"{self.name} gave a log-probability that is not finite")
-        reason: FinishReason = choice["finish_reason"]
-        if reason not in {"stop", "length", "abort"} or (not tokens and reason != "abort"):
-            raise EngineError(f"{self.name} ended with {reason!r} after {len(tokens)} tokens")
-        if reason == "stop" and tokens[-1] not in stop:
-            raise EngineError(
-                f"{self.name} stopped at token {tokens[-1]}, which is no stop token of the request"
-            )
-        ranges = self._ranges(choice.get("weight_versions"), len(tokens), version)
-        return Completion(tokens, logprobs, reason, ranges, queue_s=waited)
-
-    def _ranges(self, spans: Any, length: int, version: int) -> tuple[tuple[int, int, int], ...]:
-        """Return the versions the server names, where they are ours and cover the tokens."""
-        if not length:
-            return ()
-        ranges: list[tuple[int, int, int]] = []
-        for span in spans or ():
-            label = str(span["version"])
-            if not label.startswith(VERSION_LABEL):
-                break
-            ranges.append((int(label.removeprefix(VERSION_LABEL)), span["start"], span["end"]))
-        covered = bool(ranges) and ranges[0][1] == 0 and ranges[-1][2] == length
-        return tuple(ranges) if covered else ((version, 0, length),)
+        spans = [
+            (str(span["version"]), span["start"], span["end"]) for span in choice.get("weight_versions") or ()
+        ]
+        return exact_completion(
+            self.name,
+            tokens,
+            logprobs,
+            choice["finish_reason"],
+            stop=stop,
+            ranges=version_ranges(spans, len(tokens), version),
+            queue_s=waited,
+        )
 
 
 def reload_body(path: str | Path) -> dict[str, Any]:
@@ -273,7 +246,7 @@ def connect(
     api_key: str | None = None,
     concurrency: int = 256,
     retry_s: float = 120.0,
-    timeout_s: float = 30.0,
+    timeout_s: float = 180.0,
 ) -> tuple[Engine | ChatEngine, str | None]:
     """Connect to one server, or to several with commas between their URLs.
 

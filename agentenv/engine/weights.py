@@ -1,0 +1,171 @@
+"""Bring a trainer's weights to the engine that samples, and check that they arrived.
+
+The in-process transformers engine shares the model: only its caches are dropped. vLLM reads a
+directory that both can see: a LoRA in place, or full weights with the prefix cache dropped. The
+check scores a few completions with the trainer's weights: right weights differ by the noise of the
+number format, wrong weights, temperature or template by a thousand times as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from math import exp, isfinite
+from pathlib import Path
+from typing import Any
+
+from agentenv.engine.base import Engine, Sampling
+from agentenv.errors import EngineError, UsageError
+
+__all__ = ["SyncReport", "check_sync", "compare_logprobs", "push_weights"]
+
+MOST_K3 = 0.05
+MOST_OUTSIDE = 0.3
+RATIO_EDGE = 0.2
+LARGEST_EXPONENT = 60.0
+
+Scorer = Callable[[Sequence[int], Sequence[int]], "Sequence[float] | Awaitable[Sequence[float]]"]
+"""From prompt ids and completion ids to the trainer's log-probabilities of the completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """How far the engine's log-probabilities are from the trainer's, on sampled tokens."""
+
+    tokens: int
+    k3: float
+    """Mean of r - 1 - log r, with r the ratio trainer / engine: an estimate of the divergence
+    (Schulman, "Approximating KL Divergence", 2020)."""
+    outside: float
+    """Share of tokens whose ratio is outside 1 ± 0.2."""
+    abs_mean: float
+    worst: float
+    """Largest absolute difference."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong; empty if the weights agree."""
+        if self.k3 <= MOST_K3 and self.outside <= MOST_OUTSIDE:
+            return ""
+        return (
+            f"engine and trainer disagree on {self.tokens} sampled tokens: k3 {self.k3:.3g} (limit "
+            f"{MOST_K3}), {self.outside:.0%} of the ratios outside 1 ± {RATIO_EDGE} (limit "
+            f"{MOST_OUTSIDE:.0%}). Either the weights did not arrive (other path, prefix cache kept), "
+            "or temperature, chat template or the server's --logprobs-mode differ; `agentenv doctor -m "
+            "MODEL` tells which"
+        )
+
+    def require(self) -> None:
+        """Raise EngineError if the weights do not agree."""
+        if self.problem:
+            raise EngineError(self.problem)
+
+
+def compare_logprobs(engine: Sequence[float], trainer: Sequence[float]) -> SyncReport:
+    """Compare log-probabilities of the same tokens.
+
+    Raises:
+        UsageError: There are none, or not equally many.
+    """
+    if len(engine) != len(trainer) or not engine:
+        raise UsageError(
+            f"log-probabilities to compare: {len(engine)} of the engine, {len(trainer)} of the trainer"
+        )
+    differences = [theirs - ours for ours, theirs in zip(engine, trainer, strict=True)]
+    if not all(map(isfinite, differences)):
+        raise UsageError("log-probabilities to compare must be finite")
+    ratios = [exp(min(difference, LARGEST_EXPONENT)) for difference in differences]
+    terms = [ratio - 1 - difference for ratio, difference in zip(ratios, differences, strict=True)]
+    size = len(differences)
+    return SyncReport(
+        tokens=size,
+        k3=sum(terms) / size,
+        outside=sum(abs(ratio - 1) > RATIO_EDGE for ratio in ratios) / size,
+        abs_mean=sum(map(abs, differences)) / size,
+        worst=max(map(abs, differences)),
+    )
+
+
+async def check_sync(
+    engine: Engine,
+    score: Scorer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    sampling: Sampling | None = None,
+    stop_token_ids: Sequence[int] = (),
+) -> SyncReport:
+    """Sample a few completions and compare the engine's log-probabilities with the trainer's.
+
+    Args:
+        engine: what samples.
+        score: the trainer's log-probabilities, at the sampling temperature.
+        prompts: a few prompts.
+        sampling: how to draw; 32 tokens at T = 1 if None.
+        stop_token_ids: ids that end a completion.
+    """
+    drawn = sampling or Sampling(max_tokens=32, seed=0)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for prompt in prompts:
+        done = await engine.generate(prompt, drawn, stop_token_ids=stop_token_ids)
+        scored = score(prompt, done.token_ids)
+        theirs += await scored if isinstance(scored, Awaitable) else scored
+        ours += done.logprobs
+    return compare_logprobs(ours, theirs)
+
+
+async def push_weights(
+    engine: Any, model: Any, *, version: int, directory: str | Path, adapter: str | None = None
+) -> int:
+    """Bring a model's weights to an engine, by the way the engine has.
+
+    Args:
+        engine: a transformers engine (shared or not), or one on vLLM.
+        model: the trainer's model.
+        version: of the weights.
+        directory: where weights are written for vLLM; it must be able to read it. The last two
+            versions are kept.
+        adapter: name of the LoRA to push; the full weights if None.
+
+    Returns:
+        The version that samples now.
+
+    Raises:
+        EngineError: The engine refused.
+        UsageError: The engine has no way to take weights.
+    """
+    if getattr(engine, "model", None) is model:
+        return engine.weights_updated(version)
+    load = getattr(engine, "load_weights" if adapter is None else "load_adapter", None)
+    if load is None:
+        raise UsageError(f"{engine.name} has no way to take new weights")
+    target = await asyncio.to_thread(save, model, Path(directory), version, adapter)
+    done = await (
+        load(target, version=version) if adapter is None else load(adapter, target, version=version)
+    )
+    await asyncio.to_thread(drop_old, target.parent, keep=2)
+    return done
+
+
+def save(model: Any, directory: Path, version: int, adapter: str | None) -> Path:
+    """Write weights, or one adapter, as vLLM reads them; return where."""
+    target = directory.resolve() / f"weights-{version}"
+    if adapter is None:
+        model.save_pretrained(target)
+        return target
+    model.save_pretrained(target, selected_adapters=[adapter])
+    nested = target / adapter
+    if nested.is_dir():  # peft puts every adapter but "default" into a folder of its name
+        for file in nested.iterdir():
+            file.rename(target / file.name)
+        nested.rmdir()
+    return target
+
+
+def drop_old(directory: Path, *, keep: int) -> None:
+    """Delete all but the newest weights in a directory."""
+    found = sorted(directory.glob("weights-*"), key=lambda path: int(path.name.removeprefix("weights-")))
+    for path in found[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
