@@ -1,7 +1,8 @@
 """The registry: environments by id, from this program, from files and from installed packages.
 
 1. An id is `namespace/Name-v0`. `spec`, `make` also take `path/to/file.py`, `file.py:Class`,
-   `module:Class` and `gymnasium:FrozenLake-v1`.
+   `module:Class`, and what others have: `gymnasium:FrozenLake-v1`, `reasoning_gym:countdown`,
+   `textarena:FrozenLake-v0`.
 2. Installed packages name their environments in the entry-point group `agentenv.envs`. They are
    listed without being imported, and imported when they are first asked for.
 3. A package that cannot be imported is listed with its error and disturbs no other.
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["EnvSpec", "Listing", "Registry", "make", "register", "registry", "spec"]
 
 ENTRY_POINT_GROUP = "agentenv.envs"
+
+_PEERS = {
+    "gymnasium": ("agentenv.adapters.gym", "gymnasium_spec"),
+    "reasoning_gym": ("agentenv.adapters.reasoning", "reasoning_spec"),
+    "textarena": ("agentenv.adapters.arena", "arena_spec"),
+}
+"""Prefixes of ids that name environments of others, and what makes a specification of them."""
 
 _ID = re.compile(r"^(?P<namespace>[\w.-]+)/(?P<name>[\w.-]+?)-v(?P<version>\d+)$")
 
@@ -244,9 +252,10 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return id
     if id in registry:
         return registry[id]
-    if id.startswith("gymnasium:"):
-        adapter = importlib.import_module("agentenv.adapters.gym")
-        return adapter.gymnasium_spec(id.removeprefix("gymnasium:"))
+    peer, _, name = id.partition(":")
+    if peer in _PEERS:
+        module, function = _PEERS[peer]
+        return getattr(importlib.import_module(module), function)(name)
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
         files = importlib.import_module("agentenv.files")

@@ -20,6 +20,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import count, islice
 from pathlib import Path
@@ -279,6 +280,8 @@ def _check(source: TaskSource, where: str) -> None:
 def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
     if isinstance(source, (str, Path)):
         return {"name": str(source)}
+    if isinstance(source, partial) and not source.keywords:
+        return {**_source_record(source.func, where), "arguments": _json([*source.args], where)}
     if callable(source):
         name = f"{getattr(source, '__module__', '')}:{getattr(source, '__qualname__', '')}"
         if "<" in name or name.startswith(":") or name.endswith(":"):
@@ -288,8 +291,12 @@ def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
         raise TaskError(
             f"{where}: tasks from {type(source).__name__} cannot be written down; pass a function"
         )
+    return {"rows": _json([dict(row) for row in source], where)}
+
+
+def _json(value: object, where: str) -> JsonValue:
     try:
-        return {"rows": json.loads(json.dumps([dict(row) for row in source], allow_nan=False))}
+        return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise TaskError(f"{where}: the tasks cannot be written as JSON: {error}") from error
 
@@ -306,7 +313,7 @@ def _source_from(record: Mapping[str, Any]) -> TaskSource:
         raise TaskError(
             f"the tasks come from {record['function']!r}, which cannot be imported: {error}"
         ) from error
-    return found
+    return partial(found, *record["arguments"]) if "arguments" in record else found
 
 
 def _rows_of(source: TaskSource, where: str) -> tuple[Iterable[object], bool]:

@@ -3,6 +3,9 @@
 | module | what it adapts |
 |---|---|
 | `gym` | Gymnasium environments with text, or with few actions and a readable state |
+| `reasoning` | tasks of reasoning-gym |
+| `arena` | games of textarena for one player |
+| `mcp` | tools of an MCP server |
 | `trl` | classes with `reset` and tool methods: TRL's `environment_factory` shape |
 """
 

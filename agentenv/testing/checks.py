@@ -163,7 +163,9 @@ async def check_trivial(subject: Subject) -> str:
     marks, limit = entry.make().full_marks, subject.trivial_limit
     scores: dict[str, float] = {}
     for name, policy in (await _trivial_policies(subject, tasks)).items():
-        rewards = [(await subject.play(policy, task)).reward or 0.0 for task in tasks]
+        # The constant is the right answer to the first task: it is judged by the others.
+        tried = tasks[1:] if name == "constant" and len(tasks) > 1 else tasks
+        rewards = [(await subject.play(policy, task)).reward or 0.0 for task in tried]
         scores[name] = fmean(rewards) / marks
     high = {name: score for name, score in scores.items() if score > limit}
     if high:

@@ -86,7 +86,7 @@ async def test_the_oracle_gets_full_marks(id, split, count):
 async def test_the_oracle_gets_full_marks_on_every_task(id, split):
     marks = await scores(id, split, 1000)
 
-    assert len(marks) >= 9
+    assert len(marks) >= 7
     assert set(marks) == {1.0}
 
 

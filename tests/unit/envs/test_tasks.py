@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,10 @@ def ids(tasks):
 def endless():
     for n in itertools.count():
         yield {"n": n}
+
+
+def first_rows(count):
+    return ROWS[:count]
 
 
 def rows():
@@ -110,7 +115,7 @@ def test_a_finite_generator_has_a_length_and_an_endless_one_has_none():
 
 
 def test_a_task_set_survives_json_where_its_source_has_a_name():
-    for source in (ROWS, rows, seeded, {"train": ROWS[:2], "test": rows}):
+    for source in (ROWS, rows, seeded, partial(first_rows, 3), {"train": ROWS[:2], "test": rows}):
         tasks = TaskSet.of(source)
         again = TaskSet.from_record(json.loads(json.dumps(tasks.record())))
         assert ids(again.take(2)) == ids(tasks.take(2))
