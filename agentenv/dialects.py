@@ -179,6 +179,8 @@ class _Strict:
         self._definitions: Schema = schema.get("$defs", {})
         self._tool = tool
         self._parameter = ""
+        self._used: Schema = {}
+        """Definitions that are referred to, rewritten."""
 
     def result(self) -> Schema:
         schema = self._schema
@@ -195,9 +197,8 @@ class _Strict:
         for name, entry in properties.items():
             self._parameter = name
             done["properties"][name] = self._property(entry, name in schema.get("required", ()))
-        if definitions:
-            self._parameter = ""
-            done["$defs"] = {name: self._node(entry) for name, entry in definitions.items()}
+        if self._used:
+            done["$defs"] = {name: self._used[name] for name in definitions if name in self._used}
         return _ordered(done)
 
     def _refuse(self, reason: str) -> ToolDefinitionError:
@@ -227,6 +228,9 @@ class _Strict:
         if target and len(node) > 1:  # strict mode takes no key beside $ref
             own = {key: value for key, value in node.items() if key != "$ref"}
             return self._node({**copy.deepcopy(self._definitions[target]), **own})
+        if target and target not in self._used:
+            self._used[target] = {}  # a recursive type meets itself
+            self._used[target] = self._node(self._definitions[target])
         if "oneOf" in node:
             node["anyOf"] = node.pop("oneOf")
         if len(node.get("allOf", ())) == 1:

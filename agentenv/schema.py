@@ -17,8 +17,8 @@ import typing_extensions
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticCustomError, SchemaError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import PydanticCustomError, SchemaError, core_schema
 
 from agentenv.dialects import Dialect, Schema, in_dialect, tidy
 from agentenv.errors import ToolDefinitionError
@@ -203,6 +203,8 @@ def _complete(
 ) -> type[BaseModel]:
     made: Any = create_model
     model: type[BaseModel] = made("Arguments", __base__=base, **fields)
+    if model.model_fields.keys() != fields.keys():
+        raise TypeError("it is no type of a value")
     model.model_rebuild(raise_errors=True, _types_namespace=dict(names))
     model.model_json_schema(schema_generator=_Generator)
     return model
@@ -214,26 +216,39 @@ def _base(signature: Signature) -> type[BaseModel]:
     if rest is None:
         return _Closed
     try:
-        TypeAdapter(rest.annotation).json_schema()
+        TypeAdapter(rest.annotation).json_schema(schema_generator=_Generator)
     except _REFUSALS as reason:
         raise _refusal(signature, rest, reason) from reason
     namespace = {
         "__module__": __name__,
         "__annotations__": {"__pydantic_extra__": dict[str, rest.annotation]},  # pyright: ignore[reportInvalidTypeForm]
-        "model_config": ConfigDict(extra="allow", protected_namespaces=()),
+        "model_config": ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=()),
     }
     metaclass: Any = type(BaseModel)
     return metaclass("Open", (BaseModel,), namespace)
 
 
 class _Closed(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class _Generator(GenerateJsonSchema):
     """Pydantic's generator with sets in a stable order and defaults without JSON left out."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - as pydantic declares it
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
+        odd = [
+            member for member in schema["members"] if not isinstance(member.value, str | int | float | None)
+        ]
+        if odd:
+            raise TypeError(f"an enum's values must be text or numbers, not {odd[0].value!r}")
+        return super().enum_schema(schema)
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        raise TypeError("a class cannot be written in JSON")
 
     def encode_default(self, dft: Any) -> Any:
         encoded = super().encode_default(dft)
@@ -254,4 +269,4 @@ def _refusal(signature: Signature, parameter: Parameter, reason: Exception) -> T
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return lines[0].split(". Set `arbitrary")[0] if lines else type(error).__name__

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
 import sys
@@ -254,9 +255,11 @@ def _bound_keywords(function: object) -> frozenset[str]:
 
 
 def _portable(annotation: Any, seen: dict[type, type]) -> Any:
-    """Swap `typing.TypedDict` for the form that pydantic reads on Python 3.11."""
-    if sys.version_info >= (3, 12):
-        return annotation
+    """Swap what pydantic reads differently from what an author means.
+
+    `typing.TypedDict` is not read on Python 3.11; an `Iterable` would be checked only while it is
+    used, inside the function, and so becomes a list.
+    """
     if typing.is_typeddict(annotation):
         return _portable_typed_dict(annotation, seen)
     origin, args = typing_extensions.get_origin(annotation), typing_extensions.get_args(annotation)
@@ -266,6 +269,8 @@ def _portable(annotation: Any, seen: dict[type, type]) -> Any:
         first, *metadata = args
         inner = _portable(first, seen)
         return annotation if inner is first else typing.Annotated[(inner, *metadata)]
+    if origin in {collections.abc.Iterable, collections.abc.Generator}:
+        return list[_portable(args[0], seen)]
     swapped = tuple(_portable(arg, seen) if not isinstance(arg, list) else arg for arg in args)
     if all(new is old for new, old in zip(swapped, args, strict=True)):
         return annotation
@@ -275,7 +280,7 @@ def _portable(annotation: Any, seen: dict[type, type]) -> Any:
 
 
 def _portable_typed_dict(annotation: Any, seen: dict[type, type]) -> type:
-    if type(annotation).__module__ != "typing":
+    if type(annotation).__module__ != "typing" or sys.version_info >= (3, 12):
         return annotation
     if annotation not in seen:
         required, hints = _typed_dict_fields(annotation)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from datetime import date
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import pytest
 from pydantic import BaseModel, Field
@@ -15,6 +15,8 @@ from pydantic import BaseModel, Field
 from agentenv.dialects import schema_depth
 from agentenv.errors import ToolDefinitionError
 from agentenv.tool import Tool
+
+T = TypeVar("T")
 
 
 class Unit(Enum):
@@ -35,6 +37,10 @@ class Node(BaseModel):
     label: str
     children: list[Node] = []
     leaf: Leaf = Field(description="Its leaf.")
+
+
+class Box(BaseModel, Generic[T]):
+    value: T
 
 
 class Cat(BaseModel):
@@ -121,9 +127,12 @@ def anything(good: int, bad: Any) -> None: ...
 def any_list(good: int, bad: list[Any]) -> None: ...
 def bare_list(good: int, bad: list) -> None: ...  # type: ignore[type-arg]
 def free_arguments(good: int, **bad: int) -> None: ...
+def generic_model(good: int, bad: Box) -> None: ...  # type: ignore[type-arg]
 
 
-@pytest.mark.parametrize("function", [free_mapping, anything, any_list, bare_list, free_arguments])
+@pytest.mark.parametrize(
+    "function", [free_mapping, anything, any_list, bare_list, free_arguments, generic_model]
+)
 def test_what_strict_mode_cannot_say_is_refused_with_the_parameter_named(function: Any) -> None:
     with pytest.raises(ToolDefinitionError, match=r"'bad'|kwargs"):
         Tool.from_function(function).schema("strict")

@@ -11,7 +11,9 @@ import pickle
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel, field_validator
@@ -243,6 +245,16 @@ async def test_endless_recursion_is_an_answer() -> None:
     assert len(result.detail) <= 8000
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "inf"])
+async def test_a_number_written_as_text_must_be_finite(value: str) -> None:
+    def take(x: float, more: list[float]) -> None: ...
+
+    result = await Tool.from_function(take).call(json.dumps({"x": value, "more": [value]}))
+
+    assert "x: should be a finite number" in result.text
+    assert "more[0]: should be a finite number" in result.text
+
+
 async def test_a_raising_validator_is_the_tools_fault_not_the_models() -> None:
     class Strange(BaseModel):
         x: int
@@ -431,6 +443,22 @@ def _arbitrary(good: int, bad: Plain) -> None: ...
 def _arbitrary_kwargs(**bad: Plain) -> None: ...
 
 
+class _Odd(Enum):
+    PAIR = (1, 2)
+
+
+def _odd_enum(good: int, bad: dict[str, _Odd]) -> None: ...
+
+
+def _a_class(good: int, bad: type[int]) -> None: ...
+
+
+def _a_function(good: int, bad: Callable[[int], int]) -> None: ...
+
+
+def _a_class_variable(good: int, bad: ClassVar[int]) -> None: ...  # type: ignore[valid-type]
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
@@ -440,6 +468,10 @@ def _arbitrary_kwargs(**bad: Plain) -> None: ...
         (_not_a_type, "parameter 'x'"),
         (_arbitrary, "parameter 'bad'"),
         (_arbitrary_kwargs, "parameter 'bad'"),
+        (_odd_enum, "parameter 'bad'.*values must be text or numbers"),
+        (_a_class, "parameter 'bad'.*a class cannot be written in JSON"),
+        (_a_function, "parameter 'bad'"),
+        (_a_class_variable, "parameter 'bad'.*(no type of a value|not a type)"),
         (Plain, "is a class"),
         (lambda x: x, "pass name="),
         (functools.partial(_generator), "generator"),

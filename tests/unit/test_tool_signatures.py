@@ -7,7 +7,7 @@ types, and an invalid one is refused with the field named and the function not r
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from enum import Enum
@@ -502,6 +502,10 @@ def sequence_of_typed_dicts(rows: Sequence[Filter]) -> None:
     SEEN.append(rows)
 
 
+def iterable(numbers: Iterable[int]) -> None:
+    SEEN.append(numbers)
+
+
 def anything(x: Any) -> None:
     SEEN.append(x)
 
@@ -642,6 +646,14 @@ MORE: dict[str, Case] = {
                 "additionalProperties": False,
             }
         },
+    ),
+    "Iterable is checked before the call": Case(
+        iterable,
+        {"properties": {"numbers": {"type": "array", "items": {"type": "integer"}}}, "required": ["numbers"]},
+        '{"numbers": ["1"]}',
+        ([1],),
+        '{"numbers": ["x"]}',
+        "numbers[0]: should be a valid integer",
     ),
     "Any": Case(
         anything, {"properties": {"x": {}}, "required": ["x"]}, '{"x": {"a": [1, null]}}', ({"a": [1, None]},)
