@@ -1,0 +1,268 @@
+"""The chat engine against a loopback server that keeps OpenAI's protocol, faults included."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agentenv.engine import ChatEngine, Sampling
+from agentenv.engine.openai_chat import OpenAIChatEngine
+from agentenv.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {}}},
+    },
+}
+ASK = [{"role": "user", "content": "hi"}]
+USAGE = {
+    "prompt_tokens": 10,
+    "completion_tokens": 5,
+    "total_tokens": 15,
+    "completion_tokens_details": {"reasoning_tokens": 3},
+    "prompt_tokens_details": {"cached_tokens": 8},
+}
+
+
+def call(number, name="add", arguments='{"a": 1}'):
+    return {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def answer(finish="stop", **message):
+    said = {"role": "assistant", "content": "hello"} | message
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": said, "finish_reason": finish}],
+        "usage": USAGE,
+    }
+
+
+def refusal(status, message, **headers):
+    body = {"error": {"message": message, "type": "invalid_request_error", "code": None, "param": None}}
+    return web.json_response(body, status=status, headers=headers)
+
+
+def chunk(delta, finish=None, usage=None):
+    choices = [] if usage else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return {
+        "id": "x",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+@asynccontextmanager
+async def engine_on(*plan, **options):
+    """Serve the planned answers in order: a dict is JSON, a list a stream, a response goes as it is."""
+    seen = []
+    left = list(plan)
+
+    async def chat(request):
+        seen.append(await request.json())
+        planned = left.pop(0)
+        if planned == "close":
+            request.transport.close()
+            return web.Response()
+        if isinstance(planned, dict):
+            return web.json_response(planned)
+        if isinstance(planned, web.Response):
+            return planned
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        for event in planned:
+            text = event if isinstance(event, str) else json.dumps(event)
+            await stream.write(f"data: {text}\n\n".encode())
+        await stream.write_eof()
+        return stream
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
+    engine = OpenAIChatEngine("m", base_url=url, api_key="k", **{"max_retries": 2} | options)
+    try:
+        yield engine, seen
+    finally:
+        await engine.close()
+        await runner.cleanup()
+
+
+async def test_parallel_calls_usage_and_thinking_are_read():
+    said = answer("tool_calls", content=None, tool_calls=[call(1), call(2)], reasoning_content="hm")
+    async with engine_on(said, price_in=2.0, price_out=4.0) as (engine, seen):
+        done = await engine.chat(ASK, [TOOL], Sampling(temperature=0.3, seed=4, max_tokens=9))
+
+    assert isinstance(engine, ChatEngine)
+    assert done.message["tool_calls"] == [call(1), call(2)]
+    assert (done.message["content"], done.message["reasoning_content"]) == ("", "hm")
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (10, 5)
+    assert (done.usage.reasoning_tokens, done.usage.cached_tokens) == (3, 8)
+    assert done.usage.cost_usd == pytest.approx(40e-6)
+    assert done.finish_reason == "stop"
+    assert seen[0]["tools"] == [TOOL]
+    assert (seen[0]["temperature"], seen[0]["seed"], seen[0]["max_tokens"]) == (0.3, 4, 9)
+
+
+async def test_length_is_said_and_other_endings_are_errors():
+    async with engine_on(answer("length"), answer("content_filter")) as (engine, _):
+        assert (await engine.chat(ASK, [], Sampling())).finish_reason == "length"
+        with pytest.raises(EngineError, match="content_filter"):
+            await engine.chat(ASK, [], Sampling())
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [refusal(429, "slow down", **{"Retry-After": "0"}), refusal(503, "busy"), "close"],
+    ids=["429", "503", "closed"],
+)
+async def test_rate_limits_and_broken_connections_are_retried(fault):
+    async with engine_on(fault, answer()) as (engine, seen):
+        done = await engine.chat(ASK, [], Sampling())
+
+    assert done.message["content"] == "hello"
+    assert len(seen) == 2
+
+
+async def test_an_api_that_stays_busy_is_unavailable():
+    busy = [refusal(429, "slow down", **{"Retry-After": "0"}) for _ in range(2)]
+    async with engine_on(*busy, max_retries=1) as (engine, _):
+        with pytest.raises(EngineUnavailable, match="RateLimitError"):
+            await engine.chat(ASK, [], Sampling())
+
+
+async def test_an_unreachable_api_is_unavailable():
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    with pytest.raises(EngineUnavailable, match="APIConnectionError"):
+        await engine.chat(ASK, [], Sampling())
+    await engine.close()
+
+
+async def test_a_refused_parameter_is_left_out_from_then_on():
+    refused = refusal(400, "Unsupported value: 'temperature' does not support 0.5 with this model.")
+    async with engine_on(refused, answer(), answer()) as (engine, seen):
+        await engine.chat(ASK, [], Sampling(temperature=0.5))
+        await engine.chat(ASK, [], Sampling(temperature=0.5))
+
+    assert ["temperature" in body for body in seen] == [True, False, False]
+
+
+async def test_a_server_without_tools_gets_them_as_text():
+    written = 'so <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    refused = refusal(400, '"auto" tool choice requires --enable-auto-tool-choice')
+    history = [
+        *ASK,
+        {"role": "assistant", "content": "", "tool_calls": [call(0)]},
+        {"role": "tool", "tool_call_id": "c0", "name": "add", "content": "42"},
+    ]
+    async with engine_on(refused, answer(content=written)) as (engine, seen):
+        done = await engine.chat(history, [TOOL], Sampling())
+
+    assert done.message["content"] == "so"
+    assert done.message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert "tools" not in seen[1]
+    assert "add(" in seen[1]["messages"][0]["content"]
+    assert [message["role"] for message in seen[1]["messages"]] == ["system", "user", "assistant", "user"]
+    assert "42" in seen[1]["messages"][-1]["content"]
+
+
+async def test_a_streamed_answer_is_joined():
+    parts = [
+        chunk({"role": "assistant", "content": "hel", "reasoning_content": "h"}),
+        chunk({"content": "lo", "reasoning_content": "m"}),
+        chunk(
+            {
+                "tool_calls": [
+                    {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": ""}}
+                ]
+            }
+        ),
+        chunk(
+            {
+                "tool_calls": [
+                    {
+                        "index": 1,
+                        "id": "c2",
+                        "type": "function",
+                        "function": {"name": "add", "arguments": "{}"},
+                    }
+                ]
+            }
+        ),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]}),
+        chunk({}, finish="tool_calls"),
+        chunk({}, usage=USAGE),
+        "[DONE]",
+    ]
+    async with engine_on(parts, stream=True) as (engine, seen):
+        done = await engine.chat(ASK, [TOOL], Sampling())
+
+    assert (done.message["content"], done.message["reasoning_content"]) == ("hello", "hm")
+    assert done.message["tool_calls"] == [call(1), call(2, arguments="{}")]
+    assert done.usage.completion_tokens == 5
+    assert seen[0]["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([chunk({"content": "a"}), {"error": {"message": "overloaded", "code": 500}}], "overloaded"),
+        ([chunk({"content": "a"}), "[DONE]"], "ended before the answer"),
+    ],
+)
+async def test_a_stream_that_breaks_is_an_error(events, said):
+    async with engine_on(events, stream=True) as (engine, _):
+        with pytest.raises(EngineError, match=said):
+            await engine.chat(ASK, [], Sampling())
+
+
+async def test_a_deadline_aborts():
+    gate = asyncio.Event()
+    async with engine_on(answer(), concurrency=1) as (engine, _):
+        async with engine._room:
+            done = await engine.chat(ASK, [], Sampling(), deadline_s=0.01)
+        gate.set()
+
+    assert (done.finish_reason, done.message["content"]) == ("abort", "")
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "said"),
+    [
+        (refusal(400, "This model's maximum context length is 9 tokens"), ContextTooLong, "context length"),
+        (refusal(400, "bad"), EngineError, "refused the request: .*bad"),
+        (refusal(401, "Incorrect API key"), EngineError, "AuthenticationError"),
+        (refusal(404, "no such model"), EngineError, "NotFoundError"),
+        ({"nothing": 1}, EngineError, "no chat completion"),
+        (web.Response(text="<html>"), EngineError, "no chat completion"),
+    ],
+    ids=["context", "bad", "key", "model", "empty", "nonsense"],
+)
+async def test_a_refusal_or_nonsense_is_one_clear_error(reply, error, said):
+    async with engine_on(reply) as (engine, _):
+        with pytest.raises(error, match=said):
+            await engine.chat(ASK, [], Sampling())
+
+
+async def test_a_missing_key_and_an_adapter_are_usage_errors(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(UsageError, match="OPENAI_API_KEY"):
+        OpenAIChatEngine("gpt")
+    with pytest.raises(UsageError, match="adapter"):
+        await OpenAIChatEngine("m", base_url="http://127.0.0.1:9").chat(ASK, [], Sampling(adapter="x"))
