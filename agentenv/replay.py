@@ -13,6 +13,7 @@ from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Engine,
 from agentenv.errors import EngineError, UsageError
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue, Message
+from agentenv.record import DonePolicy
 from agentenv.render.base import RendererProtocol
 from agentenv.runner import Runner
 from agentenv.step import EpisodeEnv
@@ -158,6 +159,7 @@ async def replay_episode(
     sampling: Sampling | None = None,
     run_seed: int = 0,
     user: UserLike = None,
+    done_policy: DonePolicy = "stop",
 ) -> Replay:
     """Play a recorded episode again and compare what the environment says.
 
@@ -171,6 +173,7 @@ async def replay_episode(
         sampling: for the live turns.
         run_seed: of the run, for the seeds of the live turns.
         user: the simulated user of the run, if it had one.
+        done_policy: of the run.
 
     Raises:
         UsageError: `from_turn` is out of range, or given without `live`.
@@ -190,6 +193,7 @@ async def replay_episode(
         group_id=record.group_id,
         member=record.member,
         user=user,
+        done_policy=done_policy,
     )
     return Replay(played, _compare(record, played, from_turn))
 

@@ -52,7 +52,8 @@ class TokenConversation:
         self._history: list[Message] = []
         self._turn = -1
         self._asked_version = 0
-        self.untrainable_reason = ""
+        # Only engines whose logprobs may be of no use for training have this.
+        self.untrainable_reason = str(getattr(engine, "untrainable_reason", ""))
         self.has_policy_tokens = False
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:

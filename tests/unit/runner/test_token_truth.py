@@ -285,3 +285,13 @@ async def test_greedy_and_cut_sampling_are_not_trainable_and_say_why():
     assert "temperature 0" in greedy.untrainable_reason
     assert "top_p" in cut.untrainable_reason
     assert greedy.turns[0].sampling["temperature"] == 0
+
+
+async def test_an_engine_whose_logprobs_are_of_no_use_says_so_for_its_episodes():
+    class Raw(ScriptedEngine):
+        untrainable_reason = "logprobs are not at the sampling temperature"
+
+    record = await Runner(Raw(["a"], tokenizer=TOKENIZER), RENDERER).run_episode(Echo(), {})
+
+    assert record.untrainable_reason == Raw.untrainable_reason
+    assert record.stop_reason is StopReason.FINAL_ANSWER
