@@ -24,9 +24,18 @@ __all__ = ["app", "main"]
 
 VERBS = {
     "list": "environments and tools that are installed",
+    "new": "make an installable environment package",
+    "check": "try an environment in every way a run would",
     "eval": "play tasks with a model and report what came out",
     "train": "train a model with GRPO on an environment",
-    "view": "look at runs in a browser: tokens, rewards, why episodes stopped",
+    "view": "look at runs in a browser, token by token",
+    "replay": "play a stored episode again in its environment",
+    "diff": "compare two runs, paired by task",
+    "rescore": "score stored episodes with other rewards",
+    "export": "write episodes as OpenAI messages, SFT rows or ATIF",
+    "import": "read chat logs or ATIF into a run",
+    "sandbox": "which isolation for untrusted code works here",
+    "doctor": "what is installed, and what a model can do here",
 }
 """Verb and help line; the module is `agentenv.cli.<verb>`, with `_` behind what Python has a meaning for."""
 

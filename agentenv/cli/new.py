@@ -1,0 +1,168 @@
+"""`agentenv new`: an installable environment package that passes its check and its tests at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+__all__ = ["app", "files_of"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def run(
+    name: str = typer.Argument(..., help="Name of the environment, such as shop-math."),
+    directory: str = typer.Option("", "--dir", help="Where to make it; a directory of its name if empty."),
+) -> None:
+    """Make a package with an environment, its test, README and CI file."""
+    from agentenv.errors import StoreError, UsageError
+
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    if not words or words[0][0].isdigit():
+        raise UsageError(f"{name!r} is no name for a package; use letters, such as shop-math")
+    root = Path(directory or "-".join(words))
+    if root.exists() and any(root.iterdir()):
+        raise UsageError(f"{root} is not empty; choose another with --dir")
+    try:
+        for path, text in files_of(words).items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {root}: {error.strerror}; choose another place with --dir") from error
+    module = "_".join(words)
+    print(f"{root}/ made. Next:")
+    print(f"  agentenv check {root}/{module}.py")
+    print(f"  agentenv eval {root}/{module}.py -m mock -n 20 -k 4")
+    print(f"  pip install -e {root}    then it is in agentenv list")
+
+
+def files_of(words: list[str]) -> dict[str, str]:
+    """Return the package's files: path and text."""
+    module, title = "_".join(words), "".join(word.capitalize() for word in words)
+    env_id = f"{words[0]}/{title}-v0"
+    fill = {"module": module, "title": title, "env_id": env_id, "dist": "-".join(words)}
+    return {path.format(**fill): text for path, text in ((p, _fill(t, fill)) for p, t in _FILES.items())}
+
+
+def _fill(text: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+_FILES = {
+    "pyproject.toml": """[build-system]
+requires = ["hatchling>=1.26"]
+build-backend = "hatchling.build"
+
+[project]
+name = "@dist@"
+version = "0.1.0"
+description = "The environment @env_id@ for language-model agents."
+requires-python = ">=3.11"
+dependencies = ["agentenv-rl"]
+
+[project.optional-dependencies]
+dev = ["pytest>=8", "pytest-asyncio>=1"]
+
+[project.entry-points."agentenv.envs"]
+"@env_id@" = "@module@:SPEC"
+
+[tool.hatch.build.targets.wheel]
+include = ["@module@.py"]
+
+[tool.pytest.ini_options]
+asyncio_mode = "auto"
+""",
+    "{module}.py": '''"""@env_id@: count the pencils in some boxes, with a tool that multiplies."""
+
+from __future__ import annotations
+
+import agentenv as ae
+
+
+class @title@(ae.ToolEnv):
+    """Boxes of pencils: how many pencils are there?"""
+
+    def start(self, boxes: int, pencils: int) -> str:
+        self.want = boxes * pencils
+        return f"There are {boxes} boxes of {pencils} pencils. How many pencils are there?"
+
+    @ae.tool
+    def multiply(self, a: int, b: int) -> int:
+        """Multiply two numbers.
+
+        Args:
+            a: the first number.
+            b: the second number.
+        """
+        return a * b
+
+    def reward(self, answer: str) -> float:
+        return float(answer.strip().rstrip(".").split(" ")[-1] == str(self.want))
+
+
+def oracle(messages: list[ae.Message], task: dict[str, int], rng: object) -> str:
+    """Solve a task; the checker plays it, and it must score 1."""
+    return str(task["boxes"] * task["pencils"])
+
+
+SPEC = ae.register(
+    "@env_id@",
+    @title@,
+    tasks={
+        "train": [{"boxes": b, "pencils": 7 * b + 2} for b in range(20, 120)],
+        "test": [{"boxes": b, "pencils": 7 * b + 3} for b in range(20, 60)],
+    },
+    max_turns=4,
+)
+''',
+    "test_{module}.py": '''"""The environment keeps what every run relies on, and scores what it should."""
+
+from __future__ import annotations
+
+import @module@
+from agentenv.testing import check_env, play
+
+
+async def test_environment_passes_the_checker():
+    report = await check_env(@module@.SPEC, tasks=5, fuzz_calls=50)
+
+    assert report.ok, str(report)
+
+
+async def test_right_and_wrong_answers_score_one_and_zero():
+    task = @module@.SPEC.task_set()[0]
+    right = await play(@module@.SPEC, @module@.oracle, task)
+    wrong = await play(@module@.SPEC, lambda messages, task, rng: "no idea", task)
+
+    assert right.reward == 1.0
+    assert wrong.reward == 0.0
+''',
+    "README.md": """# @dist@
+
+The environment `@env_id@`: boxes of pencils, and a tool that multiplies.
+
+    pip install -e '.[dev]'
+    agentenv check @env_id@
+    agentenv eval @env_id@ -m mock -n 20 -k 4
+    pytest
+""",
+    ".github/workflows/test.yml": """name: test
+on: [push, pull_request]
+jobs:
+  test:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: { python-version: "3.12" }
+      - run: pip install -e '.[dev]'
+      - run: agentenv check @env_id@
+      - run: pytest
+""",
+}

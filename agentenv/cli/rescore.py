@@ -1,0 +1,78 @@
+"""`agentenv rescore`: new rewards on stored episodes, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import typer
+
+from agentenv.cli.options import JsonOption, RunsDirOption
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def run(
+    name: str = typer.Argument(..., metavar="RUN", help="Run to score again."),
+    rewards: list[str] = typer.Option(
+        ..., "--reward", metavar="FILE.py:NAME", help="Reward function, or module:name; may be repeated."
+    ),
+    runs_dir: str = RunsDirOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Score a run's episodes with other rewards; the result is a run of its own."""
+    from agentenv.cli.tables import print_report
+    from agentenv.report import report_on
+    from agentenv.scoring import rescore
+    from agentenv.store import RunWriter, find_run
+
+    source = find_run(name, runs_dir)
+    functions = [find_object(one) for one in rewards]
+    with RunWriter.create(
+        "rescored",
+        kind="import",
+        root=runs_dir,
+        run_id="",
+        env_ids=source.info.env_ids,
+        model=source.info.model,
+        seed=source.info.seed,
+        config={**source.info.config, "rescored_from": source.id, "rewards": rewards},
+    ) as writer:
+        for trajectory in source:
+            writer.append(asyncio.run(rescore(trajectory, functions)))
+        writer.write_vocabulary(source.vocabulary())
+        report = report_on(writer.summaries)
+    if as_json:
+        sys.stdout.write(json.dumps({"run": writer.id, "from": source.id, **report.as_json()}) + "\n")
+        return
+    before = report_on(source.summaries).reward
+    print(f"{source.id}, scored again by {', '.join(rewards)}   run {writer.id}")
+    print(f"  before   mean {before.mean:.3f}" if before else "  before   no episode had a score")
+    print_report(report, run_id=writer.id)
+
+
+def find_object(name: str) -> Any:
+    """Return what `file.py:name` or `module:name` names.
+
+    Raises:
+        UsageError: There is no such thing.
+    """
+    import sys as system
+    from importlib import import_module
+
+    from agentenv.errors import UsageError
+    from agentenv.files import load_file
+
+    module, colon, attribute = name.rpartition(":")
+    if not colon or not attribute:
+        raise UsageError(f"{name!r} is not file.py:name or module:name")
+    try:
+        found = system.modules[load_file(module)] if module.endswith(".py") else import_module(module)
+        return getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"cannot find {name!r}: {error}") from error

@@ -1,0 +1,383 @@
+"""The verbs on stored runs: diff, replay, rescore, export, import; and new, doctor, train."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli import main
+from agentenv.cli.new import files_of
+from agentenv.compare import compare, first_divergence
+from agentenv.interop.atif import from_atif, to_atif
+from agentenv.interop.chatlogs import from_openai, to_openai, to_sft
+from agentenv.messages import ToolCall, ToolResult
+from agentenv.registry import registry
+from agentenv.store import Run, RunStatus, RunWriter, find_run
+from agentenv.trajectory import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+
+GUESSER = '''
+import agentenv as ae
+
+
+class Guesser(ae.ToolEnv):
+    """Say a number."""
+
+    def start(self, want: int) -> str:
+        self.want = want
+        return f"Say {want}."
+
+    @ae.tool
+    def double(self, x: int) -> int:
+        """Double a number."""
+        return 2 * x
+
+    def reward(self, answer: str) -> float:
+        return float(str(self.want) in answer)
+
+
+def half(answer):
+    return 0.5
+
+
+ae.register("verbs/Guesser-v0", Guesser, tasks=[{"want": n} for n in range(10, 30)])
+'''
+
+
+@pytest.fixture(scope="module")
+def guesser(tmp_path_factory):
+    path = tmp_path_factory.mktemp("envs") / "guesser.py"
+    path.write_text(GUESSER)
+    yield str(path)
+    registry.remove("verbs/Guesser-v0")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    return int(stop.value.code or 0)
+
+
+def played(guesser: str, model: str, tmp_path: Path) -> str:
+    run("eval", guesser, "-m", model, "-n", "6", "--json")
+    return find_run("last").id
+
+
+def tool_episode(member: int = 0, reward: float = 1.0, tokens: tuple[int, ...] = (7, 8, 9)) -> Trajectory:
+    call = ToolCall("c1", "double", '{"x": 21}')
+    spans = (
+        TokenSpan("prompt", (1, 2)),
+        TokenSpan("model", (3, 4), (-0.1, -0.2), 0, 0),
+        TokenSpan("env", (5, 6), None, None, 0),
+        TokenSpan("model", tokens, tuple(-0.1 for _ in tokens), 0, 1),
+    )
+    messages = (
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "Double 21."},
+        {"role": "assistant", "content": "", "reasoning_content": "easy", "tool_calls": [call.to_message()]},
+        {"role": "tool", "tool_call_id": "c1", "name": "double", "content": "42"},
+        {"role": "assistant", "content": "42"},
+    )
+    turns = (
+        Turn(
+            0,
+            messages[2],
+            "stop",
+            2,
+            start=2,
+            tool_calls=(call,),
+            tool_results=(ToolResult("c1", "double", "42"),),
+        ),
+        Turn(1, messages[4], "stop", len(tokens), start=6, reward=reward),
+    )
+    return Trajectory(
+        env_id="verbs/Double-v0", task_id="t0", seed=5, group_id="g", member=member,
+        stop_reason=StopReason.FINAL_ANSWER, turns=turns, sequences=(TokenSequence(spans),), messages=messages,
+        reward=reward, rewards={"right": reward}, task={"x": 21}, tools=({"type": "function", "function": {"name": "double"}},),
+    )  # fmt: skip
+
+
+def stored(root: Path, name: str, episodes) -> Run:
+    with RunWriter.create(name, root=root, run_id=name) as writer:
+        for one in episodes:
+            writer.append(one)
+    return Run(writer.path)
+
+
+def test_diff_pairs_tasks_and_finds_where_episodes_part(guesser, tmp_path, capsys):
+    low, high = (
+        played(guesser, "scripted:11 and 12", tmp_path),
+        played(guesser, "scripted:11 and 12 13", tmp_path),
+    )
+    capsys.readouterr()
+
+    assert run("diff", low, high) == 0
+    text = capsys.readouterr().out
+    assert run("diff", low, low) == 0
+    same = capsys.readouterr().out
+
+    assert "reward 0.333 → 0.500" in text
+    assert "1 tasks better · 0 worse · 5 same" in text
+    assert "first divergence: task" in text
+    assert "episodes agree token by token" in same
+
+
+def test_diff_of_unrelated_runs_is_refused(guesser, tmp_path, capsys):
+    one = played(guesser, "scripted:1", tmp_path)
+    stored(tmp_path / "runs", "other", [tool_episode()])
+
+    assert run("diff", one, "other") == 2
+    assert "no scored task in common" in capsys.readouterr().err
+
+
+def test_divergence_names_the_first_token_and_its_turn(tmp_path):
+    left, right = tool_episode(), tool_episode(tokens=(7, 0, 9))
+
+    found = first_divergence(left, right)
+
+    assert found is not None
+    assert (found.token, found.turn) == (7, 1)
+    assert first_divergence(left, left) is None
+
+
+def test_comparison_counts_tasks_of_one_run_only(tmp_path):
+    from dataclasses import replace
+
+    more = replace(tool_episode(), task_id="t1", group_id="g1")
+    found = compare(
+        stored(tmp_path, "a", [tool_episode(), more]), stored(tmp_path, "b", [tool_episode(reward=0.0)])
+    )
+
+    assert (found.only_before, found.only_after, len(found.worse)) == (1, 0, 1)
+    assert json.loads(json.dumps(found.as_json()))["worse"] == 1
+
+
+def test_replay_gives_the_environment_the_same_messages(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+    capsys.readouterr()
+
+    assert run("replay", f"{name}#2") == 0
+    assert capsys.readouterr().out.endswith("the same\n")
+
+
+def test_replay_says_what_changed_in_the_environment(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+    changed = tmp_path / "changed.py"
+    changed.write_text(GUESSER.replace("verbs/", "changed/").replace("Say {want}.", "Please say {want}."))
+    capsys.readouterr()
+
+    assert run("replay", f"{name}#2", "--env", str(changed), "--json") == 1
+    assert "Please say 12" in json.loads(capsys.readouterr().out)["difference"]
+    registry.remove("changed/Guesser-v0")
+
+
+def test_rescore_writes_a_new_run_and_leaves_the_old(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+    before = (tmp_path / "runs" / name / "trajectories.jsonl").read_bytes()
+    capsys.readouterr()
+
+    assert run("rescore", name, "--reward", f"{guesser}:half", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+
+    assert report["reward"]["mean"] == 0.5
+    assert (tmp_path / "runs" / name / "trajectories.jsonl").read_bytes() == before
+    assert find_run(report["run"]).load(0).sequences == find_run(name).load(0).sequences
+
+
+@pytest.mark.parametrize("reward", ["nothing", "gone.py:f", "json:gone"])
+def test_rescore_with_a_reward_that_is_not_there_is_refused(guesser, tmp_path, reward, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+
+    assert run("rescore", name, "--reward", reward) == 2
+    assert "fix:" in capsys.readouterr().err
+
+
+def test_openai_rows_come_back_with_messages_calls_and_reward():
+    old = tool_episode(member=3)
+
+    new = next(iter(from_openai(json.loads(json.dumps(list(to_openai([old])))))))
+
+    assert (new.messages, new.task, new.member, new.reward) == (old.messages, old.task, 3, 1.0)
+    assert new.turns[0].tool_results[0].content == "42"
+    assert not new.trainable
+
+
+def test_sft_rows_are_the_good_episodes():
+    rows = list(to_sft([tool_episode(), tool_episode(1, reward=0.0)]))
+
+    assert [len(row["messages"]) for row in rows] == [5]
+
+
+def test_atif_keeps_tokens_mask_and_reward_and_comes_back_as_messages():
+    old = tool_episode()
+
+    document = json.loads(json.dumps(to_atif(old, model="m")))
+    new = next(iter(from_atif([document])))
+    steps = document["steps"]
+
+    assert [step["source"] for step in steps] == ["system", "user", "agent", "agent"]
+    assert steps[3]["metrics"]["completion_token_ids"] == [7, 8, 9]
+    assert steps[3]["metrics"]["prompt_token_ids"] == [1, 2, 3, 4, 5, 6]
+    assert steps[3]["metrics"]["extra"] == {"reward": 1.0, "loss_mask": [True, True, True]}
+    assert new.reward == 1.0
+    assert new.answer == "42"
+    assert new.turns[0].message["reasoning_content"] == "easy"
+
+
+def test_arguments_that_are_no_object_survive_atif():
+    from dataclasses import replace
+
+    old = tool_episode()
+    call = ToolCall("c1", "double", "not json")
+    broken = replace(old, turns=(replace(old.turns[0], tool_calls=(call,)), old.turns[1]))
+
+    new = next(iter(from_atif([to_atif(broken)])))
+
+    assert new.turns[0].tool_calls[0].arguments == "not json"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atif") is None, reason="the package atif is not installed")
+def test_atif_documents_load_in_the_reference_models():
+    import atif
+
+    assert atif.Trajectory.model_validate(to_atif(tool_episode(), model="m")).steps[2].tool_calls
+
+
+def test_export_and_import_through_files(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+    assert run("export", name, "--output", "out.jsonl") == 0
+    assert run("import", "out.jsonl") == 0
+    assert "6 episodes" in capsys.readouterr().out
+    imported = find_run("last")
+
+    assert [one.reward for one in imported.summaries] == [one.reward for one in find_run(name).summaries]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"messages": []}', "has no list `messages`"),
+        ('{"messages": [{"role": "elf"}]}', "no known role"),
+        ('{"messages": 1}\nnonsense', "line 2 is not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"schema_version": "9", "steps": []}', "not ATIF"),
+    ],
+)
+def test_import_names_what_is_wrong(tmp_path, text, says, capsys):
+    (tmp_path / "bad.jsonl").write_text(text)
+
+    assert run("import", "bad.jsonl") == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_new_package_refuses_a_directory_that_is_not_empty(tmp_path, capsys):
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "mine.txt").write_text("")
+
+    assert run("new", "shop") == 2
+    assert "not empty" in capsys.readouterr().err
+    assert run("new", "9lives") == 2
+
+
+def test_new_package_has_entry_point_test_readme_and_ci():
+    files = files_of(["shop", "math"])
+
+    assert {
+        "pyproject.toml",
+        "shop_math.py",
+        "test_shop_math.py",
+        "README.md",
+        ".github/workflows/test.yml",
+    } == set(files)
+    assert '"shop/ShopMath-v0" = "shop_math:SPEC"' in files["pyproject.toml"]
+    assert "@" not in files["shop_math.py"].replace("@ae.tool", "")
+
+
+@pytest.mark.slow
+def test_new_package_passes_check_eval_and_its_own_tests(tmp_path):
+    assert run("new", "shop-math") == 0
+    for words in (
+        ["-m", "agentenv.cli", "check", "shop-math/shop_math.py"],
+        ["-m", "agentenv.cli", "eval", "shop-math/shop_math.py", "-n", "5"],
+    ):
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(tests, capture_output=True, text=True, check=False, cwd=tmp_path / "shop-math")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_doctor_says_what_a_model_can_do(capsys):
+    assert run("doctor", "-m", "mock", "--json") == 0
+
+    found = json.loads(capsys.readouterr().out)
+
+    assert found["model"]["template"]
+    assert any(name == "pydantic" and version for name, version, _ in found["packages"])
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from agentenv.render.tokenizer import byte_tokenizer
+    from agentenv.train.checkpoint import save_tokenizer
+
+    path = tmp_path_factory.mktemp("tiny")
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_ids[0], pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    save_tokenizer(tokenizer, path)
+    return str(path)
+
+
+@pytest.mark.slow
+def test_training_keeps_metrics_episodes_and_checkpoints_and_resumes(guesser, tiny_model, tmp_path, capsys):
+    options = [
+        "-k",
+        "2",
+        "-o",
+        "groups_per_step=2",
+        "-o",
+        "max_turns=2",
+        "-o",
+        "max_tokens_per_turn=8",
+        "-o",
+        "save_steps=1",
+    ]
+
+    assert run("train", guesser, "-m", tiny_model, "--steps", "2", *options) == 0
+    text = capsys.readouterr().out
+    trained = find_run("last")
+    assert "step 2/2  reward" in text
+    assert [line["step"] for line in trained.metrics()] == [1, 2]
+    assert len(trained) == 8
+    assert trained.vocabulary()
+
+    assert run("train", "--resume", trained.id, "--steps", "3") == 0
+    again = find_run(trained.id)
+    assert "resumed at step 2" in capsys.readouterr().out
+    assert [line["step"] for line in again.metrics()] == [1, 2, 3]
+    assert (len(again), again.status) == (12, RunStatus.FINISHED)
+
+
+def test_resuming_what_is_no_training_is_refused(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+
+    assert run("train", "--resume", name) == 2
+    assert "agentenv eval --resume" in capsys.readouterr().err
