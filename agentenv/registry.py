@@ -90,6 +90,14 @@ class Registry(Mapping[str, EnvSpec]):
         """Forget a registered specification, if there is one."""
         self._specs.pop(id, None)
 
+    def update(self, entries: Mapping[str, EnvSpec]) -> None:
+        """Add specifications as they are, in the place of those with the same ids."""
+        self._specs.update(entries)
+
+    def clear(self) -> None:
+        """Forget every loaded specification: for tests, which put back what was there with `update`."""
+        self._specs.clear()
+
     def watch(self, tell: Callable[[str], None]) -> None:
         """Call a function with the id of each environment added from now on."""
         self._watchers.append(tell)
