@@ -269,7 +269,7 @@ async def test_d7_user_and_environment_are_closed_exactly_once(fate):
                 import asyncio
 
                 await asyncio.Event().wait()
-            return None
+            return UserTurn(done=True)
 
         async def close(self):
             closed.append(self)
