@@ -43,6 +43,7 @@ class LocalSession:
         self._one_at_a_time = asyncio.Lock()
         self._count = 0
         self._why = ""
+        self._current: _Step | None = None
         self.closed = False
 
     @property
@@ -174,9 +175,10 @@ class LocalSession:
             note = f"the session has ended ({self._why or 'closed'}) and its state is lost; open a new one"
             return ExecResult(status="killed", stderr=note + "\n", note=note), note, -1
         self._count += 1
-        step = _Step(self._worker, self._limits, self._count)
+        worker = self._worker
+        step = self._current = _Step(worker, self._limits, self._count)
         try:
-            send(self._worker, pack({**job, "id": self._count}))
+            send(worker, pack({**job, "id": self._count}))
             async with asyncio.timeout(wait_s):
                 await step.done
         except TimeoutError:
@@ -188,6 +190,9 @@ class LocalSession:
             raise
         finally:
             step.stop()
+            self._current = None
+            if self._why:
+                worker.close()
         return self._settle(step, timeout_s), str(step.reply.get("failed", "")), step.fd
 
     def _settle(self, step: _Step, timeout_s: float) -> ExecResult:
@@ -213,10 +218,14 @@ class LocalSession:
 
     def _end(self, why: str) -> None:
         self._why = self._why or why
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.close()
-            self._worker = None
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        worker.kill()
+        if self._current is None:
+            worker.close()
+        else:  # the step in flight still listens; it closes the worker when it has stopped
+            self._current.end()
 
     async def close(self) -> None:
         """End the process and everything that it started; may be called twice."""
@@ -302,6 +311,11 @@ class _Step:
             self._finish()
         elif fds:
             os.close(fds[0])
+
+    def end(self) -> None:
+        """Stop waiting for a reply: the process is gone."""
+        self.reason = self.reason or "lost"
+        self._finish()
 
     def _finish(self) -> None:
         if not self.done.done():

@@ -35,8 +35,7 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "modulo": ("What is the remainder of {a} to the power {b} divided by {m}?", "print(pow({a}, {b}, {m}))"),
     "factorial": (
         "With how many zeros does the factorial of {a} end?",
-        "import math\nn, zeros = math.factorial({a}), 0\n"
-        "while n % 10 == 0:\n    n //= 10\n    zeros += 1\nprint(zeros)",
+        "n, zeros = {a}, 0\nwhile n := n // 5:\n    zeros += n\nprint(zeros)",
     ),
     "divisors": (
         "How many positive divisors does {b} have?",

@@ -184,6 +184,19 @@ async def test_a_session_command_over_its_time_leaves_the_session(best):
         assert (await session.run_code("print(x)")).stdout == "1\n"
 
 
+async def test_closing_a_session_ends_the_step_in_flight(best):
+    session = best.session()
+    await session.run_code("x = 1")
+    step = asyncio.ensure_future(session.run_code("while True: pass", timeout_s=30))
+    await asyncio.sleep(0.05)
+
+    await session.close()
+    result = await asyncio.wait_for(step, 5)
+
+    assert result.status == "killed"
+    assert not session.alive
+
+
 async def test_a_lease_is_clean_and_ends_alone(best):
     async with best.lease() as first:
         await first.write_file("mine", "1")
