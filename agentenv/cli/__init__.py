@@ -32,7 +32,7 @@ VERBS = {
     "replay": "play a stored episode again in its environment",
     "diff": "compare two runs, paired by task",
     "rescore": "score stored episodes with other rewards",
-    "export": "write episodes as OpenAI messages, SFT rows or ATIF",
+    "export": "write episodes as OpenAI messages, SFT rows, ATIF, parquet",
     "import": "read chat logs or ATIF into a run",
     "sandbox": "which isolation for untrusted code works here",
     "doctor": "what is installed, and what a model can do here",

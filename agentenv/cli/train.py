@@ -15,6 +15,7 @@ import typer
 from agentenv.cli.options import JsonOption, RunsDirOption, SeedOption, SettingsOption
 from agentenv.config import build, parse_pairs, read_toml
 from agentenv.errors import UsageError
+from agentenv.trajectory import TrajectoryGroup
 
 __all__ = ["app"]
 
@@ -195,7 +196,7 @@ def _train(
             f"{', '.join(names)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
             f" tasks × {config.num_generations} · seed {config.seed}   run {writer.id}"
         )
-        trainer_type = importlib.import_module("agentenv.train").GRPOTrainer
+        trainer_type = _recording(writer)
         cursors: dict[str, int] = {}
 
         def after_step(step: int, metrics: Mapping[str, float]) -> None:
@@ -226,6 +227,28 @@ def _train(
         _keep_vocabulary(writer, trainer)
         writer.close(RunStatus.INTERRUPTED if stopped else RunStatus.FINISHED)
     return _finish(history, trainer, writer.id, stopped=stopped, as_json=as_json)
+
+
+def _recording(writer: Any) -> Any:
+    """Return the trainer, with each episode's advantage noted in the run as the loss gets it."""
+    from agentenv.train.advantage import group_advantages
+    from agentenv.train.grpo import GRPOTrainer
+
+    class Recording(GRPOTrainer):
+        def step(self, groups: Sequence[TrajectoryGroup], **options: Any) -> dict[str, float]:
+            config = self.config
+            found = group_advantages(
+                [[one.reward if one.trainable else None for one in group] for group in groups],
+                advantage=config.advantage,
+                scale_rewards=config.scale_rewards,
+                eps=config.advantage_eps,
+            )
+            for group, values in zip(groups, found, strict=True):
+                for one, value in zip(group, values, strict=True):
+                    writer.annotate(one, advantage=value, step=self.steps_done + 1)
+            return super().step(groups, **options)
+
+    return Recording
 
 
 def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> None:

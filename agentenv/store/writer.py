@@ -15,11 +15,16 @@ from agentenv.errors import StoreError
 from agentenv.store.codec import dumps, encode_trajectory
 from agentenv.store.index import EPISODES, INDEX, index_line, latest, read_index
 from agentenv.store.locking import lock, unlock
+from agentenv.store.parquet import can_write_parquet, write_parquet
+from agentenv.store.reader import Run
 from agentenv.store.runinfo import RunInfo, RunStatus, write_text_atomically
 from agentenv.store.summary import EpisodeKey, EpisodeSummary, summarize
 from agentenv.trajectory import StopReason, Trajectory
 
 __all__ = ["RunWriter"]
+
+MAX_PARQUET_BYTES = 50_000_000
+"""Episodes up to this size are also written as parquet on closing; larger runs by `agentenv export`."""
 
 
 class RunWriter:
@@ -156,6 +161,9 @@ class RunWriter:
                 os.fsync(handle)
             self.info = self.info.ended(status, note)
             self.info.write(self.path)
+            small = 0 < self._ends.get(EPISODES, 0) <= MAX_PARQUET_BYTES
+            if status is RunStatus.FINISHED and small and can_write_parquet():
+                write_parquet(Run(self.path), self.path / "trajectories.parquet")
         except OSError as error:
             raise StoreError(f"cannot close run {self.path}: {error.strerror or error}") from error
         finally:

@@ -368,6 +368,7 @@ def test_training_keeps_metrics_episodes_and_checkpoints_and_resumes(guesser, ti
     assert [line["step"] for line in trained.metrics()] == [1, 2]
     assert len(trained) == 8
     assert trained.vocabulary()
+    assert {note["step"] for note in trained.annotations().values()} == {1, 2}
 
     assert run("train", "--resume", trained.id, "--steps", "3") == 0
     again = find_run(trained.id)

@@ -385,6 +385,20 @@ def test_groups_come_back_with_members_in_order(tmp_path):
     ]
 
 
+def test_finished_run_has_its_episodes_as_parquet_too(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    with RunWriter.create("x", root=tmp_path) as writer:
+        for task in range(3):
+            writer.append(episode(task, tokens=task + 1))
+
+    rows = parquet.read_table(writer.path / "trajectories.parquet").to_pylist()
+
+    assert [row["task_id"] for row in rows] == ["t0", "t1", "t2"]
+    assert rows[2]["token_ids"] == episode(2, tokens=3).sequences[0].token_ids
+    assert rows[2]["loss_mask"] == episode(2, tokens=3).sequences[0].loss_mask
+    assert json.loads(rows[0]["messages"]) == list(episode(0).messages)
+
+
 def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
     with RunWriter.create("x", root=tmp_path) as writer:
         writer.log_metrics({"step": 1, "reward": 0.5})
