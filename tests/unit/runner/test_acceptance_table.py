@@ -1,0 +1,28 @@
+"""The table of acceptance tests in the documentation names tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+ROW = re.compile(r"^\| ([A-D]\d+b?) \| .* \| `([\w/.]+)` `(\w+)` \|$", re.MULTILINE)
+
+
+def test_every_row_names_a_test_that_exists():
+    rows = ROW.findall((ROOT / "docs" / "runner.md").read_text())
+
+    assert len(rows) >= 60
+    for name, file, prefix in rows:
+        assert f"def {prefix}" in (ROOT / "tests" / file).read_text(), name
+
+
+def test_every_test_with_an_id_stands_in_the_table():
+    listed = {name for name, _, _ in ROW.findall((ROOT / "docs" / "runner.md").read_text())}
+    folder = ROOT / "tests" / "unit" / "runner"
+    found = set()
+    for file in folder.glob("test_*.py"):
+        for run in re.findall(r"def test((?:_[a-d]\d+b?)+)_", file.read_text()):
+            found |= {part[0].upper() + part[1:] for part in run.strip("_").split("_")}
+
+    assert found <= listed
