@@ -87,8 +87,6 @@ class Env(gymnasium.Env[Any, Any]):
     """Put before the first observation as a system message, if not empty."""
     tasks: object = None
     """Where `reset` draws a task from when it gets none: anything `TaskSet.of` takes."""
-    oracle: ClassVar[Any] = None
-    """A policy that solves every task, for the checker and for demonstrations; see `ae.testing`."""
     full_marks: float = 1.0
     """Reward of a perfect episode."""
 

@@ -84,9 +84,8 @@ def _tool(client: Any, offered: Any, timeout_s: float | None) -> Tool[..., Any]:
         parts = [_part(part) for part in answer.content]
         if answer.is_error:
             raise ToolError("\n".join(str(part) for part in parts))
-        if all(isinstance(part, str) for part in parts):
-            return "\n".join(parts)
-        return parts
+        words = [part for part in parts if isinstance(part, str)]
+        return "\n".join(words) if len(words) == len(parts) else parts
 
     return Tool.from_schema(
         offered.name, offered.description or "", offered.input_schema, call, timeout_s=timeout_s

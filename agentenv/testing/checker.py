@@ -66,7 +66,8 @@ class CheckReport:
         skipped = sum(one.status == "skipped" for one in self.findings)
         more = f", {skipped} skipped" if skipped else ""
         rows = "\n".join(map(str, self.findings))
-        return f"{self.env_id}\n{rows}\n{passed} ok, {len(self.problems)} problems{more}"
+        wrong = len(self.problems)
+        return f"{self.env_id}\n{rows}\n{passed} ok, {wrong} problem{'' if wrong == 1 else 's'}{more}"
 
     def to_json(self) -> str:
         """Return the report for machines."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
@@ -108,9 +108,6 @@ class Taxi(GymnasiumText):
 
 class Blackjack(GymnasiumText):
     """Play one hand of blackjack."""
-
-    full_marks: float = 1.0
-    oracle: ClassVar[Any] = None
 
     def __init__(self) -> None:
         super().__init__("Blackjack-v1")

@@ -218,6 +218,6 @@ async def test_the_report_is_for_people_and_machines():
 
     assert str(report).splitlines()[0] == "broken/Generous-v0"
     assert " ✗ trivial" in str(report)
-    assert str(report).splitlines()[-1] == "1 ok, 1 problems"
+    assert str(report).splitlines()[-1] == "1 ok, 1 problem"
     assert [one["status"] for one in data["findings"]] == ["problem", "ok"]
     assert data["ok"] is False
