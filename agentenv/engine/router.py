@@ -1,0 +1,119 @@
+"""Two models behind one engine: a stronger one answers when the policy is unsure.
+
+Its tokens are marked as not sampled by the policy, so that they are recorded and never trained.
+The idea is that of twinkle's RouterSampler; here the policy's own completion decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from agentenv.engine.base import Completion, Engine, Sampling
+from agentenv.errors import UsageError
+
+__all__ = ["LessSureThan", "RouterEngine"]
+
+
+@dataclass(frozen=True, slots=True)
+class LessSureThan:
+    """True for completions whose tokens were less likely, on average, than a limit."""
+
+    mean_logprob: float = -1.0
+
+    def __call__(self, completion: Completion) -> bool:
+        """Say whether the policy was unsure of a completion."""
+        size = len(completion.logprobs)
+        return size > 0 and sum(completion.logprobs) / size < self.mean_logprob
+
+
+class RouterEngine:
+    """Sample from the policy, and from a helper where the policy is unsure.
+
+    Both must have the same tokenizer: the helper gets the policy's token ids.
+
+    Args:
+        policy: the model that is trained.
+        helper: the model that answers instead.
+        unsure: looks at the policy's completion and says whether the helper should answer.
+        helper_sampling: how the helper draws; as the request says if None.
+    """
+
+    def __init__(
+        self,
+        policy: Engine,
+        helper: Engine,
+        *,
+        unsure: Callable[[Completion], bool] | None = None,
+        helper_sampling: Sampling | None = None,
+    ) -> None:
+        if policy is helper:
+            raise UsageError("policy and helper must be two engines: the helper's tokens are never trained")
+        self.name = f"{policy.name} with {helper.name}"
+        self.routed = 0
+        """Completions that the helper wrote."""
+        self._policy = policy
+        self._helper = helper
+        self._unsure = unsure or LessSureThan()
+        self._helper_sampling = helper_sampling
+
+    @property
+    def weights_version(self) -> int:
+        """The policy's version."""
+        return self._policy.weights_version
+
+    @weights_version.setter
+    def weights_version(self, version: int) -> None:
+        self._policy.weights_version = version
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """The smaller limit of the two."""
+        limits = [engine.max_context_tokens for engine in (self._policy, self._helper)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @max_context_tokens.setter
+    def max_context_tokens(self, limit: int | None) -> None:
+        self._policy.max_context_tokens = self._helper.max_context_tokens = limit
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion; see `agentenv.engine.base.Engine`."""
+        began = monotonic()
+        first = await self._policy.generate(
+            prompt_ids, sampling, stop_token_ids=stop_token_ids, session_id=session_id, deadline_s=deadline_s
+        )
+        if first.finish_reason == "abort" or not self._unsure(first):
+            return first
+        drawn = (
+            sampling
+            if self._helper_sampling is None
+            else replace(self._helper_sampling, max_tokens=sampling.max_tokens, seed=sampling.seed)
+        )
+        left = None if deadline_s is None else max(0.0, deadline_s - (monotonic() - began))
+        second = await self._helper.generate(
+            prompt_ids,
+            replace(drawn, adapter=None),
+            stop_token_ids=stop_token_ids,
+            session_id=session_id,
+            deadline_s=left,
+        )
+        self.routed += 1
+        return replace(second, sampled_by_policy=False)
+
+    async def release(self, session_id: str) -> None:
+        """Forget what both keep for an episode."""
+        await asyncio.gather(self._policy.release(session_id), self._helper.release(session_id))
+
+    async def close(self) -> None:
+        """Close both."""
+        await asyncio.gather(self._policy.close(), self._helper.close())

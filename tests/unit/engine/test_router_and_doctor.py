@@ -1,0 +1,103 @@
+"""The router marks what the helper wrote; the doctor finds engines that break the contract."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agentenv.engine import Completion, Sampling, ScriptedEngine, load_engine
+from agentenv.engine.doctor import examine_engine, examine_model
+from agentenv.engine.router import LessSureThan, RouterEngine
+from agentenv.engine.transformers_engine import TransformersEngine
+from agentenv.errors import UsageError
+
+
+def pair(logprob, **options):
+    policy = ScriptedEngine([[1, 2]], logprob=logprob, weights_version=4, max_context_tokens=50)
+    helper = ScriptedEngine([[8, 9]], max_context_tokens=40)
+    return RouterEngine(policy, helper, **options), policy, helper
+
+
+async def ask(engine, **sampling):
+    return await engine.generate([3], Sampling(**sampling), stop_token_ids=(), session_id="a", deadline_s=5)
+
+
+async def test_a_sure_policy_answers_itself():
+    router, _, helper = pair(-0.1)
+
+    done = await ask(router)
+
+    assert (done.token_ids, done.sampled_by_policy, helper.requests) == ((1, 2), True, [])
+
+
+async def test_an_unsure_policy_is_helped_and_the_tokens_are_marked():
+    router, policy, helper = pair(-3.0, helper_sampling=Sampling(temperature=0.2))
+
+    done = await ask(router, seed=6, max_tokens=7, adapter="policy")
+    await router.release("a")
+
+    assert (done.token_ids, done.sampled_by_policy, router.routed) == ((8, 9), False, 1)
+    drawn = helper.requests[0].sampling
+    assert (drawn.temperature, drawn.seed, drawn.max_tokens, drawn.adapter) == (0.2, 6, 7, None)
+    assert policy.released == helper.released == ["a"]
+    assert (router.weights_version, router.max_context_tokens) == (4, 40)
+
+
+def test_sureness_is_the_mean_logprob_and_one_engine_cannot_be_both():
+    assert LessSureThan(-1.0)(Completion((1, 2), (-0.5, -2.0), "stop"))
+    assert not LessSureThan(-1.0)(Completion((1, 2), (-0.5, -1.0), "stop"))
+    engine = ScriptedEngine([[1]])
+    with pytest.raises(UsageError, match="two engines"):
+        RouterEngine(engine, engine)
+
+
+async def test_the_doctor_finds_the_transformers_engine_right():
+    torch.manual_seed(1)
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=32, max_position_embeddings=2048, **shape
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    engine = TransformersEngine(model)
+
+    findings = {each.name: each for each in await examine_engine(engine, [1, 2, 3, 4])}
+
+    for name in ("tokens", "scale", "stop token", "seed", "greedy", "context"):
+        assert findings[name].ok, findings[name].line()
+    assert findings["abort"].ok is not False
+    await engine.close()
+
+
+class Unscaled:
+    """An engine that answers with the log-probabilities at T = 1, whatever the temperature."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.name, self.weights_version, self.max_context_tokens = "unscaled", 0, None
+
+    async def generate(self, prompt_ids, sampling, **kwargs):
+        token = 10 + (sampling.seed or 0) % 3
+        return Completion((token,) * sampling.max_tokens, (-float(token),) * sampling.max_tokens, "length")
+
+
+async def test_the_doctor_finds_unscaled_logprobs_and_a_lost_stop_token():
+    findings = {each.name: each for each in await examine_engine(Unscaled(None), [1])}
+
+    assert findings["scale"].ok is False
+    assert "processed_logprobs" in findings["scale"].detail
+    assert findings["stop token"].ok is False
+    assert findings["tokens"].ok is False
+    assert findings["context"].ok is None
+
+
+async def test_the_doctor_never_raises():
+    findings = await examine_engine(ScriptedEngine([]), [1])
+    assert all(each.ok is False for each in findings if each.name in {"tokens", "scale", "seed"})
+    assert all("EngineError" in each.line() for each in findings if each.name == "tokens")
+
+
+async def test_a_loaded_model_is_examined():
+    assert {each.name for each in await examine_model(load_engine("mock"))} >= {"tokens", "scale"}
