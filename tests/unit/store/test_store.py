@@ -157,7 +157,7 @@ def aborted(task: int) -> Trajectory:
 
 
 @given(trajectory=trajectories())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_trajectory_survives_the_disk_exactly(trajectory):
     line = dumps(encode_trajectory(trajectory))
 
@@ -169,7 +169,7 @@ def test_a_trajectory_survives_the_disk_exactly(trajectory):
 
 
 @given(trajectory=trajectories())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_index_holds_the_same_summary_as_the_episode(trajectory, tmp_path_factory):
     with RunWriter.create("x", root=tmp_path_factory.mktemp("runs")) as writer:
         written = writer.append(trajectory)

@@ -1,0 +1,169 @@
+"""From the command to the table: evaluations without a model, start-up included, and reading runs back.
+
+    python benchmarks/evaluate.py [--quick] [--json PATH] [--peers PYTHON]
+
+Inspect runs the same number of episodes of a like task with its own mock model, where the interpreter
+given with `--peers` has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from agentenv.store import Run, RunWriter, encode_trajectory, summarize
+from agentenv.store.codec import dumps
+from agentenv.store.index import EPISODES, INDEX, index_line
+from agentenv.trajectory import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+
+ENV = """
+import agentenv as ae
+
+class Adder(ae.ToolEnv):
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}?"
+
+    @ae.tool
+    def add(self, a: int, b: int) -> int:
+        "Add two numbers."
+        return a + b
+
+    def reward(self, answer: str) -> float:
+        return float(str(self.want) in answer)
+
+ae.register("bench/Adder-v0", Adder, tasks=[{"x": i, "y": 1} for i in range(500)])
+"""
+PEER = '''
+from inspect_ai import Task, eval, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import tool
+
+@tool
+def add():
+    async def execute(a: int, b: int):
+        """Add two numbers.
+
+        Args:
+            a: first number
+            b: second number
+        """
+        return a + b
+    return execute
+
+samples = [Sample(input=f"What is {i} + 1?", target=str(i + 1)) for i in range(COUNT)]
+job = Task(dataset=samples, solver=[use_tools(add()), generate()], scorer=includes())
+eval(job, model="mockllm/model", display="none")
+'''
+
+
+def timed(command: list[str], cwd: str) -> dict[str, float]:
+    """Return wall and CPU seconds of a process."""
+    before, began = os.times(), time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, cwd=cwd)
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"wall_s": round(time.perf_counter() - began, 2), "cpu_s": round(spent, 2)}
+
+
+def evaluation(tasks: int, size: int, root: str) -> dict[str, float]:
+    (Path(root) / "env.py").write_text(ENV)
+    command = [
+        sys.executable,
+        "-m",
+        "agentenv.cli",
+        "eval",
+        "env.py",
+        "-m",
+        "mock",
+        "-n",
+        str(tasks),
+        "-k",
+        str(size),
+    ]
+    return timed(command, root)
+
+
+def peer(python: str, episodes: int, root: str) -> dict[str, float] | None:
+    if subprocess.run([python, "-c", "import inspect_ai"], capture_output=True, check=False).returncode:
+        print(f"inspect_ai is not installed in {python}, skipped")
+        return None
+    (Path(root) / "peer.py").write_text(PEER.replace("COUNT", str(episodes)))
+    return timed([python, "peer.py"], root)
+
+
+def stored_run(root: str, episodes: int, tokens: int) -> Path:
+    """Write a large run fast: one episode, repeated under other members."""
+    ids = tuple(range(tokens))
+    span = TokenSpan("model", ids, tuple(-0.001 * (i % 999) for i in ids), 0, 0)
+    turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", tokens)
+    one = Trajectory(
+        "bench/A-v0",
+        "t",
+        0,
+        "g",
+        StopReason.FINAL_ANSWER,
+        0,
+        0,
+        (turn,),
+        (TokenSequence((span,)),),
+        reward=1.0,
+    )
+    with RunWriter.create("big", root=root, run_id="big") as writer:
+        writer.append(one)
+    line = dumps(encode_trajectory(one)).encode() + b"\n"
+    summary = summarize(one, offset=0, size=len(line))
+    with (writer.path / EPISODES).open("ab") as file, (writer.path / INDEX).open("ab") as index:
+        for place in range(1, episodes):
+            file.write(line)
+            index.write(index_line(replace(summary, member=place, offset=place * len(line))))
+    return writer.path
+
+
+def reading(root: str, episodes: int, tokens: int) -> dict[str, float]:
+    path = stored_run(root, episodes, tokens)
+    began = time.perf_counter()
+    run = Run(path)
+    assert len(run.summaries) == episodes
+    listed = time.perf_counter() - began
+    began = time.perf_counter()
+    run.load(episodes - 1)
+    return {"list_s": round(listed, 3), "load_one_ms": round((time.perf_counter() - began) * 1000, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peers", default=sys.executable)
+    options = parser.parse_args()
+    rows: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as root:
+        evaluation(1, 1, root)
+        rows["40 mock episodes, start-up included"] = evaluation(10, 4, root)
+        if not options.quick:
+            rows["2,000 mock episodes"] = evaluation(500, 4, root)
+        beside = peer(options.peers, 40, root)
+        if beside:
+            rows["Inspect, 40 mock samples"] = beside
+        episodes = 1_000 if options.quick else 10_000
+        rows[f"read a run of {episodes:,} x 3,000 tokens"] = reading(root, episodes, 3_000)
+    for name, row in rows.items():
+        print(f"{name:<40} " + "  ".join(f"{key} {value}" for key, value in row.items()))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": platform.platform(), "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
