@@ -6,6 +6,7 @@ from typing import Any
 
 from agentenv.sandbox.base import Sandbox, create
 from agentenv.toolenv import ToolEnv
+from agentenv_tools.python import close_session
 
 __all__ = ["SandboxedEnv"]
 
@@ -35,7 +36,8 @@ class SandboxedEnv(ToolEnv):
         return self.context.sandbox
 
     async def close(self) -> None:
-        """Close the own sandbox."""
+        """End the episode's session and the own sandbox."""
+        await close_session(self.context)
         own, self._own = self._own, None
         if own is not None:
             await own.close()

@@ -14,7 +14,7 @@ from agentenv.errors import SandboxUnavailable
 from agentenv.sandbox.base import ExecResult, Sandbox, Session
 from agentenv.tool import tool
 
-__all__ = ["answer_of", "python", "python_session", "sandbox_of", "session_of"]
+__all__ = ["answer_of", "close_session", "python", "python_session", "sandbox_of", "session_of"]
 
 _SESSION = "agentenv_tools.session"
 
@@ -44,6 +44,13 @@ def session_of(context: Context) -> Session:
         known = sandbox_of(context).session()
         context.state[_SESSION] = known
     return known
+
+
+async def close_session(context: Context) -> None:
+    """End the episode's session, if it has one; a lease of the sandbox ends it too."""
+    known = cast("Session | None", context.state.pop(_SESSION, None))
+    if known is not None:
+        await known.close()
 
 
 def answer_of(result: ExecResult) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "syscall",
     "umount",
     "unshare",
+    "write",
 ]
 
 CLONE_NEWNS = 0x00020000
@@ -108,6 +109,15 @@ def umount(target: str, flags: int = 2) -> None:
     """Unmount; by default lazily (MNT_DETACH)."""
     if _libc.umount2(os.fsencode(target), flags) != 0:
         raise _fail(f"umount {target}")
+
+
+def write(path: str, data: bytes) -> None:
+    """Write to a file of the kernel's; in one call, as those want it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
 
 
 def close_from(first: int) -> None:

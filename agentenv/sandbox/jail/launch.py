@@ -69,9 +69,9 @@ def _enter_namespaces() -> int:
         _unshare_user_as_root()
     else:
         kernel.unshare(kernel.CLONE_NEWUSER)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"0 {uid} 1")
-        _write("/proc/self/gid_map", f"0 {gid} 1")
+        kernel.write("/proc/self/setgroups", b"deny")
+        kernel.write("/proc/self/uid_map", f"0 {uid} 1".encode())
+        kernel.write("/proc/self/gid_map", f"0 {gid} 1".encode())
     kernel.unshare(
         kernel.CLONE_NEWNS
         | kernel.CLONE_NEWNET
@@ -100,7 +100,7 @@ def _unshare_user_as_root() -> None:
         os.read(ready, 1)
         try:
             for name in ("uid_map", "gid_map"):
-                _write(f"/proc/{parent}/{name}", "0 0 1\n1000 65534 1")
+                kernel.write(f"/proc/{parent}/{name}", b"0 0 1\n1000 65534 1")
         except OSError:
             os._exit(1)
         os._exit(0)
@@ -113,14 +113,6 @@ def _unshare_user_as_root() -> None:
         failed = os.waitpid(helper, 0)[1]
     if failed:
         raise OSError(1, "the maps of the user namespace cannot be written")
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 def _guard(host: int, first: int) -> None:

@@ -180,8 +180,7 @@ def _confine(config: dict[str, Any], writable: list[str], *, namespaces: bool) -
     limits: dict[str, int] = config["limits"]
     os.setsid()
     rules = _rules(config, writable)
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    kernel.write("/proc/self/oom_score_adj", b"1000")
     root = os.geteuid() == 0
     if not namespaces and root:
         _become(_NOBODY)
@@ -227,8 +226,7 @@ def _nest(*, root_mapped: bool) -> None:
         ("uid_map", f"{_UID} {outer} 1"),
         ("gid_map", f"{_UID} {outer} 1"),
     ):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+        kernel.write(f"/proc/self/{name}", text.encode())
 
 
 def _limit(limits: dict[str, int], *, namespaces: bool) -> None:

@@ -185,3 +185,12 @@ async def test_tools_say_when_there_is_no_sandbox():
 
     with pytest.raises(SandboxUnavailable, match="has no sandbox"):
         tools.sandbox_of(Context())
+
+
+async def test_an_episode_leaves_no_session_in_a_shared_sandbox():
+    entry, oracle = entry_of("agentenv/PythonMath-v0")
+    async with create("auto", size=1) as sandbox:
+        for task in entry.task_set("test").take(3):
+            await play(entry, task, oracle, sandbox)
+
+        assert all(session.ended for session in sandbox._sessions)

@@ -1,0 +1,180 @@
+"""Latency, throughput, start and memory of the local sandbox, beside what people use instead.
+
+    python benchmarks/sandbox.py [--quick] [--json PATH]
+
+Every row runs `print(sum(range(1000)))` and checks its output. Rivals: a bare interpreter without
+any isolation, bubblewrap with an interpreter for each call (if `bwrap` is installed), and a Jupyter
+kernel that is kept, which is neither isolated nor fresh (if `jupyter_client` and `ipykernel` are).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from agentenv.errors import SandboxUnavailable
+from agentenv.sandbox import create
+
+CODE = "print(sum(range(1000)))"
+WANT = "499500\n"
+
+
+async def timed(call, count, pause_s=0.0):
+    times = []
+    for _ in range(count):
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        began = time.perf_counter()
+        out = await call()
+        times.append((time.perf_counter() - began) * 1000)
+        assert out == WANT, out
+    return sorted(times)
+
+
+def latency(name, times):
+    pick = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    row = {key: round(times[min(int(len(times) * share), len(times) - 1)], 2) for key, share in pick.items()}
+    return {"what": name, **row, "min": round(times[0], 2), "per_min": round(60_000 / statistics.mean(times))}
+
+
+async def throughput(name, call, clients, count):
+    began = time.perf_counter()
+    await asyncio.gather(*(timed(call, count // clients) for _ in range(clients)))
+    per_min = 60 * (count // clients * clients) / (time.perf_counter() - began)
+    return {"what": f"{name}, {clients} clients", "per_min": round(per_min)}
+
+
+def process(command):
+    async def call():
+        child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        return (await child.communicate())[0].decode()
+
+    return call
+
+
+def pss_mib(root):
+    """Proportional memory of a process and all below it, and how many there are."""
+    total, pids = 0, [root]
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            pids += [int(child) for child in task.read_text().split()]
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            total += int(line.split()[1]) if line.startswith("Pss:") else 0
+    return total / 1024, len(pids)
+
+
+def pool_memory():
+    """Memory of the jail below this process."""
+    for task in Path("/proc/self/task").glob("*/children"):
+        for child in task.read_text().split():
+            if "jail" in Path(f"/proc/{child}/cmdline").read_text():
+                return pss_mib(int(child))
+    return 0.0, 0
+
+
+async def tier_rows(tier, count, size):
+    options = {"python": "/usr/bin/python3"} if tier == "landlock" and os.geteuid() == 0 else {}
+    began = time.perf_counter()
+    async with create(tier, size=size, **options) as sandbox:
+
+        async def call():
+            return (await sandbox.run_code(CODE)).stdout
+
+        await call()
+        start_ms = (time.perf_counter() - began) * 1000
+        await timed(call, 30)
+        rows = [
+            latency(f"{tier}, pool {size}, one after another", await timed(call, count)),
+            latency(f"{tier}, pool {size}, paced by 30 ms", await timed(call, count // 3, 0.03)),
+        ]
+        rows += [await throughput(f"{tier}, pool {size}", call, clients, count) for clients in (1, 2, 4)]
+        await asyncio.sleep(0.2)
+        memory, processes = pool_memory()
+        rows.append({"what": f"{tier}, pool {size}, start to first result", "ms": round(start_ms, 1)})
+        each = memory / max(size, 1)
+        rows.append(
+            {
+                "what": f"{tier}, memory of {processes} processes (MiB PSS)",
+                "mib": round(memory, 1),
+                "each": round(each, 1),
+            }
+        )
+        return rows
+
+
+async def rivals(count):
+    bare = [sys.executable, "-I", "-S", "-c", CODE]
+    rows = [latency("bare python -I -S -c (no isolation)", await timed(process(bare), count))]
+    rows += [await throughput("bare python", process(bare), clients, count) for clients in (2, 4)]
+    if shutil.which("bwrap"):
+        jail = [
+            "bwrap",
+            "--unshare-all",
+            "--die-with-parent",
+            "--ro-bind",
+            "/",
+            "/",
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+        ]
+        rows.append(latency("bubblewrap + python", await timed(process([*jail, *bare]), count)))
+    else:
+        print("skipped: bubblewrap is not installed")
+    try:
+        from jupyter_client.manager import AsyncKernelManager
+    except ImportError:
+        print("skipped: jupyter_client and ipykernel are not installed")
+        return rows
+    manager = AsyncKernelManager(kernel_name="python3")
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    await client.wait_for_ready()
+
+    async def call():
+        found = []
+        await client.execute_interactive(
+            CODE, output_hook=lambda m: found.append(m["content"].get("text", ""))
+        )
+        return "".join(found)
+
+    rows.append(latency("Jupyter kernel, kept (not fresh, no isolation)", await timed(call, count)))
+    client.stop_channels()
+    await manager.shutdown_kernel(now=True)
+    return rows
+
+
+async def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the executions")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--size", type=int, default=8)
+    options = parser.parse_args()
+    count = 60 if options.quick else 600
+    print(f"load before: {os.getloadavg()}, {len(os.sched_getaffinity(0))} cores, uid {os.geteuid()}")
+    rows = []
+    for tier in ("namespace", "landlock"):
+        try:
+            rows += await tier_rows(tier, count, options.size)
+        except SandboxUnavailable as error:
+            print(f"skipped: {error}")
+    rows += await rivals(count)
+    for row in rows:
+        print(f"{row['what']:52}", *(f"{name} {value}" for name, value in row.items() if name != "what"))
+    if options.json:
+        options.json.write_text(
+            json.dumps({"load": os.getloadavg(), "python": sys.version, "rows": rows}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
