@@ -235,13 +235,18 @@ class Renderer:
             before = before[:-1]
         plain = [self._plain(message, neutral) for message in before]
         tools = cast("list[Mapping[str, object]]", neutral.value(list(self.tools)))
-        return reader.tail(calls, new, before=plain or (USER,), tools=tools)
+        taken = _taken_ids(plain)
+        return reader.tail(
+            _renamed(calls, "id", taken),
+            _renamed(new, "tool_call_id", taken),
+            before=plain or (USER,),
+            tools=tools,
+        )
 
     def _plain(self, message: Message, neutral: Neutraliser) -> Plain:
         """Return a message in the template's form, with every string safe to render."""
         rest = {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
         plain = cast("Plain", neutral.value(rest))
-        plain["role"] = message["role"]
         nine = self._reader().habits.nine_ids
         if nine and "tool_call_id" in plain:
             plain["tool_call_id"] = _nine(plain["tool_call_id"])
@@ -294,6 +299,23 @@ def _answered(tool_calls: Sequence[ToolCall], new_messages: Sequence[Message]) -
         call_id = message.get("tool_call_id", "")
         answered.append({"id": call_id, "name": names.get(call_id) or message.get("name") or "unknown"})
     return answered
+
+
+def _taken_ids(messages: Sequence[Plain]) -> set[object]:
+    """Return the ids of earlier calls."""
+    calls = [cast("list[Plain]", message.get("tool_calls") or []) for message in messages]
+    return {call.get("id") for turn in calls for call in turn}
+
+
+def _renamed(entries: Sequence[Plain], key: str, taken: set[object]) -> list[Plain]:
+    """Return calls or results with other ids where a template would mix them up with earlier ones.
+
+    A completion that is sampled twice has the same call ids twice.
+    """
+    return [
+        {**entry, key: _nine(f"{entry[key]}/{len(taken)}")} if entry.get(key) in taken else entry
+        for entry in entries
+    ]
 
 
 def _nine(call_id: object) -> str:
