@@ -28,7 +28,12 @@ def save_checkpoint(trainer: GRPOTrainer, path: Path) -> Path:
 
     Raises:
         StoreError: The directory cannot be written.
+        UsageError: The model is sharded over several processes.
     """
+    if trainer.world.sharded:
+        raise UsageError("a sharded (fsdp=True) model cannot be saved here: gather it with your own tool")
+    if trainer.world.rank:
+        return path  # replicas are equal: the first one writes
     partial = path.with_name(f".{path.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

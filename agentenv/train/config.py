@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Literal, TypeAlias
 
@@ -55,7 +55,6 @@ _NOT_NEGATIVE = frozenset(
         "beta",
         "warmup_steps",
         "max_steps",
-        "async_steps",
         "eval_steps",
         "save_steps",
     }
@@ -188,10 +187,10 @@ class GRPOConfig:
     logprob_chunk: int = 256
     """Trained tokens that pass the LM head at once: bounds the memory of the logits."""
     gradient_checkpointing: bool = False
+    fsdp: bool = False
+    """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it."""
 
     # The loop
-    async_steps: int = 0
-    """Steps that sampling may run ahead of training; 0 is synchronous and exactly on-policy."""
     eval_steps: int = 0
     """Evaluate greedily on held-out tasks every so many steps; 0 is only at the end."""
     eval_tasks: int = 0
@@ -200,8 +199,6 @@ class GRPOConfig:
     save_total_limit: int | None = None
     report_to: tuple[str, ...] = ()
     """Trackers beside `metrics.jsonl`: trackio, wandb, tensorboard."""
-    extra: dict[str, str] = field(default_factory=dict[str, str])
-    """Keyword arguments for an optimiser named by import string, as text."""
 
     def __post_init__(self) -> None:
         for one in fields(self):

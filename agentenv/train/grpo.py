@@ -30,6 +30,7 @@ from agentenv.seeding import derive_seed
 from agentenv.train.batch import AdvantageFn, Row, TrainBatch, build_batch, demonstration_rows
 from agentenv.train.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from agentenv.train.config import GRPOConfig
+from agentenv.train.distributed import World
 from agentenv.train.loop import Rollouts, run_blocking, train
 from agentenv.train.loss import LossInputs
 from agentenv.train.metrics import Meter, episode_metrics
@@ -82,6 +83,8 @@ class GRPOTrainer:
         self.policy = Policy(loaded if config.lora is None else add_lora(loaded, config.lora), config)
         for finding in self.policy.check():
             log.warning("%s", finding)
+        if config.fsdp and self.world.size > 1:
+            self.policy.shard()
         self.reference = Reference(self.policy) if config.beta else None
         self.tokenizer, self.engine, self.limits = tokenizer, engine, limits or RunLimits()
         self.envs, self.tasks, self.eval_tasks = envs, tasks, eval_tasks
@@ -102,6 +105,11 @@ class GRPOTrainer:
     def model(self) -> Any:
         """The model in training; shared with the in-process engine."""
         return self.policy.model
+
+    @property
+    def world(self) -> World:
+        """The processes that train together."""
+        return self.policy.world
 
     @property
     def optimizer(self) -> MasterOptimizer:
@@ -153,7 +161,7 @@ class GRPOTrainer:
             "weights_version": float(self.weights_version),
             "time/update": time.perf_counter() - started,
         }
-        return metrics
+        return self.world.merge(metrics)
 
     def warmup(
         self,
@@ -241,7 +249,7 @@ class GRPOTrainer:
 
     def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
         """Return how many groups have a gradient."""
-        return len({row.group for row in self._batch(groups).rows})
+        return int(self.world.total(len({row.group for row in self._batch(groups).rows})))
 
     def _batch(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
         return build_batch(
@@ -265,7 +273,7 @@ class GRPOTrainer:
         for row in rows:
             groups.setdefault(row.group, []).append(row)
         order = list(groups.values())
-        count = min(self.config.num_minibatches, len(order))
+        count = self.world.most(min(self.config.num_minibatches, len(order)))
         if count > 1:
             Random(derive_seed(self.config.seed, "minibatches", self.steps_done)).shuffle(order)
         return [[row for group in order[start::count] for row in group] for start in range(count)]
@@ -277,8 +285,11 @@ class GRPOTrainer:
         self, rows: Sequence[Row], optimizer: MasterOptimizer, rate: float, meter: Meter
     ) -> tuple[float, float]:
         """Make one optimiser step on the rows; return loss and gradient norm."""
-        assign_weights(rows, self.config)
+        if not self.world.total(len(rows)):
+            return 0.0, 0.0
+        assign_weights(rows, self.config, total=self.world.total)
         loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn)
+        self.world.add_gradients(optimizer)
         with held_still(self):
             norm = optimizer.step(rate)
             self.weights_version += isfinite(norm)

@@ -1,8 +1,8 @@
 """Log-probabilities of chosen tokens without the logits of all of them.
 
-The LM head runs only on positions that predict a trained token, a chunk at a time, and its logits are
-made again in the backward pass: memory is flat in the number of tokens. Gradients of the head's
-weight are summed over the chunks in float32 also when the model is bfloat16.
+The LM head runs only on positions that predict a trained token, a chunk at a time, and what does not
+fit a fixed budget is made again in the backward pass: memory is flat in the number of tokens.
+Gradients of the head's weight are summed over the chunks in float32 also when the model is bfloat16.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
+
+KEPT_BYTES = 128 << 20
+"""Memory for probabilities kept from the forward to the backward pass: a matrix product less."""
 
 
 def chunked_logprobs(
@@ -53,10 +56,11 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Forward: logits of a chunk, reduced at once. Backward: the same logits again, then the gradients.
+    """Forward: the logits of a chunk, reduced at once. Backward: its probabilities, then the gradients.
 
     With p = softmax(z / T), H = -sum p ln p, and incoming gradients g (of the logprob) and h (of H):
-    dz = (g * (onehot - p) - h * p * (ln p + H)) / T.
+    dz = (g * (onehot - p) - h * p * (ln p + H)) / T. The probabilities of the first chunks are kept,
+    up to `KEPT_BYTES`; those of the others are made again.
     """
 
     @staticmethod
@@ -72,12 +76,19 @@ class _HeadLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
         logprobs_N = torch.empty(labels_N.shape, dtype=dtype, device=hidden_NH.device)
         entropy_N = torch.empty_like(logprobs_N)
+        kept: list[Tensor] = []
+        room = KEPT_BYTES if any(ctx.needs_input_grad[:2]) and softcap is None else 0
         for start in range(0, labels_N.numel(), chunk):
             part = slice(start, start + chunk)
             log_p, _ = _log_softmax(hidden_NH[part], weight_VH, temperature, softcap)
             logprobs_N[part] = log_p.gather(-1, labels_N[part, None]).squeeze(-1)
-            entropy_N[part] = -torch.linalg.vecdot(log_p.exp(), log_p)
+            p = log_p.exp()
+            entropy_N[part] = -torch.bmm(p[:, None], log_p[:, :, None]).flatten()
+            room -= p.nbytes
+            if room >= 0:
+                kept.append(p)
         ctx.save_for_backward(hidden_NH, weight_VH, labels_N, entropy_N)
+        ctx.kept = kept
         ctx.settings = (temperature, chunk, softcap)
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -93,28 +104,31 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature, chunk, softcap = ctx.settings
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_hidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
-        grad_weight_VH = torch.zeros(weight_VH.shape, dtype=entropy_N.dtype, device=weight_VH.device)
-        for start in range(0, labels_N.numel(), chunk):
+        grad_weight_VH = None
+        if need_weight:
+            grad_weight_VH = torch.zeros(weight_VH.shape, dtype=entropy_N.dtype, device=weight_VH.device)
+        kept: list[Tensor] = ctx.kept if grad_entropy_N is None else []
+        for number, start in enumerate(range(0, labels_N.numel(), chunk)):
             part = slice(start, start + chunk)
-            log_p, slope = _log_softmax(hidden_NH[part], weight_VH, temperature, softcap)
-            entropy = None if grad_entropy_N is None else (entropy_N[part], grad_entropy_N[part])
             given = None if grad_logprobs_N is None else grad_logprobs_N[part]
-            grad_logits = _grad_logits(log_p, labels_N[part], given, entropy)
-            grad_logits /= temperature
+            slope = None
+            if number < len(kept) and given is not None:
+                grad_logits = _grad_from_p(kept[number], labels_N[part], given)
+            else:
+                log_p, slope = _log_softmax(hidden_NH[part], weight_VH, temperature, softcap)
+                entropy = None if grad_entropy_N is None else (entropy_N[part], grad_entropy_N[part])
+                grad_logits = _grad_logits(log_p, labels_N[part], given, entropy)
+            if temperature != 1.0:
+                grad_logits /= temperature
             if slope is not None:
                 grad_logits *= slope
             if grad_hidden_NH is not None:
                 grad_hidden_NH[part] = grad_logits.to(weight_VH.dtype) @ weight_VH
-            if need_weight:
+            if grad_weight_VH is not None:
                 grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part].to(grad_logits.dtype))
-        return (
-            grad_hidden_NH,
-            grad_weight_VH.to(weight_VH.dtype) if need_weight else None,
-            None,
-            None,
-            None,
-            None,
-        )
+        ctx.kept = []
+        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
+        return grad_hidden_NH, grad_weight, None, None, None, None
 
 
 def _log_softmax(
@@ -131,6 +145,12 @@ def _log_softmax(
     return torch.log_softmax(logits, dim=-1), slope
 
 
+def _grad_from_p(p: Tensor, labels: Tensor, grad_logprobs: Tensor) -> Tensor:
+    """Return the gradient of a chunk's scaled logits from its probabilities, which are overwritten."""
+    grad = p.mul_(-grad_logprobs[:, None])
+    return grad.scatter_add_(-1, labels[:, None], grad_logprobs[:, None])
+
+
 def _grad_logits(
     log_p: Tensor, labels: Tensor, grad_logprobs: Tensor | None, entropy: tuple[Tensor, Tensor] | None
 ) -> Tensor:
@@ -145,11 +165,8 @@ def _grad_logits(
     p = log_p.exp()
     if entropy is None:
         assert grad_logprobs is not None, "one of the two gradients is there"
-        grad = p.mul_(-grad_logprobs[:, None])
-    else:
-        grad = log_p.add_(entropy[0][:, None]).mul_(p).mul_(-entropy[1][:, None])
-        if grad_logprobs is not None:
-            grad -= p * grad_logprobs[:, None]
+        return _grad_from_p(p, labels, grad_logprobs)
+    grad = log_p.add_(entropy[0][:, None]).mul_(p).mul_(-entropy[1][:, None])
     if grad_logprobs is not None:
-        grad.scatter_add_(-1, labels[:, None], grad_logprobs[:, None])
+        grad += _grad_from_p(p, labels, grad_logprobs)
     return grad

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -29,6 +29,7 @@ from agentenv.stats import clustered_mean
 from agentenv.tasks import Task, TaskSet
 from agentenv.train.metrics import MetricsFile
 from agentenv.train.sync import sampling_engine, sync_engine
+from agentenv.train.track import Trackers
 from agentenv.train.warn import early_warnings
 from agentenv.trajectory import TrajectoryGroup
 
@@ -108,7 +109,8 @@ class Rollouts:
     def _next_tasks(self, entry: EnvSpec, count: int) -> list[Task]:
         cursor = self.trainer.cursors.get(entry.id, 0)
         self.trainer.cursors[entry.id] = cursor + count
-        return list(islice(_rounds(self.tasks_of(entry), self.trainer.config.seed, cursor), count))
+        tasks = islice(_rounds(self.tasks_of(entry), self.trainer.config.seed, cursor), count)
+        return list(tasks)[self.trainer.world.rank :: self.trainer.world.size]
 
     async def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks greedily, each once; see `GRPOTrainer.evaluate`."""
@@ -124,7 +126,10 @@ class Rollouts:
                 entry, chosen, 1, sampling=replace(self.sampling, temperature=0.0)
             )
             rewards = [one.reward async for group in played for one in group]
-            metrics |= {f"{prefix}/{name}": value for name, value in _scores(rewards).items()}
+            metrics |= {
+                f"{prefix}/{name}": value
+                for name, value in _scores(self.trainer.world.gather(rewards)).items()
+            }
         return metrics
 
 
@@ -193,28 +198,48 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 async def train(trainer: GRPOTrainer) -> list[dict[str, float]]:
     """Run the whole loop; see `GRPOTrainer.train`."""
-    config = trainer.config
-    rollouts = trainer.rollouts
-    file = MetricsFile(Path(config.output_dir) / "metrics.jsonl")
-    file.forget_after(trainer.steps_done)
+    directory = Path(trainer.config.output_dir)
+    first = trainer.world.rank == 0
+    trackers = Trackers(
+        trainer.config.report_to if first else (), directory=directory, config=asdict(trainer.config)
+    )
+    file = MetricsFile(directory / "metrics.jsonl")
+    if first:
+        file.forget_after(trainer.steps_done)
     history: list[dict[str, float]] = []
-    while trainer.steps_done < config.max_steps:
-        started = time.perf_counter()
-        groups = await rollouts.batch(trainer.steps_done)
-        played = time.perf_counter()
-        metrics = trainer.step(groups)
-        sync_engine(trainer)
-        metrics["time/rollout"] = played - started
-        metrics["step_time"] = time.perf_counter() - started
-        last = trainer.steps_done == config.max_steps
-        if last or (config.eval_steps and trainer.steps_done % config.eval_steps == 0):
-            metrics |= await rollouts.evaluate()
-        history.append(metrics)
-        file.write(trainer.steps_done, metrics)
-        for warning in early_warnings(history):
-            log.warning("step %d: %s", trainer.steps_done, warning)
-        if trainer.on_metrics is not None:
-            trainer.on_metrics(trainer.steps_done, metrics)
-        if config.save_steps and (last or trainer.steps_done % config.save_steps == 0):
-            trainer.save_step()
+    try:
+        while trainer.steps_done < trainer.config.max_steps:
+            history.append(await _one_step(trainer))
+            step = trainer.steps_done
+            if first:
+                file.write(step, history[-1])
+                trackers.log(step, history[-1])
+                for warning in early_warnings(history):
+                    log.warning("step %d: %s", step, warning)
+            if trainer.on_metrics is not None:
+                trainer.on_metrics(step, history[-1])
+            if _due(trainer, trainer.config.save_steps):
+                trainer.save_step()
+    finally:
+        trackers.close()
     return history
+
+
+async def _one_step(trainer: GRPOTrainer) -> dict[str, float]:
+    """Play, train, sync, and evaluate if it is time."""
+    started = time.perf_counter()
+    groups = await trainer.rollouts.batch(trainer.steps_done)
+    played = time.perf_counter()
+    metrics = trainer.step(groups)
+    sync_engine(trainer)
+    metrics["time/rollout"] = played - started
+    metrics["step_time"] = time.perf_counter() - started
+    if trainer.steps_done == trainer.config.max_steps or _due(trainer, trainer.config.eval_steps):
+        metrics |= await trainer.rollouts.evaluate()
+    return metrics
+
+
+def _due(trainer: GRPOTrainer, every: int) -> bool:
+    """Return whether something done every so many steps, and at the last, is due; never if 0."""
+    done = trainer.steps_done
+    return bool(every) and (done % every == 0 or done == trainer.config.max_steps)

@@ -64,7 +64,8 @@ class MasterOptimizer:
 
         A norm that is not finite changes nothing: the caller counts it. Gradients are forgotten.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm))
+        norms: Any = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
+        norm = float(norms.full_tensor() if hasattr(norms, "full_tensor") else norms)
         if math.isfinite(norm):
             for group in self.inner.param_groups:
                 group["lr"] = rate

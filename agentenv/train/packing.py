@@ -56,6 +56,8 @@ class MicroBatch:
     index_N: Tensor
     """Flat position, in B * T, of the hidden state that predicts each trained token."""
     labels_N: Tensor
+    idle: bool = False
+    """Made only so that this rank makes as many passes as the others."""
 
     @property
     def num_trained(self) -> int:

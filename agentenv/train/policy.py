@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from agentenv.errors import DependencyMissing, UsageError
 from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig, LoraOptions
+from agentenv.train.distributed import World
 from agentenv.train.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.packing import CostModel, MicroBatch, pack_rows, pad_rows
 
@@ -82,6 +83,7 @@ class Policy:
 
     def __init__(self, model: Any, config: GRPOConfig) -> None:
         self.model = model
+        self.world = World(next(model.parameters()).device)
         self.config = config
         self.temperature = config.temperature
         self.base = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -170,6 +172,11 @@ class Policy:
         if not self.packable:
             refused.append(f"rows are padded, not packed: {self.pack_reason}")
         return refused
+
+    def shard(self) -> None:
+        """Spread the model over the ranks; its logits then go through the whole model's forward."""
+        self.world.shard(self.base)
+        self.fused = False
 
     def _probe(self) -> tuple[Policy, float]:
         """Return the policy to check, and the difference that its number format explains."""

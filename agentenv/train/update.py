@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -10,7 +11,7 @@ from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig
 from agentenv.train.loss import LossInputs, grpo_loss
 from agentenv.train.metrics import Meter
-from agentenv.train.packing import MicroBatch, plan
+from agentenv.train.packing import MicroBatch, pad_rows, plan
 from agentenv.train.policy import Policy
 from agentenv.train.weighting import token_weights
 
@@ -37,9 +38,20 @@ def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[flo
 
 
 def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
-    """Lay rows out for the model."""
+    """Lay rows out for the model; sharded ranks all get the same number of passes."""
     layout = policy.config.packing if policy.packable else "padded"
-    return plan(rows, layout=layout, max_tokens=policy.config.tokens_per_micro_batch, cost=policy.cost)
+    micros = plan(rows, layout=layout, max_tokens=policy.config.tokens_per_micro_batch, cost=policy.cost)
+    if policy.world.sharded:
+        micros += [_idle_micro() for _ in range(policy.world.most(len(micros)) - len(micros))]
+    return micros
+
+
+def _idle_micro() -> MicroBatch:
+    """Return a micro-batch of weight 0, for a rank that must keep the others company."""
+    nothing = torch.zeros(1, dtype=torch.float64)
+    return replace(
+        pad_rows([Row([0, 0], torch.tensor([1]), nothing, nothing, episode=-1, group=-1)]), idle=True
+    )
 
 
 def accumulate(
@@ -49,11 +61,8 @@ def accumulate(
     *,
     loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
 ) -> float:
-    """Add the gradient of the rows' loss to the model's; return the loss."""
-    loss = 0.0
-    for micro in micro_batches(policy, rows):
-        loss += _backward(policy, micro, meter, loss_fn)
-    return loss
+    """Add the gradient of the rows' loss to the model's; return this rank's part of the loss."""
+    return sum(_backward(policy, micro, meter, loss_fn) for micro in micro_batches(policy, rows))
 
 
 def _backward(
@@ -97,7 +106,10 @@ def _backward(
         )
         cross_entropy = -(weights_N[shown_N] * logprobs_N[shown_N]).sum()
         loss = output.loss + cross_entropy
-        loss.backward()
+        # FSDP takes the mean over the ranks where the sum is wanted.
+        (loss * policy.world.size if policy.world.sharded else loss).backward()
+    if micro.idle:
+        return 0.0
     meter.add(output.sums, output.num_tokens)
     meter.add_maxima(output.maxima)
     meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
