@@ -78,7 +78,8 @@ def through_trl(made, prompt: list[int], script: list[str], *, max_completion: i
         return [ids], [[-0.5] * len(ids)]
 
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
     trainer = SimpleNamespace(
         _sync_tool_dicts=[{"echo": lambda text: text, "table": lambda: {"ok": True, "x": None}}],
         _async_tool_dicts=[{"later": later}],
@@ -109,6 +110,8 @@ def through_trl(made, prompt: list[int], script: list[str], *, max_completion: i
         {},
     )
     loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
     return ids[0], [bool(one) for one in mask[0]], logprobs[0], messages[0]
 
 
