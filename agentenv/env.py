@@ -102,8 +102,8 @@ class Env(gymnasium.Env[Any, Any]):
         self._rewards = ()
         self.env_id = cls.__name__
         # Spaces hold a generator: shared by a class, one environment would disturb another.
-        self.observation_space = copy.deepcopy(cls.observation_space)
-        self.action_space = copy.deepcopy(cls.action_space)
+        self.observation_space = spaces.fresh(cls.observation_space)
+        self.action_space = spaces.fresh(cls.action_space)
         return self
 
     def __init_subclass__(cls, **kwargs: object) -> None:

@@ -61,6 +61,7 @@ class Registry(Mapping[str, EnvSpec]):
     def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
         self._group = group
         self._specs: dict[str, EnvSpec] = {}
+        self._seen: dict[str, EnvSpec] = {}
         self._plugins: dict[str, EntryPoint] | None = None
         self._errors: dict[str, str] = {}
         self._watchers: list[Callable[[str], None]] = []
@@ -82,7 +83,7 @@ class Registry(Mapping[str, EnvSpec]):
                 f"environment {entry.id!r} is registered already, as {taken.entry_point}; "
                 "choose another id or version, or pass override=True"
             )
-        self._specs[entry.id] = entry
+        self._specs[entry.id] = self._seen[entry.id] = entry
         for tell in self._watchers:
             tell(entry.id)
 
@@ -159,7 +160,8 @@ class Registry(Mapping[str, EnvSpec]):
         try:
             loaded = point.load()
             if point.name not in self._specs:
-                self.add(_spec_of(loaded, point.name, point.value))
+                # A module registers once, when it is imported; what it said then holds still.
+                self.add(self._seen.get(point.name) or _spec_of(loaded, point.name, point.value))
             self._errors.pop(point.name, None)
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, GeneratorExit)):

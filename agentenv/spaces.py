@@ -7,6 +7,7 @@ text from the space's own generator.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from agentenv.messages import Message
 
-__all__ = ["Action", "Chat", "Text"]
+__all__ = ["Action", "Chat", "Text", "fresh"]
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:-+*/()?!\néß漢"
 _SAMPLED_CHARS = 32
@@ -32,6 +33,12 @@ class _JsonSpace(gymnasium.spaces.Space[Any]):
     def is_np_flattenable(self) -> bool:
         """Text has no fixed size."""
         return False
+
+    def fresh(self) -> _JsonSpace:
+        """Return a copy with a generator of its own, not drawn from yet."""
+        twin = copy.copy(self)
+        twin._np_random = None  # pyright: ignore[reportAttributeAccessIssue]
+        return twin
 
     def _draw_text(self) -> str:
         length = int(self.np_random.integers(0, _SAMPLED_CHARS + 1))
@@ -97,6 +104,11 @@ class Action(_JsonSpace):
     def sample(self, mask: object = None, probability: object = None) -> Message:
         """Draw an assistant message of text; masks do not apply and are ignored."""
         return {"role": "assistant", "content": self._draw_text()}
+
+
+def fresh(space: gymnasium.spaces.Space[Any]) -> gymnasium.spaces.Space[Any]:
+    """Return a copy of a space with a generator of its own; cheap for the spaces of this module."""
+    return space.fresh() if isinstance(space, _JsonSpace) else copy.deepcopy(space)
 
 
 def _is_message(value: object) -> bool:

@@ -206,6 +206,14 @@ def test_a_broken_plugin_is_listed_with_its_error_and_disturbs_no_other(monkeypa
         found["x/Gone-v0"]
 
 
+def test_an_installed_environment_that_was_removed_comes_back_whole():
+    before = spec("agentenv/Calculator-v0")
+    registry.remove("agentenv/Calculator-v0")
+
+    assert spec("agentenv/Calculator-v0") == before
+    assert spec("agentenv/Calculator-v0").max_turns == 3
+
+
 def test_installed_environments_are_listed_without_being_imported():
     code = (
         "import sys; from agentenv.registry import registry;"
