@@ -37,7 +37,7 @@ class _JsonSpace(gymnasium.spaces.Space[Any]):
     def fresh(self) -> _JsonSpace:
         """Return a copy with a generator of its own, not drawn from yet."""
         twin = copy.copy(self)
-        twin._np_random = None  # pyright: ignore[reportAttributeAccessIssue]
+        twin._np_random = None  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
         return twin
 
     def _draw_text(self) -> str:
