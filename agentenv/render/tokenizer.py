@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -161,10 +162,10 @@ def _load_gguf(file: Path) -> ChatTokenizer:
     if not file.is_file():
         raise ModelNotFound(f"no GGUF file {str(file)!r}")
     try:
-        from transformers import AutoTokenizer
+        transformers = import_module("transformers")
     except ImportError as error:
         raise DependencyMissing.of("transformers", "train", purpose="reading a GGUF tokenizer") from error
-    loaded = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    loaded = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     tokenizer = ChatTokenizer.of(loaded)
     tokenizer.name = str(file)
     return tokenizer
