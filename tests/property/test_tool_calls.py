@@ -74,7 +74,7 @@ def recorder(annotations: dict[str, Any], seen: dict[str, Any]) -> Tool[..., Any
 
 
 @given(calls())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_what_the_schema_allows_arrives_as_declared(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     annotations, values = case
     seen: dict[str, Any] = {}
@@ -146,7 +146,7 @@ JSON = st.recursive(
 
 
 @given(calls(), st.dictionaries(st.sampled_from(["p0", "p1", "p2", "q"]), JSON, max_size=4))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_any_json_is_taken_or_refused_in_one_short_line(
     case: tuple[dict[str, Any], dict[str, Any]], arguments: dict[str, Any]
 ) -> None:
@@ -177,7 +177,7 @@ def test_any_text_is_an_object_or_a_refusal(text: str) -> None:
 
 
 @given(calls())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_strict_mode_says_everything_or_refuses(case: tuple[dict[str, Any], dict[str, Any]]) -> None:
     made = recorder(case[0], {})
     try:

@@ -107,13 +107,13 @@ async def test_bad_arguments_are_one_short_line_for_the_model(
 
 async def test_ten_megabytes_of_arguments_are_refused_unread() -> None:
     text = '{"text": "' + "x" * 10_000_000 + '"}'
-    start = time.perf_counter()
+    start = time.process_time()
 
     result = await echo.call(text)
 
     assert result.error_kind is ToolErrorKind.BAD_ARGUMENTS
     assert "10,000,012 characters; at most 1,000,000" in result.text
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
 
 
 async def test_a_pair_of_surrogate_escapes_is_one_character() -> None:
