@@ -1,0 +1,121 @@
+"""Our environments under TRL's `GRPOTrainer`, where its trainer is preferred.
+
+`rollout_func(spec)`: our runner plays the episodes on TRL's model, in process; TRL gets the exact token
+ids, the sampler's logprobs, a mask over tool output and the reward.
+
+    spec = agentenv.spec("agentenv/Calculator-v0")
+    GRPOTrainer(model, environment_reward, args, Dataset.from_list(task_rows(spec)),
+                rollout_func=rollout_func(spec, limits=RunLimits(max_turns=3)))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count, groupby
+from typing import Any
+
+from agentenv._sync import run_sync
+from agentenv.engine.base import Sampling
+from agentenv.envspec import EnvSpec
+from agentenv.errors import UsageError
+from agentenv.interop.split import split_sequence
+from agentenv.limits import RunLimits
+from agentenv.messages import text_of
+from agentenv.render import Renderer
+from agentenv.runner import Runner
+from agentenv.tasks import Task
+from agentenv.trajectory import Trajectory
+
+__all__ = ["environment_reward", "rollout_func", "task_rows"]
+
+MARK = "agentenv task "
+
+
+def task_rows(spec: EnvSpec, *, split: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    """Return rows for TRL's `train_dataset`: the prompt names a task, the runner writes the real one."""
+    tasks = spec.task_set(split)
+    chosen = tasks.take(limit) if limit is not None else list(tasks)
+    return [{"prompt": [{"role": "user", "content": MARK + task.id}], "task_id": task.id} for task in chosen]
+
+
+def environment_reward(
+    completions: Sequence[Any], env_reward: Sequence[float | None], **_: Any
+) -> list[float | None]:
+    """Return the environment's own rewards: a reward function for TRL, beside `rollout_func`."""
+    return list(env_reward)
+
+
+def rollout_func(
+    spec: EnvSpec, *, split: str | None = None, limits: RunLimits | None = None, seed: int = 0
+) -> Callable[[Sequence[Any], Any], dict[str, list[Any]]]:
+    """Return a `rollout_func` that plays an environment with our runner on TRL's model.
+
+    Args:
+        spec: the environment.
+        split: of its tasks, as given to `task_rows`.
+        limits: of the episodes.
+        seed: of the run.
+    """
+    tasks = spec.task_set(split)
+    calls = count(1)
+
+    def play(prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        from agentenv.engine.transformers_engine import TransformersEngine
+
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        was_training = model.training
+        implementation = model.config._attn_implementation  # noqa: SLF001
+        model.eval()
+        engine = TransformersEngine(model, name="trl")
+        engine.weights_updated(trainer.state.global_step)
+        renderer = Renderer(trainer.processing_class)
+        sampling = Sampling(temperature=trainer.temperature)
+        runner = Runner(engine, renderer, limits or RunLimits(), sampling=sampling, run_seed=seed)
+        try:
+            chosen = [(tasks[name], len(list(same))) for name, same in groupby(map(_task_id, prompts))]
+            played = run_sync(_play(runner, spec, chosen, next(calls)))
+        finally:
+            engine.shutdown()
+            model.set_attn_implementation(implementation)
+            model.train(was_training)
+        return _columns(played, renderer.stop_token_ids[0])
+
+    return play
+
+
+async def _play(
+    runner: Runner, spec: EnvSpec, chosen: Sequence[tuple[Task, int]], call: int
+) -> list[Trajectory]:
+    async def one(number: int, task: Task, size: int) -> list[Trajectory]:
+        played = runner.run_groups(spec, [task], size, round_index=call * 10_000 + number)
+        return [member async for group in played for member in group]
+
+    groups = await asyncio.gather(*(one(number, task, size) for number, (task, size) in enumerate(chosen)))
+    return [member for group in groups for member in group]
+
+
+def _task_id(prompt: Any) -> str:
+    text = prompt if isinstance(prompt, str) else text_of(prompt[-1])
+    if not text.startswith(MARK):
+        raise UsageError(f"the prompt {text!r:.100} names no task: make the dataset with task_rows(spec)")
+    return text.removeprefix(MARK)
+
+
+def _columns(played: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any]]:
+    """Return TRL's columns; an episode that cannot be trained is one masked token without a reward."""
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward")
+    }
+    for one in played:
+        if len(one.sequences) > 1:
+            raise UsageError(f"{one.env_id} rewrites its history: TRL takes one sequence for each episode")
+        part = split_sequence(one.sequences[0]) if one.sequences and one.trainable else None
+        usable = part is not None and bool(part.response_ids)
+        columns["prompt_ids"].append(part.prompt_ids if part is not None and part.prompt_ids else [stop_id])
+        columns["completion_ids"].append(part.response_ids if part is not None and usable else [stop_id])
+        columns["logprobs"].append(part.logprobs if part is not None and usable else [0.0])
+        mask = [int(trained) for trained in part.loss_mask] if part is not None and usable else [0]
+        columns["env_mask"].append(mask)
+        columns["env_reward"].append(one.reward if usable else None)
+    return columns

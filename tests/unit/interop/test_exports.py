@@ -1,0 +1,91 @@
+"""Samples for verl and slime keep the length rules of their formats."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import UsageError
+from agentenv.interop.slime import slime_samples
+from agentenv.interop.split import split_sequence
+from agentenv.interop.verl import verl_samples
+from agentenv.trajectory import EpisodeError, SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
+
+spans = st.lists(st.tuples(st.sampled_from(["model", "env", "other"]), st.integers(0, 5)), max_size=6)
+
+
+def sequence_of(parts):
+    builder = SequenceBuilder()
+    builder.append("prompt", [1, 2, 3])
+    for source, length in parts:
+        logprobs = [-0.5] * length if source == "model" else None
+        builder.append(
+            source, [7] * length, logprobs=logprobs, weights_version=4 if logprobs else None, turn=0
+        )
+    return builder.freeze()
+
+
+def episode(parts, **fields) -> Trajectory:
+    sequence = sequence_of(parts)
+    turn = Turn(0, {"role": "assistant", "content": "yes"}, "stop", sequence.num_trained_tokens)
+    messages = ({"role": "user", "content": "hi"}, turn.message)
+    values = {"stop_reason": StopReason.FINAL_ANSWER, "reward": 1.0, **fields}
+    return Trajectory(
+        "e/E-v0", "t", 0, "g", turns=(turn,), sequences=(sequence,), messages=messages, **values
+    )
+
+
+@given(spans)
+def test_a_split_puts_every_sampled_token_into_the_response(parts):
+    sequence = sequence_of(parts)
+
+    split = split_sequence(sequence)
+
+    assert (
+        split.prompt_ids + split.response_ids
+        == sequence.token_ids[: len(split.prompt_ids + split.response_ids)]
+    )
+    assert len(split.response_ids) == len(split.loss_mask) == len(split.logprobs)
+    assert sum(split.loss_mask) == sequence.num_trained_tokens
+    if split.response_ids:
+        assert split.loss_mask[0]
+        assert split.loss_mask[-1]
+
+
+def test_verl_samples_have_masks_as_long_as_responses():
+    (sample,) = verl_samples([episode([("model", 2), ("env", 3), ("model", 1), ("env", 2)])])
+
+    assert sample["response_mask"] == [1, 1, 0, 0, 0, 1]
+    assert sample["response_logprobs"] == [-0.5, -0.5, 0.0, 0.0, 0.0, -0.5]
+    assert sample["prompt_ids"] == [1, 2, 3]
+    json.dumps(sample)
+
+
+def test_verl_samples_over_a_limit_are_refused_not_cut():
+    with pytest.raises(UsageError, match=r"has 4 tokens, and verl's limit is 3"):
+        list(verl_samples([episode([("model", 4)])], response_length=3))
+
+
+def test_verl_leaves_out_what_cannot_be_trained():
+    assert list(verl_samples([episode([("model", 4)], reward=None)])) == []
+
+
+def test_slime_samples_keep_whole_groups_and_mask_failures():
+    error = EpisodeError("engine", "E", "gone")
+    failed = {"stop_reason": StopReason.ABORTED, "error": error, "untrainable_reason": "gone", "reward": None}
+    group = TrajectoryGroup((episode([("model", 2), ("env", 1)]), episode([("model", 3)], **failed)))
+
+    ((good, bad),) = slime_samples([group])
+
+    assert good["status"] == "completed"
+    assert bad["status"] == "aborted"
+    assert bad["loss_mask"] == [0, 0, 0]
+    for sample in (good, bad):
+        assert len(sample["loss_mask"]) == len(sample["rollout_log_probs"]) == sample["response_length"]
+        assert len(sample["tokens"]) == 3 + sample["response_length"]
+    assert [good["index"], bad["index"]] == [0, 1]
+    assert good["prompt"] == [{"role": "user", "content": "hi"}]
+    json.dumps([good, bad])
