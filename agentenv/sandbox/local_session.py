@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from agentenv.errors import UsageError
+from agentenv.errors import SandboxCrashed, UsageError
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import ExecResult, SandboxLimits
 from agentenv.sandbox.output import Output
@@ -22,6 +22,7 @@ from agentenv.sandbox.running import Lost, Verdict, pack, send, settle
 __all__ = ["LocalSession"]
 
 _GRACE_S = 2.0
+_START_S = 30.0
 _MAX_READ_BYTES = 32 << 20
 
 
@@ -40,6 +41,7 @@ class LocalSession:
         self._limits = limits
         self._files = dict(files)
         self._worker: Worker | None = None
+        self._starting = asyncio.Lock()
         self._one_at_a_time = asyncio.Lock()
         self._count = 0
         self._why = ""
@@ -70,14 +72,14 @@ class LocalSession:
     async def _begin(self) -> None:
         if self.closed:
             raise UsageError("the session is closed; open a new one")
-        if self._worker is None and not self._why:
-            pool = await self._start()
-            self._worker = await pool.take()
-            job = {"kind": "session", "timeout_s": None, "files": self._files, "env": {}}
-            try:
-                send(self._worker, pack(job))
-            except Lost:
-                self._end("its process could not be started")
+        async with self._starting:
+            if self._worker is None and not self._why:
+                pool = await self._start()
+                self._worker = await pool.take()
+                job = {"kind": "session", "timeout_s": None, "files": self._files, "env": {}}
+                result, _, _ = await self._exchange(job, _START_S, 0)
+                if result.status != "ok":
+                    raise SandboxCrashed(f"a session could not be started: {result.note} {result.stderr}")
 
     async def run_code(
         self,
@@ -175,10 +177,17 @@ class LocalSession:
             note = f"the session has ended ({self._why or 'closed'}) and its state is lost; open a new one"
             return ExecResult(status="killed", stderr=note + "\n", note=note), note, -1
         self._count += 1
-        worker = self._worker
-        step = self._current = _Step(worker, self._limits, self._count)
+        return await self._exchange({**job, "id": self._count, "timeout_s": timeout_s}, wait_s, self._count)
+
+    async def _exchange(
+        self, job: Mapping[str, object], wait_s: float, number: int
+    ) -> tuple[ExecResult, str, int]:
+        assert self._worker is not None
+        worker, limit_s = self._worker, job["timeout_s"]
+        timeout_s = float(limit_s) if isinstance(limit_s, int | float) else wait_s
+        step = self._current = _Step(worker, self._limits, number)
         try:
-            send(worker, pack({**job, "id": self._count}))
+            send(worker, pack(job))
             async with asyncio.timeout(wait_s):
                 await step.done
         except TimeoutError:

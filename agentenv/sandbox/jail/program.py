@@ -243,6 +243,7 @@ def _session(jobs: int) -> NoReturn:
     """Run one job after another in the same process and directory."""
     names = _fresh()
     os.set_inheritable(jobs, False)
+    _reply(jobs, {"id": 0}, -1)
     while True:
         job = _receive(jobs)
         if job is None:

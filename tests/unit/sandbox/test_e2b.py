@@ -105,6 +105,7 @@ async def test_a_sandbox_that_has_gone_aborts_and_the_next_call_gets_another(clo
     assert (await cloud.run_code("print(1)")).stdout == "1\n"
 
 
+@pytest.mark.slow
 async def test_a_service_that_cannot_be_reached_is_said(monkeypatch):
     monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("E2B_API_KEY", "e2b_" + "0" * 40)

@@ -106,6 +106,7 @@ async def test_a_cancelled_execution_is_ended(tier):
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_killed_workers_and_zygotes_are_replaced(tier):
     async with create(tier, size=2, **options(tier)) as sandbox:
         for _ in range(3):
@@ -116,6 +117,7 @@ async def test_killed_workers_and_zygotes_are_replaced(tier):
             assert (await sandbox.run_code("print(6 * 7)")).stdout == "42\n"
 
 
+@pytest.mark.slow
 async def test_the_death_of_the_guardian_is_survived(tier):
     async with create(tier, size=2, **options(tier)) as sandbox:
         inside = jail_of_this_process()
@@ -148,7 +150,7 @@ def test_a_killed_host_leaves_nothing(tier):
     assert host.stdout is not None
     assert host.stdout.readline() == "ready\n"
     inside = descendants(host.pid)
-    assert len(inside) > 4
+    assert len(inside) >= 3
 
     host.kill()
     host.wait()
