@@ -18,7 +18,7 @@ from agentenv.errors import AgentEnvError, ContextTooLong
 
 __all__ = ["EngineFinding", "examine_engine", "examine_model"]
 
-PROMPT = "Here is a list of random words and numbers:"
+PROMPT = "I am a"
 """Much can follow it, so that single draws differ."""
 DRAWS = 32
 """Single tokens drawn at each temperature to see the scale of the log-probabilities."""
