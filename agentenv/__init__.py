@@ -11,6 +11,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from agentenv import gym_hook
+
 if TYPE_CHECKING:
     from agentenv.context import Context as Context
     from agentenv.engine.base import Sampling as Sampling
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from agentenv.envspec import EnvSpec as EnvSpec
     from agentenv.errors import AgentEnvError as AgentEnvError
     from agentenv.errors import ToolError as ToolError
+    from agentenv.evaluation import evaluate as evaluate
+    from agentenv.evaluation import rollout as rollout
+    from agentenv.judge import Judge as Judge
     from agentenv.limits import RunLimits as RunLimits
     from agentenv.messages import Message as Message
     from agentenv.messages import ToolCall as ToolCall
@@ -28,7 +33,9 @@ if TYPE_CHECKING:
     from agentenv.registry import registry as registry
     from agentenv.registry import spec as spec
     from agentenv.render import Renderer as Renderer
+    from agentenv.rewards import Reward as Reward
     from agentenv.runner import Runner as Runner
+    from agentenv.scoring import GroupReward as GroupReward
     from agentenv.tasks import Task as Task
     from agentenv.tasks import TaskSet as TaskSet
     from agentenv.tool import Tool as Tool
@@ -51,8 +58,11 @@ _HOME = {
     "Context": "context",
     "Env": "env",
     "EnvSpec": "envspec",
+    "GroupReward": "scoring",
+    "Judge": "judge",
     "Message": "messages",
     "Renderer": "render",
+    "Reward": "rewards",
     "RunLimits": "limits",
     "Runner": "runner",
     "Sampling": "engine.base",
@@ -72,10 +82,12 @@ _HOME = {
     "TrajectoryGroup": "trajectory",
     "Turn": "trajectory",
     "User": "users",
+    "evaluate": "evaluation",
     "load_engine": "engine.factory",
     "make": "registry",
     "register": "registry",
     "registry": "registry",
+    "rollout": "evaluation",
     "spec": "registry",
     "tool": "tool",
 }
@@ -104,3 +116,6 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+gym_hook.install()
