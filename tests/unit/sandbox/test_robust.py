@@ -148,13 +148,14 @@ def test_a_killed_host_leaves_nothing(tier):
     python = str(options(tier).get("python", ""))
     host = subprocess.Popen([sys.executable, "-c", HOST, tier, python], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
-    assert host.stdout.readline() == "ready\n"
-    inside = descendants(host.pid)
-    assert len(inside) >= 3
-
-    host.kill()
-    host.wait()
-    host.stdout.close()
+    try:
+        assert host.stdout.readline() == "ready\n"
+        inside = descendants(host.pid)
+        assert len(inside) >= 3
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
 
     assert not wait_until_gone(inside)
     deadline = time.monotonic() + 5
