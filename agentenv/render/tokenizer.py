@@ -1,7 +1,7 @@
 """A tokenizer with what a chat needs: added tokens, stop tokens and a chat template.
 
-Built on `tokenizers` alone: a directory with `tokenizer.json` is read as it is. A GGUF file is
-converted by transformers, which then must be installed.
+Built on `tokenizers` alone: a directory with `tokenizer.json` is read as it is. A GGUF file is read
+too where its splitting rule is known; others are converted by transformers, which then must be there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, cast
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.render.gguf import read_gguf
 
 __all__ = ["ChatTokenizer", "byte_tokenizer"]
 
@@ -161,6 +162,9 @@ def _load_directory(path: Path) -> ChatTokenizer:
 def _load_gguf(file: Path) -> ChatTokenizer:
     if not file.is_file():
         raise ModelNotFound(f"no GGUF file {str(file)!r}")
+    if (known := read_gguf(file)) is not None:
+        backend, template, special = known
+        return ChatTokenizer(backend, chat_template=template, special_tokens=special, name=str(file))
     try:
         transformers = import_module("transformers")
     except ImportError as error:
