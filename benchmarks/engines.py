@@ -6,7 +6,8 @@
 
 Every episode has several turns: a prompt, forced completions of equal length, and new tokens from
 outside in between. `model.generate` starts each turn from the whole context, left-padded, and
-returns its logits, because training needs log-probabilities.
+returns its logits, because training needs log-probabilities. On a busy machine the ratio of CPU
+seconds is the safer figure (one thread: OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
@@ -147,8 +148,11 @@ def bench_transformers(
         total = size * turns * tokens
         generate(plain, starts[:2], 1, 4)
         asyncio.run(play(engine, starts[:2], 1, 4, "warm"))
+        began = time.process_time()
         theirs = generate(plain, starts, turns, tokens)
+        between = time.process_time()
         mine = asyncio.run(play(engine, starts, turns, tokens, f"run-{size}"))
+        ended = time.process_time()
         rows.append(
             {
                 "engine": "transformers",
@@ -157,6 +161,7 @@ def bench_transformers(
                 "tokens_per_s": total / sum(mine),
                 "generate_tokens_per_s": total / sum(theirs),
                 "ratio": sum(theirs) / sum(mine),
+                "cpu_ratio": (between - began) / (ended - between),
                 "turn_s": mine,
                 "generate_turn_s": theirs,
                 "logprob_error": error_of(engine, starts, 24),
@@ -220,6 +225,7 @@ async def bench_server(url: str, sizes: list[int], turns: int, tokens: int) -> l
                 "tokens_per_s": total / sum(mine),
                 "generate_tokens_per_s": total / sum(bare),
                 "ratio": sum(bare) / sum(mine),
+                "cpu_ratio": None,
                 "turn_s": mine,
                 "generate_turn_s": bare,
                 "logprob_error": None,
@@ -233,9 +239,10 @@ async def bench_server(url: str, sizes: list[int], turns: int, tokens: int) -> l
 def show(row: dict[str, Any]) -> None:
     """Print one row of the table."""
     error = "" if row["logprob_error"] is None else f"{row['logprob_error']:10.1e}"
+    cpu = "-" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
     print(
         f"{row['engine']:14}{row['dtype']:10}{row['episodes']:9}{row['tokens_per_s']:11.1f}"
-        f"{row['generate_tokens_per_s']:11.1f}{row['ratio']:8.2f}  {error}",
+        f"{row['generate_tokens_per_s']:11.1f}{row['ratio']:8.2f}{cpu:>11}  {error}",
         flush=True,
     )
 
@@ -258,7 +265,8 @@ def main() -> None:
     args = parser.parse_args()
     sizes = [4] if args.quick else [int(size) for size in args.episodes.split(",")]
     turns, tokens = (2, 8) if args.quick else (args.turns, args.tokens)
-    print(f"{'engine':14}{'dtype':10}{'episodes':>9}{'tok/s':>11}{'plain':>11}{'ratio':>8}  logprob error")
+    heads = f"{'tok/s':>11}{'plain':>11}{'ratio':>8}{'CPU ratio':>11}  logprob error"
+    print(f"{'engine':14}{'dtype':10}{'episodes':>9}{heads}", flush=True)
     rows: list[dict[str, Any]] = []
     if args.vllm:
         rows += asyncio.run(bench_server(args.vllm.rstrip("/"), sizes, turns, tokens))
