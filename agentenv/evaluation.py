@@ -380,30 +380,11 @@ def evaluate(
 
 
 def rollout(
-    env: str | EnvSpec,
-    model: str = "mock",
-    *,
-    num_tasks: int = 1,
-    group_size: int = 1,
-    seed: int = 0,
-    limits: RunLimits | None = None,
-    sampling: Sampling | None = None,
-    **settings: Any,
+    env: str | EnvSpec, model: str = "mock", *, num_tasks: int = 1, group_size: int = 1, **settings: Any
 ) -> list[TrajectoryGroup]:
     """Play tasks with a model and return the trajectories, in groups and in the order of the tasks.
 
     Takes what `evaluate` takes.
     """
-    names = (env.id if isinstance(env, EnvSpec) else env,)
-    config = EvalConfig(
-        envs=names,
-        model=model,
-        num_tasks=num_tasks,
-        group_size=group_size,
-        seed=seed,
-        limits=limits or RunLimits(),
-        sampling=sampling or Sampling(),
-        stop_after_failures=0,
-        **settings,
-    )
-    return list(run_sync(Evaluation(config, specs=(env,) if isinstance(env, EnvSpec) else ()).play()).groups)
+    settings = {"stop_after_failures": 0, **settings}
+    return list(evaluate(env, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)
