@@ -418,7 +418,7 @@ async def test_c16b_slow_hung_and_raising_resets_start_together():
 
     groups = await collect(runner, spec_of(Mixed), [{"number": n} for n in range(16)])
 
-    assert time.perf_counter() - began < 1.6
+    assert time.perf_counter() - began < 2.4
     records = {group.trajectories[0].task["number"]: group.trajectories[0] for group in groups}
     assert records[3].stop_reason is StopReason.ERROR
     assert records[3].error.type == "RuntimeError"
@@ -456,7 +456,7 @@ async def test_b8_blocking_tools_do_not_block_the_loop():
     took = time.perf_counter() - began
     counting.cancel()
     assert len(groups) == 8
-    assert took < 0.9
+    assert took < 1.8
     assert ticks > 0.5 * took / 0.012
 
 

@@ -32,7 +32,7 @@ class Tools(ToolEnv):
     @tool
     async def slow(self, text: str) -> str:
         "Answer later."
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         self.ran.append("slow")
         return f"slow {text}"
 
@@ -69,7 +69,7 @@ async def test_c1_a10_parallel_calls_are_answered_in_call_order_with_their_ids()
     assert results[2].error_kind == "unknown_tool"
     assert results[3].error_kind == "invalid_json"
     assert [one["tool_call_id"] for one in tool_messages(record)] == [one.id for one in calls]
-    assert took < 0.39, "the slow calls ran one after the other"
+    assert took < 0.95, "the slow calls ran one after the other"
     assert record.metrics["tool_calls"] == 3
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
