@@ -7,9 +7,10 @@ Read in THUDM/slime, slime/utils/types.py: `tokens` is prompt and response toget
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 from agentenv.interop.split import split_sequence
-from agentenv.messages import JsonValue
+from agentenv.messages import JsonValue, Message
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["slime_samples"]
@@ -31,7 +32,7 @@ def slime_samples(groups: Iterable[TrajectoryGroup]) -> Iterator[list[dict[str, 
                     {
                         "group_index": group_index,
                         "index": index,
-                        "prompt": [dict(message) for message in _prompt(one)],  # pyright: ignore[reportArgumentType]
+                        "prompt": cast("JsonValue", _prompt(one)),
                         "tokens": [*part.prompt_ids, *part.response_ids],
                         "response": one.answer,
                         "response_length": len(part.response_ids),
@@ -51,9 +52,9 @@ def slime_samples(groups: Iterable[TrajectoryGroup]) -> Iterator[list[dict[str, 
         yield samples
 
 
-def _prompt(one: Trajectory) -> list[object]:
+def _prompt(one: Trajectory) -> list[Message]:
     """Return the messages before the model's first."""
-    first: list[object] = []
+    first: list[Message] = []
     for message in one.messages:
         if message["role"] == "assistant":
             break

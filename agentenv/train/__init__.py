@@ -21,7 +21,8 @@ on_trajectory=None)`:
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
 - `tokenizer`: a `ChatTokenizer`; loaded from the model's path when None. Only playing needs it.
 - `engine`: what samples; the in-process transformers engine on the trainer's own weights when None.
-- `envs`: an environment id, an `EnvSpec`, or a mapping of either to a weight.
+- `envs`: an environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
+  `(environment, weight)` pairs.
 - `tasks`, `eval_tasks`: task sets; those of the spec (splits "train" and "test") when None.
 - `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
 

@@ -60,7 +60,9 @@ def group_advantages(
         factor = len(known) / (len(known) - 1) if advantage == "rloo" else 1.0
         if scale_rewards != "none":
             factor /= (standard_deviation(known) if scale_rewards == "group" else batch_std) + eps
-        result.append([(reward - mean) * factor if is_scored(reward) else 0.0 for reward in group])
+        result.append(
+            [(reward - mean) * factor if reward is not None and isfinite(reward) else 0.0 for reward in group]
+        )
     return result
 
 

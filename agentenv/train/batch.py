@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -120,8 +121,8 @@ def build_batch(
                 drop(reason)
                 continue
             for number, sequence in enumerate(member.sequences):
-                per_token = None if isinstance(value, (int, float)) else value[number]
-                row = make_row(sequence, value if per_token is None else per_token, episode, index)
+                own: float | Sequence[float] = value if isinstance(value, (int, float)) else value[number]
+                row = make_row(sequence, own, episode, index)
                 if row is None:
                     drop("rows_without_trained_tokens")
                 elif max_length is not None and len(row.token_ids) > max_length:
@@ -193,9 +194,14 @@ def _reward(
 def _advantages(
     groups: Sequence[TrajectoryGroup], rewards: list[list[float | None]], config: GRPOConfig
 ) -> Sequence[Sequence[Advantage]]:
-    options = {"scale_rewards": config.scale_rewards, "eps": config.advantage_eps}
+    normalise = partial(
+        group_advantages,
+        advantage=config.advantage,
+        scale_rewards=config.scale_rewards,
+        eps=config.advantage_eps,
+    )
     if config.advantage_level == "episode":
-        return group_advantages(rewards, advantage=config.advantage, **options)
+        return normalise(rewards)
     # Each turn's return-to-go, compared with every turn of the group.
     flat: list[list[float | None]] = []
     for group, known in zip(groups, rewards, strict=True):
@@ -205,9 +211,7 @@ def _advantages(
             returns.extend(own if reward is not None else [None] * len(own))
         flat.append(returns)
     result: list[list[Advantage]] = []
-    for group, values in zip(
-        groups, group_advantages(flat, advantage=config.advantage, **options), strict=True
-    ):
+    for group, values in zip(groups, normalise(flat), strict=True):
         members: list[Advantage] = []
         start = 0
         for one in group:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
     from agentenv.train.grpo import GRPOTrainer
 
-__all__ = ["load_checkpoint", "prune_checkpoints", "save_checkpoint", "save_tokenizer"]
+__all__ = ["load_checkpoint", "prune_checkpoints", "save_checkpoint", "save_numbered", "save_tokenizer"]
 
 
 def save_checkpoint(trainer: GRPOTrainer, path: Path) -> Path:
@@ -110,6 +110,14 @@ def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:
         config["chat_template"] = tokenizer.chat_template
         (path / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
     (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def save_numbered(trainer: GRPOTrainer) -> Path:
+    """Write `checkpoints/step-N` under the run's directory and delete what is over the limit."""
+    directory = Path(trainer.config.output_dir) / "checkpoints"
+    path = save_checkpoint(trainer, directory / f"step-{trainer.steps_done}")
+    prune_checkpoints(directory, trainer.config.save_total_limit)
+    return path
 
 
 def prune_checkpoints(directory: Path, keep: int | None) -> None:

@@ -62,7 +62,7 @@ class World:
         dist.all_reduce(held, how)
         return float(held)
 
-    @torch.no_grad()
+    @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
     def add_gradients(self, optimizer: MasterOptimizer) -> None:
         """Sum the replicas' gradients; FSDP has done it in the backward pass."""
         if self.size == 1 or self.sharded:

@@ -28,7 +28,7 @@ from agentenv.limits import RunLimits
 from agentenv.render import ChatTokenizer, Renderer
 from agentenv.seeding import derive_seed
 from agentenv.train.batch import AdvantageFn, Row, TrainBatch, build_batch, demonstration_rows
-from agentenv.train.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.train.checkpoint import load_checkpoint, save_checkpoint, save_numbered
 from agentenv.train.config import GRPOConfig
 from agentenv.train.distributed import World
 from agentenv.train.loop import Rollouts, run_blocking, train
@@ -192,9 +192,16 @@ class GRPOTrainer:
         """
         from agentenv.train.sft import warm_up
 
-        options = {"steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
-        options |= {"warmup_steps": warmup_steps, "lr_scheduler_type": lr_scheduler_type}
-        return warm_up(self, demonstrations, on_metrics=on_metrics, **options)
+        schedule = {"warmup_steps": warmup_steps, "lr_scheduler_type": lr_scheduler_type}
+        return warm_up(
+            self,
+            demonstrations,
+            on_metrics=on_metrics,
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            **schedule,
+        )
 
     def train(self) -> list[dict[str, float]]:
         """Play, step, sync, evaluate and save until `max_steps`; return each step's metrics.
@@ -222,10 +229,7 @@ class GRPOTrainer:
 
     def save_step(self) -> Path:
         """Write `checkpoints/step-N` under `output_dir` and delete what is over the limit."""
-        directory = Path(self.config.output_dir) / "checkpoints"
-        path = self.save(directory / f"step-{self.steps_done}")
-        prune_checkpoints(directory, self.config.save_total_limit)
-        return path
+        return save_numbered(self)
 
     def resume(self, path: str | Path) -> None:
         """Go on from a checkpoint, bit-equal on CPU."""

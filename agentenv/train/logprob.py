@@ -55,7 +55,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-class _HeadLogprobs(torch.autograd.Function):
+class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBaseClass]
     """Forward: the logits of a chunk, reduced at once. Backward: its probabilities, then the gradients.
 
     With p = softmax(z / T), H = -sum p ln p, and incoming gradients g (of the logprob) and h (of H):

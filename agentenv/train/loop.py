@@ -158,7 +158,7 @@ def _weighted_specs(envs: Any) -> list[tuple[EnvSpec, float]]:
     elif isinstance(envs, (str, EnvSpec)):
         pairs = [(envs, 1.0)]
     else:
-        pairs = [(one, 1.0) for one in envs]
+        pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in envs]
     for name, weight in pairs:
         if not isfinite(weight) or weight <= 0:
             raise UsageError(f"the weight of {name} must be more than 0, not {weight}")

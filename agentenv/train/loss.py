@@ -196,13 +196,13 @@ def grpo_loss(
         loss_fn: the user's own surrogate instead of the configured one.
     """
     mask = torch.ones_like(logprobs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
-    if sequence_ids is None:
-        rows = torch.arange(logprobs.shape[0], device=logprobs.device)
-        sequence_ids = rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
+    rows = torch.arange(logprobs.shape[0], device=logprobs.device)
+    by_row = rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
+    owner: Tensor = by_row if sequence_ids is None else sequence_ids
     lp_N, old_N, weights_N, advantages_N = (t[mask] for t in (logprobs, old_logprobs, weights, advantages))
     if lp_N.numel() == 0:
         return LossOutput(logprobs[mask].sum(), {}, {}, 0)
-    _, sequence_N = torch.unique(sequence_ids[mask], return_inverse=True)
+    sequence_N: Tensor = torch.unique(owner[mask], return_inverse=True)[1]
     sampler_N = old_N if sampler_logprobs is None else sampler_logprobs[mask]
     ref_N = None if ref_logprobs is None else ref_logprobs[mask]
     log_ratio_N = lp_N - old_N

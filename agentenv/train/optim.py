@@ -74,7 +74,7 @@ class MasterOptimizer:
         self.zero_grad()
         return norm
 
-    @torch.no_grad()
+    @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
     def write_back(self) -> None:
         """Copy the masters into the model's parameters."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
@@ -89,7 +89,7 @@ class MasterOptimizer:
         ]
         return {"inner": self.inner.state_dict(), "masters": masters}
 
-    @torch.no_grad()
+    @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state.
 

@@ -205,7 +205,7 @@ def _decoder(base: Any) -> nn.Module:
 
 def _window(text: Any) -> int | None:
     """Return the sliding window if some layer has one."""
-    kinds = set(getattr(text, "layer_types", None) or ())
+    kinds: set[str] = set(getattr(text, "layer_types", None) or ())
     return text.sliding_window if "sliding_attention" in kinds else None
 
 

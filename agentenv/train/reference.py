@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,7 +48,7 @@ class Reference:
             row.ref_n = values
 
     @contextmanager
-    def _switched(self) -> Iterator[None]:
+    def _switched(self) -> Generator[None]:
         model = self._policy.model
         if self._adapters is None:
             with model.disable_adapter():

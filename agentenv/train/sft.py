@@ -76,7 +76,8 @@ async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
         def play(_: object, env: _Watched = env, random: Random = random) -> Message:
             return policy(env.messages, env.task, random)
 
-        runner = Runner(ScriptedEngine(play, tokenizer=renderer.tokenizer), renderer, limits, run_seed=seed)
+        engine = ScriptedEngine(play, tokenizer=renderer.tokenizer)  # pyright: ignore[reportArgumentType]
+        runner = Runner(engine, renderer, limits, run_seed=seed)
         shown.append(await runner.run_episode(env, task, env_id=spec.id, limits=spec.limits))
     return shown
 

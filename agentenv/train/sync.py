@@ -6,7 +6,7 @@ model of its own gets the parameters copied while it is held still.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ def shares_model(trainer: GRPOTrainer) -> bool:
 
 
 @contextmanager
-def held_still(trainer: GRPOTrainer) -> Iterator[None]:
+def held_still(trainer: GRPOTrainer) -> Generator[None]:
     """Let no request run through weights that are half old and half new."""
     if not shares_model(trainer):
         yield
@@ -47,7 +47,7 @@ def held_still(trainer: GRPOTrainer) -> Iterator[None]:
     engine.weights_updated(trainer.weights_version)
 
 
-@torch.no_grad()
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def sync_engine(trainer: GRPOTrainer) -> None:
     """Bring the new weights to an engine that has a model of its own."""
     if trainer.engine is None or shares_model(trainer):

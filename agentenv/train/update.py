@@ -116,7 +116,7 @@ def _backward(
     return float(loss.detach())
 
 
-@torch.no_grad()
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Return the log-probabilities of each row's trained tokens under a policy, without gradient."""
     result: dict[int, torch.Tensor] = {}
