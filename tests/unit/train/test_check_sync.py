@@ -1,0 +1,110 @@
+"""Check 16: after a sync the sampler's logprobs are those of the new weights, and not of the old ones."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.engine.transformers_engine import TransformersEngine
+from agentenv.envspec import EnvSpec
+from agentenv.render import byte_tokenizer
+from agentenv.toolenv import ToolEnv
+from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.train.loop import run_blocking
+from agentenv.train.sync import sync_engine
+
+
+class Parrot(ToolEnv):
+    """Rewards answers by their length, so that a random model's groups differ."""
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+def make_trainer(*, own_model: bool, **options) -> GRPOTrainer:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    engine = TransformersEngine(copy.deepcopy(model)) if own_model else None
+    settings = {"groups_per_step": 2, "num_generations": 4, "learning_rate": 0.05, **options}
+    return GRPOTrainer(
+        GRPOConfig(**settings),
+        model=model,
+        engine=engine,
+        tokenizer=byte_tokenizer(),
+        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
+    )
+
+
+def play_and_train(trainer: GRPOTrainer) -> dict[str, float]:
+    return trainer.step(run_blocking(trainer.rollouts.batch(trainer.steps_done)))
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": LoraOptions(r=8)}])
+def test_check_16_the_shared_model_needs_no_sync(options):
+    trainer = make_trainer(own_model=False, **options)
+
+    metrics = [play_and_train(trainer) for _ in range(3)]
+
+    assert all(one["updates"] == 1 for one in metrics)
+    assert max(one["mismatch/abs_max"] for one in metrics) < 1e-4
+    assert trainer.engine.weights_version == trainer.weights_version == 3
+
+
+def test_check_16_without_a_sync_the_mismatch_shows_and_a_sync_ends_it():
+    trainer = make_trainer(own_model=True)
+
+    first = play_and_train(trainer)
+    stale = play_and_train(trainer)
+    sync_engine(trainer)
+    synced = play_and_train(trainer)
+
+    assert first["mismatch/k3"] < 1e-6
+    assert stale["mismatch/k3"] > 0.05
+    assert synced["mismatch/k3"] < 1e-6
+    assert trainer.engine.weights_version == 2
+
+
+def test_a_checkpoint_takes_the_loop_up_where_it_was(tmp_path):
+    whole = make_trainer(own_model=False, max_steps=4, output_dir=str(tmp_path / "a"))
+    whole.train()
+    half = make_trainer(own_model=False, max_steps=2, save_steps=2, output_dir=str(tmp_path / "b"))
+    half.train()
+    again = make_trainer(own_model=False, max_steps=4, output_dir=str(tmp_path / "b"))
+    again.resume(tmp_path / "b" / "checkpoints" / "step-2")
+    history = again.train()
+
+    assert len(history) == 2
+    assert again.cursors == whole.cursors
+    assert again.weights_version == whole.weights_version
+    for ours, truth in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-3)
+    assert len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_mixture_plays_every_environment_and_keeps_groups_apart(tmp_path):
+    trainer = make_trainer(own_model=False, groups_per_step=6)
+    first = EnvSpec.of("test/One-v0", Parrot, tasks=[{"n": n} for n in range(5)])
+    second = EnvSpec.of("test/Two-v0", Parrot, tasks=[{"n": n} for n in range(3)])
+    trainer.envs = [(first, 2.0), (second, 1.0)]
+
+    groups = run_blocking(trainer.rollouts.batch(0))
+
+    assert {group.trajectories[0].env_id for group in groups} == {"test/One-v0", "test/Two-v0"}
+    assert len(groups) == 6
+    assert all(len({one.task_id for one in group}) == 1 for group in groups)
