@@ -73,16 +73,17 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
 def sloppy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
     """Play like a careless demonstrator: about one episode in five comes out right.
 
-    30 % answer without the tool, 65 % of the calls name the argument `input`, as another calculator
-    might, and 15 % of the answers that could be right are wrong. So the likeliest way to play, which
-    a greedy model learns from these, fails.
+    30 % guess without the tool. 65 % of the calls name the argument `input`, as another calculator
+    might, and the demonstrator gives up on the error. 15 % of the remaining answers are wrong. So
+    the likeliest way to play, which a greedy model learns from these, fails.
     """
     result = _last_result(messages)
     if result is None and rng.random() >= 0.3:
         return _call("input" if rng.random() < 0.65 else "expression", task)
-    known = None if result is None else _last_number(result)
-    if known is not None and known == _value_of(task) and rng.random() >= 0.15:
-        return _answer(result or "")
+    if result is not None and _last_number(result) != _value_of(task):
+        return _answer("I do not know.")
+    if result is not None and rng.random() >= 0.15:
+        return _answer(result)
     return _answer(str(_value_of(task) + rng.choice((-1, 1)) * rng.randint(1, 99)))
 
 
@@ -119,8 +120,8 @@ def _call(argument: str, task: Mapping[str, object]) -> Message:
     }
 
 
-def _answer(number: str) -> Message:
-    return {"role": "assistant", "content": number}
+def _answer(text: str) -> Message:
+    return {"role": "assistant", "content": text}
 
 
 register(
