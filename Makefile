@@ -25,18 +25,22 @@ $(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) -e '.[train,dev,envs,parquet]'
+	$(PIP) -e '.[train,dev,parquet]'
 	touch $@
 
 demo: $(VENV)/.train
 	$(BIN)/python examples/demo.py $(if $(MODEL),--model $(MODEL)) --seed $(SEED)
 
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not slow and not engine and not gpu'
+# Peers that slow tests drive beside us.
+$(VENV)/.peers: $(VENV)/.dev
+	$(PIP) -e '.[train,dev,parquet,peers]'
+	touch $@
 
-test-engines: $(VENV)/.dev
-	.ci/install-vllm
-	$(BIN)/python -m pytest -m '(slow or engine) and not gpu'
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 180 -m 'not slow and not engine and not gpu'
+
+test-engines: $(VENV)/.peers
+	$(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu'
 	$(MAKE) test-wheel
 
 test-wheel:
