@@ -26,7 +26,8 @@ CALL_SHARE = 0.7
 RECENT_CHARS = 2000
 ARITHMETIC = re.compile(r"-?\d+(?:\.\d+)?(?:\s*[-+*/]\s*-?\d+(?:\.\d+)?)+")
 NUMBER = re.compile(r"-?\d+")
-SIGNATURE = re.compile(r"^(\w+)\(([\w, ]*)\): ", re.MULTILINE)
+SIGNATURE = re.compile(r"^(\w+)\(([\w,: ]*)\): ", re.MULTILINE)
+TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 """How the built-in template describes a tool: `name(parameter, parameter): description`."""
 WORD = re.compile(r"[A-Za-z]{3,}")
 
@@ -118,9 +119,12 @@ def tools_in(prompt: str) -> list[tuple[str, dict[str, JsonValue]]]:
             found[str(function["name"])] = cast("dict[str, JsonValue]", function["parameters"])
         place = prompt.find('{"', end)
     for name, parameters in SIGNATURE.findall(prompt):
-        names = [part.strip() for part in parameters.split(",") if part.strip()]
-        anything: dict[str, JsonValue] = {part: {} for part in names}
-        found.setdefault(name, {"type": "object", "properties": anything, "required": names})
+        parts = [part.partition(":") for part in parameters.split(",") if part.strip()]
+        properties: dict[str, JsonValue] = {
+            part.strip(): {"type": TYPES.get(kind.strip(), kind.strip())} if kind else {}
+            for part, _, kind in parts
+        }
+        found.setdefault(name, {"type": "object", "properties": properties, "required": list(properties)})
     return list(found.items())
 
 

@@ -224,8 +224,11 @@ _BYTE_TEMPLATE = """\
 {{- ('\\n' if system else '') + 'Tools:' -}}
 {%- for tool in tools -%}
 {%- set f = tool.function if tool.function is defined else tool -%}
-{%- set names = (f.parameters.properties | default({})).keys() | join(', ') -%}
-{{- '\\n' + f.name + '(' + names + '): ' + (f.description | default('')) -}}
+{{- '\\n' + f.name + '(' -}}
+{%- for name, part in (f.parameters.properties | default({})).items() -%}
+{{- (', ' if not loop.first else '') + name + (': ' + part.type if part.type is string else '') -}}
+{%- endfor -%}
+{{- '): ' + (f.description | default('')) -}}
 {%- endfor -%}
 {{- '\\nCall: <tool_call>{"name": ..., "arguments": {...}}</tool_call>' -}}
 {%- endif -%}
