@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -269,7 +270,11 @@ def test_ctrl_c_keeps_what_is_finished(adder, tmp_path):
         'register("slow/Slow-v0", Slow, tasks=[{"x": i, "y": 1} for i in range(10)])\n'
     )
     words = [sys.executable, "-m", "agentenv.cli", "eval", f"{slow}:slow/Slow-v0", "-n", "10"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell's background jobs ignore the signal, and their children inherit that.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    )
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         found = list(tmp_path.glob("runs/*/index.jsonl"))
