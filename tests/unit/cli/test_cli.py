@@ -273,7 +273,11 @@ def test_ctrl_c_keeps_what_is_finished(adder, tmp_path):
     # A shell's background jobs ignore the signal, and their children inherit that.
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heard,  # noqa: PLW1509
     )
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
