@@ -1,8 +1,9 @@
 """The main job on a real model: evaluate, warm up on demonstrations, train with GRPO, evaluate again.
 
-SmolLM2-135M-Instruct plays `agentenv/Calculator-v0`. Untouched, it makes no tool call at all, so it is first
-shown careless demonstrations: a third guess without the tool, most calls name the argument wrongly, some answers
-are wrong; one in five is right. Reinforcement learning then selects, among what was shown, what is rewarded.
+SmolLM2-135M-Instruct plays `agentenv/Calculator-v0`. Untouched, it makes no tool call at all, so it is
+first shown careless demonstrations: a third guess without the tool, most calls name the argument wrongly,
+some answers are wrong; one in five is right. Reinforcement learning then selects, among what was shown,
+what is rewarded.
 
     python examples/demo.py [--model PATH] [--seed N] [--output runs/demo]
 """
