@@ -60,7 +60,7 @@ class Failure(Exception):
             boundary, reason, retryable = "sandbox", StopReason.ABORTED, isinstance(error, SandboxCrashed)
         elif isinstance(error, EngineError):
             reason, retryable = StopReason.ABORTED, isinstance(error, EngineUnavailable)
-        elif boundary == "engine":
+        elif boundary in {"engine", "sandbox"}:
             # A completion without exact logprobs may be whole on another attempt.
             reason, retryable = StopReason.ABORTED, isinstance(error, (OSError, TimeoutError, AlignmentError))
         text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]

@@ -13,19 +13,20 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 from typing import cast
 
+from agentenv.answers import check_step, malformed, not_run, with_recall
 from agentenv.boundary import Failure, Halt, at
 from agentenv.budget import Observation, max_tokens_left
-from agentenv.condense import RECALL_TOOL, Condenser
+from agentenv.condense import Condenser
 from agentenv.context import Context
 from agentenv.conversation import Conversation
 from agentenv.engine.base import Completion, Sampling
-from agentenv.errors import EngineUnavailable, EnvironmentMisuse, UsageError
-from agentenv.messages import CallStatus, JsonValue, Message, ToolCall, ToolErrorKind, ToolResult
+from agentenv.errors import EngineUnavailable, UsageError
+from agentenv.leasing import Lease
+from agentenv.messages import CallStatus, Message, ToolCall, ToolResult
 from agentenv.record import OpenTurn, Plan, Record
 from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv, Outcome, StepResult
@@ -40,11 +41,6 @@ EXPLANATION = "The environment has finished. Give your final answer now; no tool
 _ABORT_SLACK_S = 0.05
 """An engine may give up this much before the deadline that it was told."""
 
-_KINDS = {
-    CallStatus.UNKNOWN_TOOL: ToolErrorKind.UNKNOWN_TOOL,
-    CallStatus.BAD_ARGUMENTS: ToolErrorKind.BAD_ARGUMENTS,
-}
-
 
 class Episode:
     """Plays a plan once, on a fresh conversation; `play` never raises for what went wrong in it."""
@@ -58,6 +54,7 @@ class Episode:
         user: User | None,
         *,
         condenser: Condenser | None = None,
+        lease: Lease | None = None,
         attempt: int = 0,
     ) -> None:
         self._plan = plan
@@ -67,6 +64,7 @@ class Episode:
         self._context = context
         self._user = user
         self._condenser = condenser
+        self._lease = lease
         self.waits = Waits(context)
         """What the episode waits for; read by whoever watches it."""
         self._record = Record(plan, conversation, attempt)
@@ -98,6 +96,14 @@ class Episode:
 
     async def _begin(self) -> StopReason | None:
         plan = self._plan
+        lease = self._lease
+        if lease is not None:
+            began = time.perf_counter()
+            self._context.sandbox = await self.waits.within("sandbox", lease.timeout_s, lease.take)
+            self._record.spare["queue_s"] += time.perf_counter() - began
+        # The deadline is for playing: waiting for a sandbox that others hold does not count.
+        if self._limits.episode_timeout_s is not None:
+            self._context.deadline = time.monotonic() + self._limits.episode_timeout_s
         began = time.perf_counter()
         reset = await self.waits.within(
             "env",
@@ -121,7 +127,7 @@ class Episode:
         with at("env"):
             self._record.tools = tuple(self._env.tool_schemas)
             if self._condenser is not None:
-                self._record.tools = _with_recall(self._record.tools)
+                self._record.tools = with_recall(self._record.tools)
         self._record.messages.extend(messages)
         began = time.perf_counter()
         self._conversation.start(messages, self._record.tools)
@@ -188,7 +194,7 @@ class Episode:
             if self._condenser is not None and call.name == "recall_block" and call.status is CallStatus.OK:
                 answers[place] = self._condenser.recall(call)
             elif call.status is not CallStatus.OK:
-                answers[place] = _malformed(call)
+                answers[place] = malformed(call)
                 # A well-formed call of a tool that does not exist is no parse error.
                 self._record.parse_errors += call.status is not CallStatus.UNKNOWN_TOOL
             elif (
@@ -196,7 +202,7 @@ class Episode:
                 and self._record.tool_calls + len(runnable) >= limits.max_tool_calls
             ):
                 over_calls = True
-                answers[place] = _not_run(call, f"limit of {limits.max_tool_calls} tool calls reached")
+                answers[place] = not_run(call, f"limit of {limits.max_tool_calls} tool calls reached")
             else:
                 runnable.append(place)
         if limits.max_parse_errors is not None:
@@ -242,7 +248,7 @@ class Episode:
         step = await self.waits.within("env", limits.env_timeout_s, self._env.advance, action)
         took = time.perf_counter() - began
         with at("env"):
-            _check_step(step, calls)
+            check_step(step, calls)
         tools = max((result.duration_s for result in step.tool_results), default=0.0)
         turn.timings["tools_s"] += min(tools, took)
         turn.timings["env_s"] += took - min(tools, took)
@@ -328,7 +334,7 @@ class Episode:
     def _refuse(self, turn: OpenTurn, why: str) -> None:
         """Answer every call of the turn "not run", in the messages alone."""
         calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
-        turn.results = tuple(_not_run(call, why) for call in calls)
+        turn.results = tuple(not_run(call, why) for call in calls)
         self._record.messages.extend(result.to_message() for result in turn.results)
 
     def _is_last(self, turn: OpenTurn) -> bool:
@@ -361,30 +367,3 @@ class Episode:
                 raise UsageError(f"the reward {reward!r} is not finite; give None if there is none")
         self._record.spare["reward_s"] += time.perf_counter() - began
         return Outcome(reward, parts)
-
-
-def _with_recall(tools: tuple[Mapping[str, JsonValue], ...]) -> tuple[Mapping[str, JsonValue], ...]:
-    names = [cast("Mapping[str, object]", tool["function"])["name"] for tool in tools]
-    if "recall_block" in names:
-        raise UsageError("the environment has a tool recall_block of its own: it cannot be condensed")
-    return (*tools, RECALL_TOOL)
-
-
-def _malformed(call: ToolCall) -> ToolResult:
-    kind = _KINDS.get(call.status, ToolErrorKind.INVALID_JSON)
-    return ToolResult(call.id, call.name, call.error or f"malformed tool call: {call.status.value}", kind)
-
-
-def _not_run(call: ToolCall, why: str) -> ToolResult:
-    return ToolResult(call.id, call.name, f"not run: {why}", ToolErrorKind.NOT_RUN)
-
-
-def _check_step(step: StepResult, calls: list[ToolCall]) -> None:
-    answered = [result.tool_call_id for result in step.tool_results]
-    if answered != [call.id for call in calls]:
-        raise EnvironmentMisuse(
-            f"the environment answered the calls {answered} where {[call.id for call in calls]} were made; "
-            "give one result for each call, in call order"
-        )
-    if not isfinite(step.reward):
-        raise EnvironmentMisuse(f"step gave the reward {step.reward!r}; it must be finite")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import Literal, Protocol, cast
 
 from agentenv.boundary import Failure
 from agentenv.chat import ChatConversation
@@ -24,6 +23,7 @@ from agentenv.episode import Episode
 from agentenv.errors import UsageError
 from agentenv.groups import GroupPolicy, play_groups
 from agentenv.jobs import Job, TaskLike, jobs_of, read_task
+from agentenv.leasing import Lease, SandboxPool
 from agentenv.ledger import Ledger
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue
@@ -35,9 +35,6 @@ from agentenv.tokens import TokenConversation
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 from agentenv.users import User, UserLike, user_for
 from agentenv.watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from agentenv.sandbox.base import Sandbox
 
 __all__ = ["PlayableSpec", "Runner", "TaskLike"]
 
@@ -73,7 +70,8 @@ class Runner:
         retry_wait_s: before the first of them; doubled each time.
         close_timeout_s: for closing an environment or a user, and for code to obey a cancellation.
         warn_after_s: log what an episode waits for after this; None never.
-        sandbox: handed to environments in their `Context`.
+        sandbox: lends every attempt at an episode a clean sandbox of its own, in its `Context`.
+        lease_timeout_s: for a sandbox to be lent; the wait is no part of the episode's own deadline.
         history: `verbatim` sends again what was sampled and sent, as it is; `rewrite` renders the
             messages anew each turn, as a deployment would, and goes on in a new sequence where that
             differs (a template that drops thinking, say).
@@ -95,7 +93,8 @@ class Runner:
         retry_wait_s: float = 0.5,
         close_timeout_s: float = 30.0,
         warn_after_s: float | None = 300.0,
-        sandbox: Sandbox | None = None,
+        sandbox: SandboxPool | None = None,
+        lease_timeout_s: float | None = 600.0,
         history: Literal["verbatim", "rewrite"] = "verbatim",
         condenser: Condenser | None = None,
     ) -> None:
@@ -108,6 +107,8 @@ class Runner:
             raise UsageError(f"history is 'verbatim' or 'rewrite', not {history!r}")
         if retries < 0:
             raise UsageError(f"retries must be 0 or more, not {retries}")
+        if sandbox is not None and not isinstance(sandbox, SandboxPool):
+            raise UsageError(f"{type(sandbox).__name__} lends no sandboxes: it has no lease()")
         self.engine = engine
         self.renderer = renderer
         self.limits = limits or RunLimits()
@@ -118,6 +119,7 @@ class Runner:
         self._retry_wait_s = retry_wait_s
         self._close_timeout_s = close_timeout_s
         self._sandbox = sandbox
+        self._lease_timeout_s = lease_timeout_s
         self._rewrite = history == "rewrite"
         self._condenser = condenser
         self._sessions = itertools.count()
@@ -294,12 +296,9 @@ class Runner:
         limits = plan.limits
         session = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._sessions)}"
         conversation = self._conversation(limits, session)
-        context = Context(
-            episode_id=session, seed=plan.seed, task=plan.task, limits=limits, sandbox=self._sandbox
-        )
+        context = Context(episode_id=session, seed=plan.seed, task=plan.task, limits=limits)
         context.tool_calls_left = limits.max_tool_calls
-        if limits.episode_timeout_s is not None:
-            context.deadline = time.monotonic() + limits.episode_timeout_s
+        lease = None if self._sandbox is None else Lease(self._sandbox, self._lease_timeout_s)
         env: EpisodeEnv | None = None
         person: User | None = None
         try:
@@ -312,10 +311,19 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - the boundary: a user that cannot be made
                 return _stillborn(plan, attempt, Failure.of("user", error))
             condenser = None if self._condenser is None else self._condenser.fresh()
-            episode = Episode(plan, env, conversation, context, person, condenser=condenser, attempt=attempt)
+            episode = Episode(
+                plan,
+                env,
+                conversation,
+                context,
+                person,
+                condenser=condenser,
+                lease=lease,
+                attempt=attempt,
+            )
             return await self.watchdog.play(session, episode)
         finally:
-            await self._settle(self._finish(conversation, person, env if owned else None))
+            await self._settle(self._finish(conversation, person, env if owned else None, lease))
 
     def _conversation(self, limits: RunLimits, session: str) -> Conversation:
         if isinstance(self.engine, ChatEngine):
@@ -325,12 +333,16 @@ class Runner:
 
     # Closing ------------------------------------------------------------------------------
 
-    async def _finish(self, conversation: Conversation, user: User | None, env: EpisodeEnv | None) -> None:
+    async def _finish(
+        self, conversation: Conversation, user: User | None, env: EpisodeEnv | None, lease: Lease | None
+    ) -> None:
         await self._close("release", conversation.release)
         if user is not None:
             await self._close("user", user.close)
         if env is not None:
             await self._shut(env)
+        if lease is not None:
+            await self._close("sandbox", lease.give_back)
 
     async def _shut(self, env: EpisodeEnv) -> None:
         await self._close(type(env).__name__, env.shutdown)

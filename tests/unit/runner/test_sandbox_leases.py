@@ -1,0 +1,277 @@
+"""Every attempt at an episode has a sandbox of its own, lent by a pool and always given back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from agentenv.context import Context
+from agentenv.engine import ScriptedEngine
+from agentenv.errors import SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.limits import RunLimits
+from agentenv.registry import EnvSpec
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.sandbox import SandboxLimits, create
+from agentenv.tool import tool
+from agentenv.toolenv import ToolEnv
+from agentenv.trajectory import StopReason
+
+TOKENIZER = byte_tokenizer()
+RENDERER = Renderer(TOKENIZER)
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class Coder(ToolEnv):
+    """Writes a file and lists what is there, each in the episode's sandbox."""
+
+    def start(self, number: int = 0) -> str:
+        self.number = number
+        return f"task {number}"
+
+    @tool
+    async def save(self, context: Context) -> str:
+        "Save the task's number."
+        await context.sandbox.write_file(f"{self.number}.txt", str(self.number))
+        return "saved"
+
+    @tool
+    async def files(self, context: Context) -> str:
+        "List the files."
+        result = await context.sandbox.run_code(
+            "import os; print(sorted(n for n in os.listdir() if n.endswith('.txt')))"
+        )
+        return result.text()
+
+    async def reward(self, context: Context) -> float:
+        left = await context.sandbox.read_file(f"{self.number}.txt")
+        return float(left == str(self.number).encode())
+
+
+class Watched:
+    """A pool that keeps the books of another: how many are lent, and what was lent to whom."""
+
+    def __init__(self, pool=None, *, fail=(), wait=None, fail_at_end=None):
+        self.pool, self.fail, self.wait, self.fail_at_end = pool, list(fail), wait, fail_at_end
+        self.called = asyncio.Event()
+        self.asked = self.out = self.most = self.given_back = 0
+
+    @asynccontextmanager
+    async def lease(self):
+        self.asked += 1
+        self.called.set()
+        if self.wait is not None:
+            await self.wait.wait()
+        if self.fail:
+            raise self.fail.pop(0)
+        self.out += 1
+        self.most = max(self.most, self.out)
+        try:
+            # As pools may: what belongs to the task that entered must be left by the same task.
+            async with asyncio.timeout(60):
+                if self.pool is None:
+                    yield object()
+                else:
+                    async with self.pool.lease() as mine:
+                        yield mine
+        finally:
+            self.out -= 1
+            self.given_back += 1
+        if self.fail_at_end is not None:
+            raise self.fail_at_end
+
+
+class Idle(ToolEnv):
+    """Needs nothing of its sandbox; may hang or break."""
+
+    hanging: asyncio.Event
+
+    def start(self, where: str = "") -> str:
+        self.where = where
+        return "go"
+
+    async def step(self, action):
+        if self.where == "hang":
+            self.hanging.set()
+            await asyncio.Event().wait()
+        if self.where == "break":
+            raise RuntimeError("step broke")
+        return await super().step(action)
+
+    def reward(self) -> float:
+        return 1.0
+
+
+def runner_with(pool, script=("done",), **options) -> Runner:
+    engine = ScriptedEngine(list(script), tokenizer=TOKENIZER, repeat_last=True)
+    limits = options.pop("limits", RunLimits())
+    return Runner(engine, RENDERER, limits, sandbox=pool, retry_wait_s=0.001, **options)
+
+
+def play_files(request):
+    return [call("save"), call("files"), "done"][request.turn]
+
+
+@pytest.mark.sandbox
+async def test_the_episodes_of_a_run_share_workers_but_no_files():
+    limits = SandboxLimits(memory_bytes=256 << 20, address_space_bytes=256 << 20, max_processes=16)
+    async with create("auto", size=2, limits=limits) as sandbox:
+        pool = Watched(sandbox)
+        engine = ScriptedEngine(play_files, tokenizer=TOKENIZER)
+        runner = Runner(engine, RENDERER, RunLimits(concurrency=3), sandbox=pool)
+        spec = EnvSpec.of("test/Coder-v0", Coder, tasks=[{"number": n} for n in range(3)])
+
+        async with aclosing(runner.run_groups(spec, spec.tasks, group_size=2)) as groups:
+            records = [one async for group in groups for one in group]
+        left = await sandbox.run_code("import os; print([n for n in os.listdir() if n.endswith('.txt')])")
+
+    assert [one.stop_reason for one in records] == [StopReason.FINAL_ANSWER] * 6
+    assert [one.reward for one in records] == [1.0] * 6
+    for one in records:
+        seen = one.turns[1].tool_results[0].text
+        assert seen == f"['{one.task['number']}.txt']", "an episode sees its own file and no other"
+    assert left.stdout == "[]\n"
+    assert (pool.asked, pool.out, pool.given_back) == (6, 0, 6)
+    assert 1 < pool.most <= 3
+
+
+@pytest.mark.sandbox
+async def test_a_local_sandbox_lends_itself_to_an_episode():
+    async with create("auto", size=1) as sandbox:
+        engine = ScriptedEngine(play_files, tokenizer=TOKENIZER)
+        record = await Runner(engine, RENDERER, sandbox=sandbox).run_episode(Coder(), {"number": 7})
+        again = await Runner(engine, RENDERER, sandbox=sandbox).run_episode(Coder(), {"number": 8})
+
+    assert (record.reward, again.reward) == (1.0, 1.0)
+    assert again.turns[1].tool_results[0].text == "['8.txt']"
+
+
+async def test_each_attempt_leases_anew_and_a_crash_while_leasing_is_retried():
+    pool = Watched(fail=[SandboxCrashed("no worker")])
+    runner = runner_with(pool, retries=1)
+
+    record = await runner.run_episode(Idle(), {})
+
+    assert (record.stop_reason, record.attempt) == (StopReason.FINAL_ANSWER, 1)
+    assert (pool.asked, pool.out) == (2, 0)
+    assert runner.ledger.retried == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [
+        (SandboxUnavailable("no isolation"), False),
+        (SandboxCrashed("gone"), True),
+        (OSError("no more processes"), True),
+        (UsageError("the sandbox is closed"), False),
+        (SystemExit(3), False),
+        (asyncio.CancelledError(), False),
+    ],
+)
+async def test_a_lease_that_fails_is_infrastructure(error, retryable):
+    pool = Watched(fail=[error])
+
+    record = await runner_with(pool, retries=0).run_episode(Idle(), {})
+
+    assert record.stop_reason is StopReason.ABORTED
+    assert (record.error.boundary, record.error.retryable) == ("sandbox", retryable)
+    assert record.error.type == type(error).__name__
+    assert record.turns == ()
+    assert not record.trainable
+    assert pool.out == 0
+
+
+@pytest.mark.parametrize("where", ["", "break"])
+async def test_a_lease_is_given_back_after_the_environment_is_closed(where):
+    pool = Watched()
+    lent_at_close = []
+
+    class Closing(Idle):
+        def close(self) -> None:
+            lent_at_close.append(pool.out)
+
+    runner = runner_with(pool)
+    spec = EnvSpec.of("test/Idle-v0", Closing, tasks=[{"where": where}])
+    async with aclosing(runner.run_groups(spec, spec.tasks)) as groups:
+        (record,) = [one async for group in groups for one in group]
+
+    assert lent_at_close == [1]
+    assert pool.out == 0
+    assert record.stop_reason is (StopReason.ERROR if where else StopReason.FINAL_ANSWER)
+
+
+async def test_a_cancelled_episode_gives_back_its_sandbox():
+    pool = Watched()
+    runner = runner_with(pool)
+    env = Idle()
+    env.hanging = asyncio.Event()
+    playing = asyncio.create_task(runner.run_episode(env, {"where": "hang"}))
+    await env.hanging.wait()
+    assert pool.out == 1
+
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+    assert (pool.out, pool.given_back) == (0, 1)
+
+
+async def test_an_episode_cancelled_while_it_waits_for_a_sandbox_leaves_nothing_behind():
+    pool = Watched(wait=asyncio.Event())
+    runner = runner_with(pool)
+    playing = asyncio.create_task(runner.run_episode(Idle(), {}))
+    await pool.called.wait()
+    assert [one.boundary for one in runner.watchdog.waiting()] == ["sandbox"]
+
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    pool.wait.set()
+    await asyncio.sleep(0)
+
+    assert (pool.asked, pool.out, pool.given_back) == (1, 0, 0)
+    assert runner.ledger.cancelled == 1
+
+
+async def test_waiting_for_a_sandbox_is_bounded_and_is_no_part_of_the_episode_s_deadline():
+    never, late = Watched(wait=asyncio.Event()), Watched(wait=asyncio.Event())
+    limits = RunLimits(episode_timeout_s=0.02)
+
+    refused = await runner_with(never, lease_timeout_s=0.2, retries=0, limits=limits).run_episode(Idle(), {})
+    waiting = asyncio.create_task(runner_with(late).run_episode(Idle(), {}))
+    await late.called.wait()
+    late.wait.set()
+    patient = await waiting
+
+    assert (refused.stop_reason, refused.error.boundary) == (StopReason.ABORTED, "sandbox")
+    assert refused.error.type == "TimeoutError"
+    assert refused.error.retryable
+    assert patient.stop_reason is StopReason.FINAL_ANSWER
+    assert patient.timings["queue_s"] > 0
+    assert never.out == late.out == 0
+
+
+async def test_a_pool_that_fails_when_it_takes_back_spoils_no_record(caplog):
+    pool = Watched(fail_at_end=SandboxCrashed("cannot be cleaned"))
+
+    record = await runner_with(pool).run_episode(Idle(), {})
+
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert record.reward == 1.0
+    assert "closing sandbox failed" in caplog.text
+
+
+async def test_without_a_pool_there_is_no_sandbox_and_what_lends_nothing_is_refused():
+    class Curious(Idle):
+        def reward(self, context: Context) -> float:
+            return float(context.sandbox is None)
+
+    assert (await runner_with(None).run_episode(Curious(), {})).reward == 1.0
+    with pytest.raises(UsageError, match="lends no sandboxes"):
+        runner_with(object())
