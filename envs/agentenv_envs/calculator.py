@@ -71,15 +71,14 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
 
 
 def sloppy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Play like a careless demonstrator: about one episode in five comes out right.
+    """Play like a careless demonstrator: about one episode in four comes out right.
 
-    30 % guess without the tool. 65 % of the calls name the argument `input`, as another calculator
-    might, and the demonstrator gives up on the error. 15 % of the remaining answers are wrong. So
-    the likeliest way to play, which a greedy model learns from these, fails.
+    30 % guess without the tool. Half of the calls name the argument `input`, as another calculator
+    might, and the demonstrator gives up on the error. 15 % of the remaining answers are wrong.
     """
     result = _last_result(messages)
     if result is None and rng.random() >= 0.3:
-        return _call("input" if rng.random() < 0.65 else "expression", task)
+        return _call("input" if rng.random() < 0.5 else "expression", task)
     if result is not None and _last_number(result) != _value_of(task):
         return _answer("I do not know.")
     if result is not None and rng.random() >= 0.15:
