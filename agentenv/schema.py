@@ -67,7 +67,9 @@ def returns_schema(signature: Signature) -> Schema | None:
     if signature.returns is EMPTY:
         return None
     try:
-        schema = TypeAdapter(signature.returns).json_schema(mode="serialization", schema_generator=_Generator)
+        schema = TypeAdapter(cast("Any", signature.returns)).json_schema(
+            mode="serialization", schema_generator=_Generator
+        )
     except (PydanticUserError, SchemaError, TypeError):
         return None
     schema = tidy(schema)
@@ -216,7 +218,7 @@ def _base(signature: Signature) -> type[BaseModel]:
     if rest is None:
         return _Closed
     try:
-        TypeAdapter(rest.annotation).json_schema(schema_generator=_Generator)
+        TypeAdapter(cast("Any", rest.annotation)).json_schema(schema_generator=_Generator)
     except _REFUSALS as reason:
         raise _refusal(signature, rest, reason) from reason
     namespace = {

@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import web
+from aiohttp import BodyPartReader, web
 
 from agentenv.errors import SandboxError, UsageError
 from agentenv.sandbox.base import ExecResult, Sandbox, SandboxLimits, Session, create
@@ -174,10 +174,10 @@ class E2BServer:
         box = self._box(request)
         written: list[dict[str, str]] = []
         if request.content_type.startswith("multipart/"):
-            parts = [
-                (part.filename or "", await part.read(decode=False))
-                async for part in await request.multipart()
-            ]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess, reportUnknownVariableType]
+            parts: list[tuple[str, bytes | bytearray]] = []
+            async for part in await request.multipart():
+                if isinstance(part, BodyPartReader):
+                    parts.append((part.filename or "", await part.read(decode=False)))
         else:
             parts = [("", await request.read())]
         for name, data in parts:

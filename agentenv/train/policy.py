@@ -222,7 +222,7 @@ def _may_pack(text: Any) -> tuple[bool, str]:
 
 def _plain_head(head: Any, text: Any) -> bool:
     """Return whether the logits are `hidden @ weight.T`, perhaps with a final soft cap."""
-    if type(head) is not nn.Linear or head.bias is not None:
+    if type(head) is not nn.Linear or head.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
         return False
     scales = (getattr(text, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier"))
     return all(scale in (None, 1, 1.0) for scale in scales)
@@ -261,7 +261,7 @@ def _probe_gradients(policy: Policy, micro: MicroBatch) -> list[Tensor]:
         logprobs_N, _ = policy.score(micro)
         weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
         grads = torch.autograd.grad((weights_N * logprobs_N).sum(), parameters, allow_unused=True)
-    return [grad.double() for grad in grads if grad is not None]
+    return [grad.double() for grad in grads if grad is not None]  # pyright: ignore[reportUnnecessaryComparison]
 
 
 def _difference(policy: Policy, micro: MicroBatch, truth: list[Tensor]) -> float:
