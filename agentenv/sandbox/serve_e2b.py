@@ -174,10 +174,11 @@ class E2BServer:
         box = self._box(request)
         written: list[dict[str, str]] = []
         if request.content_type.startswith("multipart/"):
-            parts: list[tuple[str, bytes | bytearray]] = []
-            async for part in await request.multipart():
-                if isinstance(part, BodyPartReader):
-                    parts.append((part.filename or "", await part.read(decode=False)))
+            parts: list[tuple[str, bytes | bytearray]] = [
+                (part.filename or "", await part.read(decode=False))
+                async for part in await request.multipart()
+                if isinstance(part, BodyPartReader)
+            ]
         else:
             parts = [("", await request.read())]
         for name, data in parts:
