@@ -17,6 +17,7 @@ __all__ = [
     "MACHINE",
     "close_from",
     "drop_capabilities",
+    "fork",
     "mount",
     "prctl",
     "setns",
@@ -56,6 +57,7 @@ _syscall.restype = ctypes.c_long
 _syscall.argtypes = [ctypes.c_long] * 7
 _mount = _libc.mount
 _mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+_raw_fork = ctypes.PyDLL(None).fork
 _prctl = _libc.prctl
 _prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
@@ -133,6 +135,31 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 
+def _count_capabilities() -> int:
+    capability = 0
+    while _prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
+        capability += 1
+    return capability
+
+
+_CAPABILITIES = _count_capabilities()
+
+
+def fork() -> int:
+    """Fork without Python's handlers, for a process that only answers for another.
+
+    Only from a process without threads. What the handlers renew (locks, the generator of `random`)
+    is not used by the copy, and each page of memory that they touch would have to be copied.
+
+    Raises:
+        OSError: There may be no more processes.
+    """
+    pid = _raw_fork()
+    if pid < 0:
+        raise BlockingIOError(11, "fork: no more processes")
+    return pid
+
+
 def drop_capabilities(*, bounding: bool) -> None:
     """Give up every capability for good.
 
@@ -140,10 +167,9 @@ def drop_capabilities(*, bounding: bool) -> None:
         bounding: Empty the bounding set too; that needs CAP_SETPCAP, which a new user namespace gives.
     """
     if bounding:
-        for capability in range(64):
-            if _prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) < 0:
-                break
-            prctl(_PR_CAPBSET_DROP, capability)
+        for capability in range(_CAPABILITIES):
+            if _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+                raise _fail("prctl(PR_CAPBSET_DROP)")
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = _CapHeader(0x20080522, 0)
     empty = (ctypes.c_uint32 * 6)()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import resource
 import select
@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from .files import collect, remove_tree, walk
+from .program import BEGUN
 
 __all__ = ["watch"]
 
@@ -27,20 +28,16 @@ class _Watch:
         self.namespaces = namespaces
         self.place = place
         self.started = 0.0
-        self.deadline: float | None = None
-        self.memory_bytes = 0
-        self.disk_bytes = 0
+        self.deadline = math.inf
+        self.memory_bytes = 0.0
+        self.disk_bytes = 0.0
         self.reason = ""
         self.ended: tuple[int, resource.struct_rusage] | None = None
 
     def begin(self, message: bytes) -> None:
         """Take the child's word that the job has begun; it is not untrusted before that."""
-        job = json.loads(message)
-        self.started = job["began"]
-        self.memory_bytes = job["memory_bytes"]
-        self.disk_bytes = job["work_bytes"] * 2
-        if job["timeout_s"] is not None:
-            self.deadline = self.started + job["timeout_s"]
+        _, self.started, limit_s, self.memory_bytes, self.disk_bytes = BEGUN.unpack(message)
+        self.deadline = self.started + limit_s
 
     def reap(self) -> None:
         """Collect whoever ended; orphans of the child become ours."""
@@ -56,7 +53,7 @@ class _Watch:
 
     def check(self) -> None:
         """End the execution if it is over its time or its memory."""
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        if time.monotonic() >= self.deadline:
             self.kill("timeout")
         elif self.memory_bytes and self._memory(precise=False) > self.memory_bytes:
             if self._memory(precise=True) > self.memory_bytes:
@@ -95,7 +92,7 @@ def _resident(pid: int, *, precise: bool) -> int:
         return 0
 
 
-def _disk(top: str, enough: int) -> int:
+def _disk(top: str, enough: float) -> float:
     """Return the bytes in files under a directory, or more than `enough` for too many entries."""
     total = 0
     for entries, path in enumerate(walk(top)):
@@ -119,12 +116,10 @@ def watch(config: dict[str, Any], child: int, start: int, status: int, place: st
     while True:
         wait_s = None
         if self.started:
-            wait_s = _TICK_S
-            if self.deadline is not None:
-                wait_s = min(wait_s, max(0.0, self.deadline - time.monotonic()))
+            wait_s = min(_TICK_S, max(0.0, self.deadline - time.monotonic()))
         events = dict(poller.poll(None if wait_s is None else wait_s * 1000 + 1))
         if start in events:
-            message = os.read(start, 4096)
+            message = os.read(start, 4096)  # one message, from before the code runs
             poller.unregister(start)
             if message.startswith(b"!"):
                 failed = message[1:].decode(errors="replace")
@@ -142,25 +137,30 @@ def _finish(config: dict[str, Any], self: _Watch, status: int, failed: str) -> N
     self.reap()
     code, usage = self.ended or (0, None)
     self.kill("")
-    verdict: dict[str, Any] = {
-        "exit": os.waitstatus_to_exitcode(code),
-        "reason": self.reason,
-        "duration_s": duration_s,
-        "started": bool(self.started),
-        "cpu_s": usage.ru_utime + usage.ru_stime if usage else 0.0,
-        "max_rss_bytes": usage.ru_maxrss * 1024 if usage else 0,
-    }
+    cpu_s = usage.ru_utime + usage.ru_stime if usage else 0.0
+    rss = usage.ru_maxrss * 1024 if usage else 0
+    # JSON by hand: the encoder would touch many pages of memory, and each has to be copied first
+    exit_code = os.waitstatus_to_exitcode(code)
+    verdict = (
+        f'{{"exit": {exit_code}, "reason": "{self.reason}", "duration_s": {duration_s!r}, '
+        f'"started": {"true" if self.started else "false"}, "cpu_s": {cpu_s!r}, "max_rss_bytes": {rss}'
+    )
     if failed:
-        verdict["failed"] = failed
+        verdict += f', "failed": "{_plain(failed)}"'
     contents: list[bytes] = []
     if self.started:
         limits: dict[str, int] = config["limits"]
         home = f"{self.place}/work" if self.place else "/work"
         files, complete = collect(home, limits["collect_bytes"])
-        verdict["files"] = [[name.encode(errors="surrogateescape").hex(), len(data)] for name, data in files]
-        verdict["files_complete"] = complete
+        listed = [f'["{name.encode(errors="surrogateescape").hex()}", {len(data)}]' for name, data in files]
+        verdict += f', "files": [{", ".join(listed)}], "files_complete": {"true" if complete else "false"}'
         contents = [data for _, data in files]
     with open(status, "wb") as pipe:
-        pipe.write(json.dumps(verdict).encode() + b"\n" + b"".join(contents))
+        pipe.write(b"".join([verdict.encode(), b"}\n", *contents]))
     if self.place:
         remove_tree(self.place)
+
+
+def _plain(text: str) -> str:
+    """Return a text that needs no quoting in JSON."""
+    return "".join(letter if letter.isprintable() and letter not in '"\\' else " " for letter in text)

@@ -11,7 +11,6 @@ import importlib
 import os
 import resource
 import signal
-import stat
 import sys
 from typing import Any, NamedTuple, NoReturn
 
@@ -80,6 +79,7 @@ def preload(config: dict[str, Any]) -> None:
     for name in [*STANDARD, *config["preload"]]:
         importlib.import_module(name)
     program.prepare()
+    _environment(config)
     config["mapped"] = _is_mapped(_UID)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -158,7 +158,8 @@ def _child(config: dict[str, Any], ends: Ends, place: str) -> NoReturn:
         temporary = f"{place}/tmp" if place else "/tmp"
         _confine(config, [home, temporary], namespaces=not place)
         os.chdir(home)
-        _environment(config, home, temporary)
+        if place:
+            os.environ["HOME"], os.environ["TMPDIR"] = home, temporary
         seccomp.install(config["filter"], own_pid=os.getpid())
     except BaseException as error:  # noqa: BLE001 - the boundary: not confined, so nothing may run
         os.write(4, b"!" + str(error).encode())
@@ -172,7 +173,6 @@ def _descriptors(ends: Ends) -> None:
     for target, fd in enumerate(high, start=1):
         os.dup2(fd, target, inheritable=target < 3)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def _confine(config: dict[str, Any], writable: list[str], *, namespaces: bool) -> None:
@@ -241,15 +241,15 @@ def _limit(limits: dict[str, int], *, namespaces: bool) -> None:
     if namespaces:
         wanted.append((resource.RLIMIT_NPROC, limits["max_processes"]))
     program.lower(wanted)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def _environment(config: dict[str, Any], home: str, temporary: str) -> None:
+def _environment(config: dict[str, Any]) -> None:
+    """Set what programs find in their environment; once, and nothing of ours is left."""
     os.environ.clear()
     os.environ.update(
         PATH="/usr/local/bin:/usr/bin:/bin",
-        HOME=home,
-        TMPDIR=temporary,
+        HOME="/work",
+        TMPDIR="/tmp",
         LANG="C.UTF-8",
         PYTHONHASHSEED="0",
         PYTHONDONTWRITEBYTECODE="1",
@@ -262,4 +262,3 @@ def _environment(config: dict[str, Any], home: str, temporary: str) -> None:
         os.environ["LD_LIBRARY_PATH"] = str(config["libraries"])
     if config["site"]:
         os.environ["PYTHONPATH"] = ":".join(config["site"])
-    assert stat.S_ISCHR(os.fstat(0).st_mode)

@@ -58,7 +58,8 @@ def _prepare(config: dict[str, Any]) -> int:
     """Load what every execution finds loaded; return the own pid namespace's descriptor."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
     namespaces = config["tier"] == "namespace"
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
     worker.preload(config)
@@ -83,7 +84,7 @@ def _spawn(config: dict[str, Any], control: socket.socket, own: int) -> None:
     if own != -1:
         kernel.unshare(kernel.CLONE_NEWPID)
     try:
-        pid = os.fork()
+        pid = kernel.fork()
         if pid == 0:
             worker.init(config, worker.Ends(job, out[1], err[1], status[1], start[0], start[1]), place)
     finally:

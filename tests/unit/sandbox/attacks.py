@@ -115,7 +115,12 @@ case(
     out="few",
 )
 case(
-    "dos", "memory in a list", "x = []\nwhile True: x.append(bytearray(1 << 20))", status="memory", quick=True
+    "dos",
+    "memory in a list",
+    "x = []\nwhile True: x.append(bytearray(1 << 20))",
+    status="memory",
+    timeout_s=20.0,
+    quick=True,
 )
 case(
     "dos",
