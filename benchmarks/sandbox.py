@@ -26,9 +26,13 @@ CODE = "print(sum(range(1000)))"
 WANT = "499500\n"
 
 
-async def timed(call, count, pause_s=0.0):
+async def timed(call, count, pause_s=0.0, *, limit_s):
+    """Milliseconds of `count` calls, or of as many as fit into `limit_s` on a busy machine."""
     times = []
+    end = time.perf_counter() + limit_s
     for _ in range(count):
+        if times and time.perf_counter() > end:
+            break
         if pause_s:
             await asyncio.sleep(pause_s)
         began = time.perf_counter()
@@ -44,10 +48,10 @@ def latency(name, times):
     return {"what": name, **row, "min": round(times[0], 2), "per_min": round(60_000 / statistics.mean(times))}
 
 
-async def throughput(name, call, clients, count):
+async def throughput(name, call, clients, count, limit_s):
     began = time.perf_counter()
-    await asyncio.gather(*(timed(call, count // clients) for _ in range(clients)))
-    per_min = 60 * (count // clients * clients) / (time.perf_counter() - began)
+    series = await asyncio.gather(*(timed(call, count // clients, limit_s=limit_s) for _ in range(clients)))
+    per_min = 60 * sum(map(len, series)) / (time.perf_counter() - began)
     return {"what": f"{name}, {clients} clients", "per_min": round(per_min)}
 
 
@@ -61,13 +65,17 @@ def process(command):
 
 def pss_mib(root):
     """Proportional memory of a process and all below it, and how many there are."""
-    total, pids = 0, [root]
+    total, count, pids = 0, 0, [root]
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").glob("*/children"):
             pids += [int(child) for child in task.read_text().split()]
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            total += int(line.split()[1]) if line.startswith("Pss:") else 0
-    return total / 1024, len(pids)
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        count += 1
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024, count
 
 
 def pool_memory():
@@ -79,7 +87,7 @@ def pool_memory():
     return 0.0, 0
 
 
-async def tier_rows(tier, count, size):
+async def tier_rows(tier, count, size, limit_s):
     options = {"python": "/usr/bin/python3"} if tier == "landlock" and os.geteuid() == 0 else {}
     began = time.perf_counter()
     async with create(tier, size=size, **options) as sandbox:
@@ -89,12 +97,16 @@ async def tier_rows(tier, count, size):
 
         await call()
         start_ms = (time.perf_counter() - began) * 1000
-        await timed(call, 30)
+        await timed(call, 30, limit_s=limit_s)
         rows = [
-            latency(f"{tier}, pool {size}, one after another", await timed(call, count)),
-            latency(f"{tier}, pool {size}, paced by 30 ms", await timed(call, count // 3, 0.03)),
+            latency(f"{tier}, pool {size}, one after another", await timed(call, count, limit_s=limit_s)),
+            latency(
+                f"{tier}, pool {size}, paced by 30 ms", await timed(call, count // 3, 0.03, limit_s=limit_s)
+            ),
         ]
-        rows += [await throughput(f"{tier}, pool {size}", call, clients, count) for clients in (1, 2, 4)]
+        rows += [
+            await throughput(f"{tier}, pool {size}", call, clients, count, limit_s) for clients in (1, 2, 4)
+        ]
         await asyncio.sleep(0.2)
         memory, processes = pool_memory()
         rows.append({"what": f"{tier}, pool {size}, start to first result", "ms": round(start_ms, 1)})
@@ -109,10 +121,12 @@ async def tier_rows(tier, count, size):
         return rows
 
 
-async def rivals(count):
+async def rivals(count, limit_s):
     bare = [sys.executable, "-I", "-S", "-c", CODE]
-    rows = [latency("bare python -I -S -c (no isolation)", await timed(process(bare), count))]
-    rows += [await throughput("bare python", process(bare), clients, count) for clients in (2, 4)]
+    rows = [
+        latency("bare python -I -S -c (no isolation)", await timed(process(bare), count, limit_s=limit_s))
+    ]
+    rows += [await throughput("bare python", process(bare), clients, count, limit_s) for clients in (2, 4)]
     if shutil.which("bwrap"):
         jail = [
             "bwrap",
@@ -126,7 +140,9 @@ async def rivals(count):
             "--dev",
             "/dev",
         ]
-        rows.append(latency("bubblewrap + python", await timed(process([*jail, *bare]), count)))
+        rows.append(
+            latency("bubblewrap + python", await timed(process([*jail, *bare]), count, limit_s=limit_s))
+        )
     else:
         print("skipped: bubblewrap is not installed")
     try:
@@ -147,7 +163,9 @@ async def rivals(count):
         )
         return "".join(found)
 
-    rows.append(latency("Jupyter kernel, kept (not fresh, no isolation)", await timed(call, count)))
+    rows.append(
+        latency("Jupyter kernel, kept (not fresh, no isolation)", await timed(call, count, limit_s=limit_s))
+    )
     client.stop_channels()
     await manager.shutdown_kernel(now=True)
     return rows
@@ -155,19 +173,21 @@ async def rivals(count):
 
 async def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the executions")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the executions, and less time for each row"
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--size", type=int, default=8)
     options = parser.parse_args()
-    count = 60 if options.quick else 600
+    count, limit_s = (60, 2.0) if options.quick else (600, 10.0)
     print(f"load before: {os.getloadavg()}, {len(os.sched_getaffinity(0))} cores, uid {os.geteuid()}")
     rows = []
     for tier in ("namespace", "landlock"):
         try:
-            rows += await tier_rows(tier, count, options.size)
+            rows += await tier_rows(tier, count, options.size, limit_s)
         except SandboxUnavailable as error:
             print(f"skipped: {error}")
-    rows += await rivals(count)
+    rows += await rivals(count, limit_s)
     for row in rows:
         print(f"{row['what']:52}", *(f"{name} {value}" for name, value in row.items() if name != "what"))
     if options.json:
