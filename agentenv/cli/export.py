@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +15,75 @@ from agentenv.cli.options import RunsDirOption
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-FORMATS = ("openai", "sft", "atif", "parquet")
+ROWS = {
+    "openai": "chatlogs:to_openai",
+    "sft": "chatlogs:to_sft",
+    "trl": "trl:trl_samples",
+    "verl": "verl:verl_samples",
+    "slime": "slime:slime_samples",
+}
+"""Formats of one line for each row, and the function of `agentenv.interop` that makes the rows."""
+FORMATS = (*ROWS, "inspect", "atif", "parquet")
+UNITS = {"trl": "rows", "verl": "rows", "slime": "rows", "inspect": "logs"}
 
 
 @app.command()
 def run(
     name: str = typer.Argument(..., metavar="RUN", help="Run to export."),
-    shape: str = typer.Option("openai", "--as", help="openai, sft, atif or parquet."),
+    shape: str = typer.Option("openai", "--as", help=", ".join(FORMATS) + "."),
     output: str = typer.Option("", "--output", help="File or directory; in the run if empty."),
     min_reward: float = typer.Option(1.0, "--min-reward", help="Least reward of an episode for sft."),
     runs_dir: str = RunsDirOption,
 ) -> None:
-    """Write a run's episodes as OpenAI messages, SFT rows, ATIF documents or a parquet file."""
+    """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
     from agentenv.errors import UsageError
-    from agentenv.interop.atif import to_atif
-    from agentenv.interop.chatlogs import to_openai, to_sft
     from agentenv.store import find_run
     from agentenv.store.parquet import write_parquet
 
     if shape not in FORMATS:
         raise UsageError(f"there is no format {shape!r}; the formats are {', '.join(FORMATS)}")
     source = find_run(name, runs_dir)
-    if shape == "atif":
-        target = Path(output or source.path / "atif")
-        documents = (
-            (f"{place:05}.json", [to_atif(one, model=source.info.model)]) for place, one in enumerate(source)
-        )
-        count = sum(_write(target / file, document) for file, document in documents)
+    if shape in ROWS:
+        target = Path(output or source.path / f"{shape}.jsonl")
+        count = _write(target, _rows(source, shape, min_reward))
     elif shape == "parquet":
         target = Path(output or source.path / "trajectories.parquet")
         count = write_parquet(source, target)
     else:
-        target = Path(output or source.path / f"{shape}.jsonl")
-        rows = to_openai(source) if shape == "openai" else to_sft(source, min_reward=min_reward)
-        count = _write(target, rows)
-    print(f"{target}  {count} episodes")
+        target = Path(output or source.path / shape)
+        count = sum(_write(target / file, [document]) for file, document in _documents(source, shape))
+    print(f"{target}  {count} {UNITS.get(shape, 'episodes')}")
+    if not count and len(source):
+        print(f"nothing to write as {shape}: none of the {len(source)} episodes is fit for it")
 
 
-def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+def _rows(source: Any, shape: str, min_reward: float) -> Iterator[dict[str, Any]]:
+    module, _, function = ROWS[shape].partition(":")
+    rows = getattr(import_module(f"agentenv.interop.{module}"), function)
+    if shape == "slime":
+        for group in rows(source.groups()):
+            yield from group
+    elif shape == "sft":
+        yield from rows(source, min_reward=min_reward)
+    else:
+        yield from rows(source)
+
+
+def _documents(source: Any, shape: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the files of a format that is a directory of documents."""
+    if shape == "inspect":
+        from agentenv.interop.inspect_log import to_inspect
+
+        for env_id, log in to_inspect(source, source.info).items():
+            yield f"{env_id.replace('/', '_')}.json", log
+        return
+    from agentenv.interop.atif import to_atif
+
+    for place, one in enumerate(source):
+        yield f"{place:05}.json", to_atif(one, model=source.info.model)
+
+
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     from agentenv.errors import StoreError
     from agentenv.store.codec import dumps
 

@@ -24,14 +24,14 @@ SCHEMA = "ATIF-v1.8"
 def to_atif(trajectory: Trajectory, *, model: str = "", version: str = "0.1.0") -> dict[str, Any]:
     """Return an episode as one ATIF document."""
     steps: list[dict[str, Any]] = []
-    turns = iter(trajectory.turns)
+    turns = list(trajectory.turns)
     for message in trajectory.messages:
         role = message["role"]
         if role == "tool":
             continue
         step: dict[str, Any] = {"step_id": len(steps) + 1, "message": text_of(message)}
         if role == "assistant":
-            turn = next(turns, None)
+            turn = turns.pop(0) if turns and message == turns[0].message else None
             step["source"] = "agent"
             if "reasoning_content" in message:
                 step["reasoning_content"] = message["reasoning_content"]

@@ -11,7 +11,7 @@ ids, the sampler's logprobs, a mask over tool output and the reward.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, groupby
 from typing import Any
 
@@ -27,9 +27,11 @@ from agentenv.runner import Runner
 from agentenv.tasks import Task
 from agentenv.trajectory import Trajectory
 
-__all__ = ["environment_reward", "rollout_func", "task_rows"]
+__all__ = ["environment_reward", "rollout_func", "task_rows", "trl_samples"]
 
 MARK = "agentenv task "
+IGNORED = -100
+"""The label of a token outside the loss."""
 
 
 def task_rows(spec: EnvSpec, *, split: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
@@ -37,6 +39,35 @@ def task_rows(spec: EnvSpec, *, split: str | None = None, limit: int | None = No
     tasks = spec.task_set(split)
     chosen = tasks.take(limit) if limit is not None else list(tasks)
     return [{"prompt": [{"role": "user", "content": MARK + task.id}], "task_id": task.id} for task in chosen]
+
+
+def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
+    """Yield one row for each sequence of each trainable, scored trajectory.
+
+    A row has the columns of a `rollout_func` (`prompt_ids`, `completion_ids`, `logprobs`, `env_mask`,
+    `env_reward`) and, for `SFTTrainer` on the exact tokens, `input_ids` with `labels`.
+    """
+    for one in trajectories:
+        if not one.trainable or one.reward is None:
+            continue
+        for sequence in one.sequences:
+            part = split_sequence(sequence)
+            response = [
+                token if trained else IGNORED
+                for token, trained in zip(part.response_ids, part.loss_mask, strict=True)
+            ]
+            yield {
+                "prompt_ids": part.prompt_ids,
+                "completion_ids": part.response_ids,
+                "logprobs": part.logprobs,
+                "env_mask": [int(trained) for trained in part.loss_mask],
+                "env_reward": one.reward,
+                "input_ids": [*part.prompt_ids, *part.response_ids],
+                "labels": [IGNORED] * len(part.prompt_ids) + response,
+                "env_id": one.env_id,
+                "task_id": one.task_id,
+                "group_id": one.group_id,
+            }
 
 
 def environment_reward(

@@ -1,0 +1,228 @@
+"""A stored run in the formats of others: each row and log is right, and its real consumer reads it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli import main
+from agentenv.interop.atif import to_atif
+from agentenv.interop.inspect_log import to_inspect
+from agentenv.interop.trl import trl_samples
+from agentenv.messages import ToolCall, ToolErrorKind, ToolResult
+from agentenv.store import RunInfo, RunStatus, RunWriter
+from agentenv.trajectory import EpisodeError, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+
+
+def episode(
+    member: int = 0, reward: float | None = 1.0, env_id: str = "x/Double-v0", **values: Any
+) -> Trajectory:
+    call = ToolCall("c1", "double", '{"x": 21}')
+    broken = ToolCall("c2", "double", "{x")
+    spans = (
+        TokenSpan("prompt", (1, 2)),
+        TokenSpan("model", (3, 4), (-0.1, -0.2), 0, 0),
+        TokenSpan("env", (5, 6), None, None, 0),
+        TokenSpan("model", (7, 8, 9), (-0.3, -0.4, -0.5), 0, 1),
+    )
+    messages = (
+        {"role": "system", "content": "Be short."},
+        {"role": "assistant", "content": "An example."},
+        {"role": "user", "content": "Double 21."},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "easy",
+            "tool_calls": [call.to_message(), broken.to_message()],
+        },
+        {"role": "tool", "tool_call_id": "c1", "name": "double", "content": "42"},
+        {"role": "tool", "tool_call_id": "c2", "name": "double", "content": "not JSON"},
+        {"role": "assistant", "content": "42"},
+    )
+    results = (
+        ToolResult("c1", "double", "42"),
+        ToolResult("c2", "double", "not JSON", error_kind=ToolErrorKind.INVALID_JSON),
+    )
+    turns = (
+        Turn(0, messages[3], "stop", 2, start=2, tool_calls=(call, broken), tool_results=results),
+        Turn(1, messages[6], "stop", 3, start=6, reward=reward or 0.0),
+    )
+    fields = {"stop_reason": StopReason.FINAL_ANSWER, "rewards": {"right": reward}, **values}
+    return Trajectory(
+        env_id=env_id, task_id="t0", seed=2**60, group_id="g", member=member, turns=turns,
+        sequences=(TokenSequence(spans),), messages=messages, reward=reward, task={"x": 21}, **fields,
+    )  # fmt: skip
+
+
+def failed(member: int) -> Trajectory:
+    return episode(
+        member,
+        None,
+        stop_reason=StopReason.ERROR,
+        error=EpisodeError("env", "ValueError", "broke", "Traceback"),
+        untrainable_reason="broke",
+    )
+
+
+def info(**values: Any) -> RunInfo:
+    return replace(RunInfo.start("r1", "eval", model="m", seed=3), **values)
+
+
+def export(root: Path, shape: str, episodes: Sequence[Trajectory]) -> Path:
+    with RunWriter.create("x", root=root, run_id="r1", model="m") as writer:
+        for one in episodes:
+            writer.append(one)
+    with pytest.raises(SystemExit) as stop:
+        main(["export", "r1", "--runs-dir", str(root), "--as", shape, "--output", str(root / "out")])
+    assert not stop.value.code
+    return root / "out"
+
+
+def test_trl_rows_label_exactly_what_was_sampled():
+    (row,) = trl_samples([episode(), failed(1)])
+
+    assert row["input_ids"] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert row["labels"] == [-100, -100, 3, 4, -100, -100, 7, 8, 9]
+    assert row["prompt_ids"] + row["completion_ids"] == row["input_ids"]
+    assert row["env_mask"] == [1, 1, 0, 0, 1, 1, 1]
+    assert row["logprobs"] == [-0.1, -0.2, 0.0, 0.0, -0.3, -0.4, -0.5]
+    assert row["env_reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [("trl", 2), ("verl", 2), ("slime", 3), ("openai", 3), ("sft", 1)]
+)
+def test_export_writes_one_line_for_each_row_that_fits(tmp_path, shape, count, capsys):
+    path = export(tmp_path, shape, [episode(0), episode(1, 0.0), failed(2)])
+
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == count
+    assert f"{count} " in capsys.readouterr().out
+
+
+def test_export_says_when_no_episode_fits(tmp_path, capsys):
+    export(tmp_path, "verl", [failed(0)])
+
+    assert "none of the 1 episodes is fit for it" in capsys.readouterr().out
+
+
+def test_inspect_logs_stand_one_for_each_environment(tmp_path):
+    path = export(tmp_path, "inspect", [episode(), episode(env_id="x/Other-v0")])
+
+    assert sorted(file.name for file in path.iterdir()) == ["x_Double-v0.json", "x_Other-v0.json"]
+
+
+def test_an_inspect_log_counts_episodes_of_a_task_as_epochs_and_keeps_failures_apart():
+    log = to_inspect([episode(0), episode(1, 0.0), failed(2)], info())["x/Double-v0"]
+
+    assert [sample["epoch"] for sample in log["samples"]] == [1, 2, 3]
+    assert (log["results"]["total_samples"], log["results"]["completed_samples"]) == (3, 2)
+    score = next(one for one in log["results"]["scores"] if one["name"] == "reward")
+    assert (score["metrics"]["mean"]["value"], score["scored_samples"], score["unscored_samples"]) == (
+        0.5,
+        2,
+        1,
+    )
+    assert log["samples"][2]["error"]["message"] == "ValueError: broke"
+
+
+def test_an_inspect_sample_keeps_messages_calls_errors_and_what_was_given():
+    (sample,) = to_inspect([episode()], info())["x/Double-v0"]["samples"]
+    said = sample["messages"][3]
+
+    assert [message["role"] for message in sample["input"]] == ["system", "assistant", "user"]
+    assert said["content"][0] == {"type": "reasoning", "reasoning": "easy"}
+    assert said["tool_calls"][0]["arguments"] == {"x": 21}
+    assert "{x" in said["tool_calls"][1]["parse_error"]
+    assert sample["messages"][5]["error"]["type"] == "parsing"
+    assert "error" not in sample["messages"][4]
+    assert sample["output"]["choices"][0]["message"]["content"] == "42"
+    assert sample["model_usage"]["m"] == {"input_tokens": 8, "output_tokens": 5, "total_tokens": 13}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [(StopReason.MAX_TURNS, "turn"), (StopReason.DEADLINE, "time"), (StopReason.MAX_TOOL_CALLS, "custom")],
+)
+def test_an_inspect_sample_names_the_limit_that_cut_it(reason, kind):
+    (sample,) = to_inspect([episode(stop_reason=reason)], info())["x/Double-v0"]["samples"]
+
+    assert sample["limit"]["type"] == kind
+    assert sample["limit"]["reason"] == reason.value
+
+
+def test_atif_takes_no_example_in_the_prompt_for_a_turn():
+    steps = to_atif(episode())["steps"]
+
+    assert "metrics" not in steps[1]
+    assert steps[3]["metrics"]["completion_token_ids"] == [3, 4]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("inspect_ai") is None, reason="inspect_ai is not installed")
+def test_inspect_reads_the_logs(tmp_path):
+    from inspect_ai.log import read_eval_log
+
+    cut = episode(1, 0.0, stop_reason=StopReason.CONTEXT_LENGTH)
+    path = export(tmp_path, "inspect", [episode(), cut, failed(2)]) / "x_Double-v0.json"
+    log = read_eval_log(str(path))
+
+    assert log.status == "success"
+    assert [sample.scores["reward"].value for sample in log.samples[:2]] == [1.0, 0.0]
+    assert log.samples[0].messages[3].tool_calls[0].function == "double"
+    assert log.samples[1].limit.type == "context"
+    assert log.samples[2].error.message == "ValueError: broke"
+    stopped = to_inspect(
+        [episode()], info(status=RunStatus.FAILED, note="gone", closed="2026-01-01T00:00:00+00:00")
+    )
+    (tmp_path / "failed.json").write_text(json.dumps(stopped["x/Double-v0"]))
+    assert read_eval_log(str(tmp_path / "failed.json")).error.message == "gone"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
+def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    datasets = pytest.importorskip("datasets")
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from agentenv.render.tokenizer import byte_tokenizer
+
+    path = export(tmp_path, "trl", [episode(0), episode(1)])
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    ours = byte_tokenizer()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=ours.backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = ours.chat_template
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from trl import SFTConfig, SFTTrainer
+
+        trainer = SFTTrainer(
+            model,
+            SFTConfig(
+                output_dir=str(tmp_path / "out-trl"), max_steps=1, use_cpu=True, bf16=False, report_to=[],
+                save_strategy="no", per_device_train_batch_size=2,
+            ),
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=tokenizer,
+        )  # fmt: skip
+        batch = next(iter(trainer.get_train_dataloader()))
+        trainer.train()
+
+    assert batch["input_ids"].tolist()[0] == rows[0]["input_ids"]
+    assert batch["labels"].tolist()[0] == rows[0]["labels"]
+    assert trainer.state.log_history[-1]["train_loss"] > 0
