@@ -5,6 +5,8 @@ Rules that the tests hold:
 1. A missing or non-finite reward is left out of every statistic and gets advantage 0.
 2. A group without spread, or with fewer than two scored members, gets advantage 0 exactly.
 3. The standard deviation is the unbiased one; `eps` is added to it, never to the variance.
+4. Turns are compared with whole episodes, each counted once: an episode gains or loses nothing by
+   turns that change no reward, neither for itself nor for its group.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Literal
 
 from agentenv.errors import UsageError
 
-__all__ = ["group_advantages", "overlong_penalty", "turn_returns"]
+__all__ = ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"]
 
 NO_SPREAD = 1e-8
 """Rewards closer together than this are taken as equal."""
@@ -64,6 +66,57 @@ def group_advantages(
             [(reward - mean) * factor if reward is not None and isfinite(reward) else 0.0 for reward in group]
         )
     return result
+
+
+def turn_advantages(
+    returns: Sequence[Sequence[Sequence[float] | None]],
+    *,
+    advantage: Literal["grpo", "rloo"] = "grpo",
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    eps: float = 1e-4,
+) -> list[list[list[float]]]:
+    """Return the advantage of each turn of each member of each group.
+
+    With G_k the return-to-go of turn k: A_k = G_k - b, then scaled. The baseline b is the group's mean
+    of G_0, for `rloo` without the member itself. It does not depend on how many turns anybody took; a
+    mean over turns would, because the policy itself chooses their number (verl#7244). The spread is
+    the unbiased standard deviation over episodes, where an episode's deviation is the mean over its
+    turns. With one turn each, all of it is `group_advantages`.
+
+    Args:
+        returns: for each group, each member's returns-to-go; None or empty where there is no reward.
+        advantage: the baseline.
+        scale_rewards: what the difference is divided by.
+        eps: added to the standard deviation.
+    """
+    known = [[own for own in group if own] for group in returns]
+    everything = [own for group in known for own in group]
+    batch_std = _turn_deviation(everything)
+    result: list[list[list[float]]] = []
+    for group, members in zip(returns, known, strict=True):
+        firsts = [own[0] for own in members]
+        if len(firsts) < 2 or max(firsts) - min(firsts) <= NO_SPREAD:
+            result.append([[0.0] * len(own or ()) for own in group])
+            continue
+        count, total = len(firsts), sum(firsts)
+        scale = 1.0
+        if scale_rewards != "none":
+            scale /= (_turn_deviation(members) if scale_rewards == "group" else batch_std) + eps
+        values: list[list[float]] = []
+        for own in group:
+            first = own[0] if own else 0.0
+            baseline = (total - first) / (count - 1) if advantage == "rloo" else total / count
+            values.append([(value - baseline) * scale for value in own or ()])
+        result.append(values)
+    return result
+
+
+def _turn_deviation(members: Sequence[Sequence[float]]) -> float:
+    if len(members) < 2:
+        return 0.0
+    mean = sum(own[0] for own in members) / len(members)
+    squares = [sum((value - mean) ** 2 for value in own) / len(own) for own in members]
+    return sqrt(sum(squares) / (len(members) - 1))
 
 
 def is_scored(reward: float | None) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from agentenv.train.advantage import (
     overlong_penalty,
     scored,
     standard_deviation,
+    turn_advantages,
     turn_returns,
 )
 from agentenv.train.config import GRPOConfig
@@ -194,34 +194,40 @@ def _reward(
 def _advantages(
     groups: Sequence[TrajectoryGroup], rewards: list[list[float | None]], config: GRPOConfig
 ) -> Sequence[Sequence[Advantage]]:
-    normalise = partial(
-        group_advantages,
-        advantage=config.advantage,
-        scale_rewards=config.scale_rewards,
-        eps=config.advantage_eps,
-    )
+    options: dict[str, Any] = {
+        "advantage": config.advantage,
+        "scale_rewards": config.scale_rewards,
+        "eps": config.advantage_eps,
+    }
     if config.advantage_level == "episode":
-        return normalise(rewards)
-    # Each turn's return-to-go, compared with every turn of the group.
-    flat: list[list[float | None]] = []
-    for group, known in zip(groups, rewards, strict=True):
-        returns: list[float | None] = []
-        for one, reward in zip(group, known, strict=True):
-            own = turn_returns(one.turn_rewards, discount=config.turn_discount)
-            returns.extend(own if reward is not None else [None] * len(own))
-        flat.append(returns)
-    result: list[list[Advantage]] = []
-    for group, values in zip(groups, normalise(flat), strict=True):
-        members: list[Advantage] = []
-        start = 0
-        for one in group:
-            of_turn = values[start : start + len(one.turns)]
-            start += len(one.turns)
-            members.append(
-                [[of_turn[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in one.sequences]
-            )
-        result.append(members)
-    return result
+        return group_advantages(rewards, **options)
+    returns = [
+        [
+            None
+            if reward is None
+            else turn_returns(_turn_rewards(one, reward), discount=config.turn_discount)
+            for one, reward in zip(group, known, strict=True)
+        ]
+        for group, known in zip(groups, rewards, strict=True)
+    ]
+    return [
+        [_spread(one, values) for one, values in zip(group, members, strict=True)]
+        for group, members in zip(groups, turn_advantages(returns, **options), strict=True)
+    ]
+
+
+def _turn_rewards(one: Trajectory, reward: float) -> list[float]:
+    """Return the rewards of the turns; what was added to the episode's own reward is the last one's."""
+    own = list(one.turn_rewards)
+    if own:
+        own[-1] += reward - (one.reward or 0.0)
+    return own
+
+
+def _spread(one: Trajectory, values: Sequence[float]) -> list[list[float]]:
+    """Give every token the advantage of its turn."""
+    held = values or [0.0] * len(one.turns)
+    return [[held[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in one.sequences]
 
 
 def _check_shape(groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Advantage]]) -> None:
