@@ -28,7 +28,6 @@ from agentenv.registry import EnvSpec, spec
 from agentenv.report import EvalReport, report_on
 from agentenv.runner import Runner
 from agentenv.store import EpisodeKey, EpisodeSummary, Run, RunStatus, RunWriter, summarize
-from agentenv.store.vocabulary import vocabulary_of
 from agentenv.tasks import Task
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
@@ -136,7 +135,6 @@ class Evaluation:
         self._finished: set[EpisodeKey] = set()
         self._groups: list[TrajectoryGroup] = []
         self._summaries: list[EpisodeSummary] = []
-        self._token_ids: set[int] = set()
         self._first_errors: list[str] | None = [] if config.stop_after_failures else None
         self.stopped = ""
         if writer is not None:
@@ -169,9 +167,10 @@ class Evaluation:
             self._writer.expect(self.num_episodes)
         engine, tokenizer = self._model.engine, self._model.tokenizer
         try:
+            if self._writer is not None and tokenizer is not None:
+                self._writer.keep_texts(tokenizer.backend)
             await self._play_all(engine, tokenizer)
         finally:
-            self._keep_vocabulary(tokenizer)
             await engine.close()
         return self.result()
 
@@ -263,9 +262,6 @@ class Evaluation:
     def _take(self, trajectory: Trajectory) -> None:
         if self._writer is not None:
             summary = self._writer.append(trajectory)
-            for sequence in trajectory.sequences:
-                for span in sequence.spans:
-                    self._token_ids.update(span.token_ids)
         else:
             summary = summarize(trajectory)
             self._summaries.append(summary)
@@ -284,12 +280,6 @@ class Evaluation:
         if len(errors) >= min(self.config.stop_after_failures, self.num_episodes):
             self.stopped = f"the first {len(errors)} episodes all failed alike: {summary.error}"
             self._first_errors = None
-
-    def _keep_vocabulary(self, tokenizer: Any) -> None:
-        if self._writer is None or tokenizer is None or not self._token_ids:
-            return
-        known = Run(self._writer.path).vocabulary()
-        self._writer.write_vocabulary(known | vocabulary_of(tokenizer.backend, self._token_ids))
 
 
 def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:

@@ -210,6 +210,8 @@ def _train(
             on_metrics=after_step,
             on_trajectory=writer.append,
         )
+        if trainer.renderer is not None and trainer.tokenizer is not None:
+            writer.keep_texts(trainer.tokenizer.backend)
         if checkpoint is not None:
             trainer.resume(checkpoint)
             cursors.update(trainer.cursors)
@@ -224,7 +226,6 @@ def _train(
             trainer.cursors = dict(cursors)
             if trainer.steps_done:
                 trainer.save_step()
-        _keep_vocabulary(writer, trainer)
         writer.close(RunStatus.INTERRUPTED if stopped else RunStatus.FINISHED)
     return _finish(history, trainer, writer.id, stopped=stopped, as_json=as_json)
 
@@ -269,16 +270,6 @@ def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> Non
         f"{sum(one.reward or 0.0 for one in shown) / max(1, len(shown)):.2f}"
     )
     trainer.warmup(shown, steps=max(1, len(shown) // 8), batch_size=8)
-
-
-def _keep_vocabulary(writer: Any, trainer: Any) -> None:
-    from agentenv.store import Run
-    from agentenv.store.vocabulary import vocabulary_of
-
-    if trainer.tokenizer is None:
-        return
-    ids = {token for one in Run(writer.path) for sequence in one.sequences for token in sequence.token_ids}
-    writer.write_vocabulary(vocabulary_of(trainer.tokenizer.backend, ids))
 
 
 def _finish(

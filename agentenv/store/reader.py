@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,10 @@ class Run:
 
     def vocabulary(self) -> dict[int, str]:
         """Return the text of the token ids that occur, each byte as one character; empty if unknown."""
-        try:
-            data = json.loads((self.path / "vocab.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return {int(key): str(value) for key, value in data.items()} if isinstance(data, dict) else {}
+        kept: list[Any] = list(_json_lines(self.path / "vocab.jsonl"))
+        with suppress(OSError, ValueError):
+            kept.append(json.loads((self.path / "vocab.json").read_text(encoding="utf-8")))
+        return {int(key): str(text) for one in kept if isinstance(one, dict) for key, text in one.items()}
 
     def find(self, episode: str) -> EpisodeSummary:
         """Return the summary of an episode named by its place (`12`), `task/member` or `group#member`.

@@ -11,9 +11,39 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["token_bytes", "vocabulary_of"]
+__all__ = ["TokenTexts", "token_bytes", "vocabulary_of"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TokenTexts:
+    """Looks up the bytes of token ids, as characters below U+0100, each id once.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+        known: ids whose text is kept already.
+    """
+
+    def __init__(self, backend: Any, known: Iterable[int] = ()) -> None:
+        self._backend = backend
+        self._seen = set(known)
+        self._byte_level = "ByteLevel" in repr(backend.decoder)
+        added = backend.get_added_tokens_decoder()
+        self._added = {token_id: str(token.content) for token_id, token in added.items()}
+
+    def fresh(self, token_ids: Iterable[int]) -> dict[int, str]:
+        """Return the text of ids that were not asked for before; those the tokenizer lacks are left out."""
+        new = set(token_ids) - self._seen
+        self._seen |= new
+        found: dict[int, str] = {}
+        for token_id in sorted(new):
+            piece = self._added.get(token_id)
+            if piece is not None:
+                found[token_id] = piece.encode().decode("latin-1")
+            elif (piece := self._backend.id_to_token(token_id)) is not None:
+                data = token_bytes(piece, byte_level=self._byte_level)
+                found[token_id] = data.decode("latin-1")
+        return found
 
 
 def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
@@ -23,16 +53,7 @@ def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
         backend: a `tokenizers.Tokenizer`.
         token_ids: ids to look up; those the tokenizer lacks are left out.
     """
-    added = {token_id: str(token.content) for token_id, token in backend.get_added_tokens_decoder().items()}
-    byte_level = "ByteLevel" in repr(backend.decoder)
-    found: dict[int, str] = {}
-    for token_id in set(token_ids):
-        piece = added.get(token_id)
-        if piece is not None:
-            found[token_id] = piece.encode().decode("latin-1")
-        elif (piece := backend.id_to_token(token_id)) is not None:
-            found[token_id] = token_bytes(piece, byte_level=byte_level).decode("latin-1")
-    return found
+    return TokenTexts(backend).fresh(token_ids)
 
 
 def token_bytes(piece: str, *, byte_level: bool) -> bytes:

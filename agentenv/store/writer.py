@@ -19,6 +19,7 @@ from agentenv.store.parquet import can_write_parquet, write_parquet
 from agentenv.store.reader import Run
 from agentenv.store.runinfo import RunInfo, RunStatus, write_text_atomically
 from agentenv.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.store.vocabulary import TokenTexts
 from agentenv.trajectory import StopReason, Trajectory
 
 __all__ = ["RunWriter"]
@@ -35,6 +36,7 @@ class RunWriter:
         self.info = info
         self._lock = lock(directory)
         self._closed = False
+        self._texts: TokenTexts | None = None
         self._files: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._summaries: list[EpisodeSummary] = []
@@ -103,6 +105,7 @@ class RunWriter:
         Raises:
             StoreError: The disk is full or the directory is gone; what was written before is whole.
         """
+        self._append_texts(trajectory)
         line = dumps(encode_trajectory(trajectory)).encode() + b"\n"
         summary = summarize(trajectory, offset=self._ends.get(EPISODES, 0), size=len(line))
         self._append(EPISODES, line)
@@ -128,6 +131,18 @@ class RunWriter:
         """
         note = {"episode": f"{trajectory.group_id}#{trajectory.member}", **values}
         self._append("annotations.jsonl", dumps(note).encode() + b"\n")
+
+    def keep_texts(self, backend: Any) -> None:
+        """Write the text of each token id before the first episode that has it.
+
+        A run whose process is killed can then still be viewed without its tokenizer. `vocab.jsonl` holds
+        the texts while the run is written; closing puts them into `vocab.json`.
+
+        Args:
+            backend: a `tokenizers.Tokenizer`.
+        """
+        self._gather_texts()
+        self._texts = TokenTexts(backend, Run(self.path).vocabulary())
 
     def write_vocabulary(self, vocabulary: Mapping[int, str]) -> None:
         """Write the text of token ids, each byte as one character, so that viewing needs no tokenizer.
@@ -161,6 +176,8 @@ class RunWriter:
                 os.fsync(handle)
             self.info = self.info.ended(status, note)
             self.info.write(self.path)
+            if self._texts is not None:
+                self._gather_texts()
             small = 0 < self._ends.get(EPISODES, 0) <= MAX_PARQUET_BYTES
             if status is RunStatus.FINISHED and small and can_write_parquet():
                 write_parquet(Run(self.path), self.path / "trajectories.parquet")
@@ -184,6 +201,23 @@ class RunWriter:
             self.close(status, "" if stopped else f"{type(error).__name__}: {error}")
         except StoreError:
             return
+
+    def _append_texts(self, trajectory: Trajectory) -> None:
+        if self._texts is None:
+            return
+        spans = (span for sequence in trajectory.sequences for span in sequence.spans)
+        texts = self._texts.fresh(token for span in spans for token in span.token_ids)
+        if texts:
+            self._append(
+                "vocab.jsonl", dumps({str(key): text for key, text in texts.items()}).encode() + b"\n"
+            )
+
+    def _gather_texts(self) -> None:
+        """Put all texts into `vocab.json`; a line that a killed process left half goes with it."""
+        lines = self.path / "vocab.jsonl"
+        if lines.exists():
+            self.write_vocabulary(Run(self.path).vocabulary())
+            lines.unlink()
 
     def _release(self) -> None:
         self._closed = True

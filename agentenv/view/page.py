@@ -151,11 +151,8 @@ def show(what: Run | TrajectoryGroup | Trajectory | Sequence[Trajectory], *, tok
     trajectories = [what] if isinstance(what, Trajectory) else list(what)
     with TemporaryDirectory() as root:
         with RunWriter.create("view", kind="import", root=root, run_id="trajectories") as writer:
+            if tokenizer is not None:
+                writer.keep_texts(tokenizer.backend)
             for one in trajectories:
                 writer.append(one)
-            if tokenizer is not None:
-                from agentenv.store.vocabulary import vocabulary_of
-
-                ids = set[int]().union(*map(_ids, trajectories))
-                writer.write_vocabulary(vocabulary_of(tokenizer.backend, ids))
         return Show(build_page([Run(writer.path)]))

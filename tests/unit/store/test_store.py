@@ -449,3 +449,28 @@ def test_ten_thousand_long_episodes_list_in_a_second_and_load_in_milliseconds(tm
 
     assert listed < 1.0
     assert loaded < 0.05
+
+
+def test_a_killed_run_shows_the_text_of_every_token_it_has(tmp_path):
+    from agentenv.render.tokenizer import byte_tokenizer
+
+    backend = byte_tokenizer().backend
+    writer = RunWriter.create("x", root=tmp_path, run_id="killed")
+    writer.keep_texts(backend)
+    first = episode(0)
+    writer.append(first)
+    ids = {token for sequence in first.sequences for token in sequence.token_ids}
+
+    assert ids
+    assert Run(writer.path).vocabulary().keys() == ids
+
+    with (writer.path / "vocab.jsonl").open("ab") as file:
+        file.write(b'{"9": "ha')
+    writer._release()
+    with RunWriter.resume(writer.path) as again:
+        again.keep_texts(backend)
+        again.append(episode(1))
+    run = Run(writer.path)
+
+    assert ids <= run.vocabulary().keys()
+    assert not (run.path / "vocab.jsonl").exists()
