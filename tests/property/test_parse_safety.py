@@ -123,7 +123,7 @@ def test_hostile_repetition_takes_linear_time(piece: str) -> None:
         return time.process_time() - start
 
     cost(100)
-    small, large = cost(1000), cost(8000)
+    small, large = cost(500), cost(4000)
 
     assert large < 30 * small + 0.2
 
@@ -137,31 +137,30 @@ VALUES = st.one_of(
 )
 
 
-def _templates() -> dict[str, str]:
-    """One template for each grammar that some template writes."""
-    chosen: dict[str, str] = {}
-    for name, template in sorted(TRL.items()):
-        renderer = Renderer(cases.tokenizer_for(template), cases.TOOLS)
-        if "call" in renderer.report.closers:
-            chosen.setdefault(renderer.report.grammar, name)
-    return chosen
+WRITERS = {
+    "qwen3": "hermes",
+    "qwen3_6": "function_xml",
+    "glm4moe": "glm",
+    "gptoss": "harmony",
+    "gemma4_v3": "gemma4",
+    "lfm2_2_5": "lfm",
+    "llama3_1": "bare_json",
+    "deepseekv3": "deepseek_v3",
+    "muse_glimmer": "tagged parameters between <atem:function_calls> and </atem:function_calls>",
+}
 
 
 @pytest.mark.skipif(not TRL, reason="trl is not installed")
-def test_rendered_calls_are_read_back_by_every_grammar_of_trl() -> None:
-    chosen = _templates()
+@pytest.mark.parametrize("name", WRITERS)
+def test_rendered_calls_are_read_back(name: str) -> None:
+    renderer = Renderer(cases.tokenizer_for(TRL[name]), cases.TOOLS)
 
-    assert {"hermes", "function_xml", "glm", "harmony", "gemma4", "lfm", "bare_json", "deepseek_v3"} <= set(
-        chosen
-    )
-    for name in chosen.values():
-        check_round_trip(TRL[name])
+    assert renderer.report.grammar == WRITERS[name]
+    check_round_trip(renderer)
 
 
-def check_round_trip(template: str) -> None:
-    renderer = Renderer(cases.tokenizer_for(template), cases.TOOLS)
-
-    @settings(max_examples=25, deadline=None, database=None)
+def check_round_trip(renderer: Renderer) -> None:
+    @settings(max_examples=20, deadline=None, database=None)
     @given(VALUES, st.integers(-99, 99))
     def check(city: str, n: int) -> None:
         if renderer.report.grammar == "lfm":  # this template does not escape what stands in quotes
