@@ -24,6 +24,7 @@ from agentenv_tools.python import answer_of
 __all__ = ["FileEdit", "oracle", "tasks"]
 
 _MAX_FILE_CHARS = 100_000
+_MAX_PATH_CHARS = 200
 
 
 class _Module(NamedTuple):
@@ -188,9 +189,11 @@ class FileEdit(SandboxedEnv):
             content: What it shall contain.
         """
         try:
-            clean = clean_path(path)
+            clean = clean_path(path[: 2 * _MAX_PATH_CHARS])
         except UsageError as error:
             raise ToolError(str(error)) from error
+        if len(clean) > _MAX_PATH_CHARS:
+            raise ToolError(f"a file name has at most {_MAX_PATH_CHARS} characters, not {len(clean):,}")
         if len(content) > _MAX_FILE_CHARS or len(self.files) > 100:
             raise ToolError(f"at most 100 files of {_MAX_FILE_CHARS:,} characters")
         self.files[clean] = content
@@ -223,7 +226,7 @@ class FileEdit(SandboxedEnv):
 
     def _file(self, path: str) -> str:
         if path not in self.files:
-            raise ToolError(f"no file {path!r}; there are: {', '.join(sorted(self.files))}")
+            raise ToolError(f"no file {path!r:.100}; there are: {', '.join(sorted(self.files))}")
         return self.files[path]
 
 
@@ -255,12 +258,15 @@ def _test() -> list[dict[str, object]]:
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Put the broken line right, then say so."""
+    """Write the right module over the broken one, then say so.
+
+    Not `replace`: what stands in the place of the mistake may occur elsewhere in the module, too.
+    """
     if any(message["role"] == "tool" for message in messages):
         return {"role": "assistant", "content": "Done."}
     module = str(task["module"])
-    arguments = {"path": f"{module}.py", "old": str(task["broken"]), "new": _MODULES[module].right}
-    function = {"name": "replace", "arguments": json.dumps(arguments)}
+    arguments = {"path": f"{module}.py", "content": _MODULES[module].source}
+    function = {"name": "write", "arguments": json.dumps(arguments)}
     return {
         "role": "assistant",
         "content": "",

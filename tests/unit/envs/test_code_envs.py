@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import random
 
 import pytest
@@ -194,3 +195,34 @@ async def test_an_episode_leaves_no_session_in_a_shared_sandbox():
             await play(entry, task, oracle, sandbox)
 
         assert all(session.ended for session in sandbox._sessions)
+
+
+async def test_file_names_of_any_length_are_answered_shortly():
+    env = spec("agentenv/FileEdit-v0").make()
+    task = next(iter(spec("agentenv/FileEdit-v0").task_set("train")))
+    await env.begin(task.data, seed=0, context=Context())
+
+    for name, arguments in (
+        ("view", {"path": "a" * 800_000}),
+        ("write", {"path": "a" * 800_000, "content": ""}),
+    ):
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        calls = [{"id": "c", "type": "function", "function": function}]
+        result = await env.advance({"role": "assistant", "content": None, "tool_calls": calls})
+
+        assert result.tool_results[0].is_error
+        assert len(result.tool_results[0].text) < 1_000
+    await env.shutdown()
+
+
+def test_the_file_edit_oracle_writes_what_solves_each_task():
+    module = importlib.import_module("agentenv_envs.file_edit")
+    for entry in (*module.tasks("train"), *module.tasks("test")):
+        message = module.oracle([], entry, random.Random(0))
+        written = json.loads(message["tool_calls"][0]["function"]["arguments"])["content"]
+
+        names: dict = {}
+        exec(written, names)
+        known = module._MODULES[entry["module"]]
+        got = json.loads(json.dumps([names[entry["module"]](*one) for one in known.inputs]))
+        assert got == module._expected(entry["module"])

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from agentenv.context import Context
 from agentenv.engine import ScriptedEngine
 from agentenv.errors import UsageError
 from agentenv.render import Renderer, byte_tokenizer
@@ -59,3 +60,13 @@ def test_tasks_are_disjoint_and_the_oracle_is_right():
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         SelfCorrection(**wrong)
+
+
+async def test_a_number_too_long_to_read_is_no_answer():
+    env = SelfCorrection()
+    task = next(iter(tasks("train")))
+    await env.begin(task, seed=0, context=Context())
+
+    result = await env.advance({"role": "assistant", "content": "9" * 5_000})
+
+    assert (result.reward, result.terminated) == (0.0, False)
