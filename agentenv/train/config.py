@@ -136,7 +136,7 @@ class GRPOConfig:
     """What advantages are divided by: the group's standard deviation, the batch's, or nothing."""
     advantage: Literal["grpo", "rloo"] = "grpo"
     advantage_level: Literal["episode", "turn"] = "episode"
-    """`turn`: each turn's return-to-go instead of the episode's reward."""
+    """`turn`: each turn's return-to-go, compared with the returns of the group's episodes."""
     advantage_eps: float = 1e-4
     turn_discount: float = 1.0
     beta: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import count
 
 import pytest
 import torch
@@ -108,3 +109,37 @@ def test_a_mixture_plays_every_environment_and_keeps_groups_apart(tmp_path):
     assert {group.trajectories[0].env_id for group in groups} == {"test/One-v0", "test/Two-v0"}
     assert len(groups) == 6
     assert all(len({one.task_id for one in group}) == 1 for group in groups)
+
+
+class Dull(ToolEnv):
+    """Two tasks of six tell their episodes apart."""
+
+    turn = count()
+
+    def start(self, n: int) -> str:
+        self.n = n
+        return f"say {n}"
+
+    def reward(self) -> float:
+        return float(next(self.turn) % 2) if self.n in (2, 5) else 0.0
+
+
+def test_refills_play_further_tasks_until_enough_groups_have_a_gradient():
+    trainer = make_trainer(own_model=False, refill_rounds=5)
+    trainer.envs = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in range(6)])
+
+    groups = run_blocking(trainer.rollouts.batch(0))
+
+    assert trainer.count_mixed(groups) == 2
+    assert len({group.trajectories[0].task_id for group in groups}) == len(groups) <= 6
+    assert trainer.cursors == {"test/Dull-v0": len(groups)}
+
+
+def test_refills_end_where_nothing_has_a_gradient():
+    trainer = make_trainer(own_model=False, refill_rounds=2)
+    trainer.envs = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in (0, 1, 3, 4)])
+
+    groups = run_blocking(trainer.rollouts.batch(0))
+
+    assert len(groups) == 6
+    assert trainer.step(groups)["updates"] == 0
