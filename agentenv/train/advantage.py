@@ -5,8 +5,8 @@ Rules that the tests hold:
 1. A missing or non-finite reward is left out of every statistic and gets advantage 0.
 2. A group without spread, or with fewer than two scored members, gets advantage 0 exactly.
 3. The standard deviation is the unbiased one; `eps` is added to it, never to the variance.
-4. Turns are compared with whole episodes, each counted once: an episode gains or loses nothing by
-   turns that change no reward, neither for itself nor for its group.
+4. Turns are compared with whole episodes, each counted once: without discount, extra turns on the way
+   to the same reward change no advantage, neither the episode's own nor its group's.
 """
 
 from __future__ import annotations
