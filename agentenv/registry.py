@@ -36,6 +36,7 @@ _PEERS = {
     "gymnasium": ("agentenv.adapters.gym", "gymnasium_spec"),
     "reasoning_gym": ("agentenv.adapters.reasoning", "reasoning_spec"),
     "textarena": ("agentenv.adapters.arena", "arena_spec"),
+    "openenv": ("agentenv.adapters.openenv", "openenv_spec"),
 }
 """Prefixes of ids that name environments of others, and what makes a specification of them."""
 

@@ -6,6 +6,7 @@
 | `reasoning` | tasks of reasoning-gym |
 | `arena` | games of textarena for one player |
 | `mcp` | tools of an MCP server |
+| `openenv` | environments of OpenEnv, from a server or as objects |
 | `trl` | classes with `reset` and tool methods: TRL's `environment_factory` shape |
 """
 

@@ -34,6 +34,7 @@ VERBS = {
     "rescore": "score stored episodes with other rewards",
     "export": "write episodes as OpenAI messages, SFT rows, ATIF, parquet",
     "import": "read chat logs or ATIF into a run",
+    "serve": "serve a model with vLLM, or an environment to OpenEnv's clients",
     "sandbox": "which isolation for untrusted code works here",
     "doctor": "what is installed, and what a model can do here",
 }

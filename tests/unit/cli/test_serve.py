@@ -1,0 +1,105 @@
+"""`agentenv serve` and `agentenv sandbox serve`: what they start, and what they refuse."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from urllib.request import ProxyHandler, Request, build_opener
+
+import pytest
+
+from agentenv.cli import main
+from agentenv.errors import SandboxUnavailable
+from agentenv.sandbox import create
+
+ENV = """
+import agentenv as ae
+
+
+class Say(ae.ToolEnv):
+    def start(self, word: str) -> str:
+        return f"Say {word}."
+
+    def reward(self, answer: str, word: str) -> float:
+        return float(answer == word)
+
+
+ae.register("serve/Say-v0", Say, tasks=[{"word": "pear"}])
+"""
+
+
+def code_of(*words):
+    with pytest.raises(SystemExit) as left:
+        main(list(words))
+    return left.value.code
+
+
+@pytest.mark.parametrize("words", [(), ("model", "--env", "demo/Echo-v0")])
+def test_serve_takes_a_model_or_an_environment(words, capsys):
+    assert code_of("serve", *words) == 2
+    assert "serve takes one of MODEL and --env ENV" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_named(capsys):
+    assert code_of("serve", "no-such-model") != 0
+    assert "'no-such-model'" in capsys.readouterr().err
+
+
+def test_a_sandbox_protocol_that_is_not_spoken_is_named(capsys):
+    assert code_of("sandbox", "serve", "--protocol", "x") == 2
+    assert "unknown sandbox protocol 'x'" in capsys.readouterr().err
+
+
+def started(*words):
+    """Start a command and return it with the address that it says."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentenv.cli", *words, "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = ""
+    while "http://" not in said:
+        line = process.stderr.readline()
+        assert line, f"the server ended: {said}"
+        said += line
+    return process, "http://" + said.partition("http://")[2].split()[0]
+
+
+def asked(url, data=None):
+    body = None if data is None else json.dumps(data).encode()
+    request = Request(url, data=body, headers={"Content-Type": "application/json"})
+    with build_opener(ProxyHandler({})).open(request, timeout=30) as response:
+        return response.read()
+
+
+def test_an_environment_is_served_until_it_is_stopped(tmp_path):
+    (tmp_path / "say.py").write_text(ENV)
+
+    process, url = started("serve", "--env", str(tmp_path / "say.py"))
+    try:
+        first = json.loads(asked(f"{url}/reset", {"seed": 1}))
+        last = json.loads(asked(f"{url}/step", {"action": {"content": "pear"}}))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+    assert first["observation"]["messages"] == [{"role": "user", "content": "Say pear."}]
+    assert (last["reward"], last["done"]) == (1.0, True)
+
+
+@pytest.mark.sandbox
+def test_the_sandbox_is_served_until_it_is_stopped():
+    async def try_it():
+        async with create("auto", size=1):
+            pass
+
+    try:
+        asyncio.run(try_it())
+    except SandboxUnavailable as error:
+        pytest.skip(f"UNTESTED: no sandbox on this machine: {error}")
+
+    process, url = started("sandbox", "serve", "--size", "1")
+    try:
+        assert asked(f"{url}/health") == b""
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)

@@ -1,0 +1,200 @@
+"""OpenEnv's protocol: spoken as text, and by OpenEnv's own client where it is installed."""
+
+import aiohttp
+import pytest
+
+from agentenv.envspec import EnvSpec
+from agentenv.errors import ToolError, UsageError
+from agentenv.interop.openenv import OpenEnvServer, serve
+from agentenv.tool import tool
+from agentenv.toolenv import ToolEnv
+
+
+class Adder(ToolEnv):
+    """Adds two numbers."""
+
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}?"
+
+    @tool
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        if a == 13:
+            raise ToolError("13 is not lucky")
+        if a == 666:
+            raise RuntimeError("a bug")
+        return a + b
+
+    def reward(self, answer: str) -> float:
+        if answer == "crash":
+            raise RuntimeError("the reward is broken")
+        return float(answer == str(self.want))
+
+
+TASKS = [{"id": f"t{n}", "x": n, "y": 2} for n in range(5)]
+ADDER = EnvSpec.of("test/Adder-v0", Adder, tasks=TASKS, max_turns=3)
+
+
+async def ask(socket, kind, **data):
+    await socket.send_json({"type": kind, "data": data} if kind in {"reset", "step"} else {"type": kind})
+    return await socket.receive_json(timeout=10)
+
+
+async def test_an_episode_over_a_websocket():
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws") as socket:
+        first = (await ask(socket, "reset", seed=4, task_id="t3"))["data"]
+        step = (await ask(socket, "step", type="call_tool", tool_name="add", arguments={"a": 3, "b": 2}))[
+            "data"
+        ]
+        last = (await ask(socket, "step", content="5"))["data"]
+        state = (await ask(socket, "state"))["data"]
+
+    assert first["observation"]["messages"] == [{"role": "user", "content": "What is 3 + 2?"}]
+    assert first["observation"]["tools"][0]["function"]["name"] == "add"
+    assert (step["observation"]["result"], step["observation"]["error"], step["done"]) == ("5", None, False)
+    assert (last["reward"], last["done"], last["metadata"]["stop_reason"]) == (1.0, True, "final_answer")
+    assert (state["step_count"], state["task_id"], state["done"]) == (2, "t3", True)
+
+
+async def test_an_action_may_be_the_models_message_with_its_calls():
+    function = {"name": "add", "arguments": '{"a": 1, "b": 1}'}
+    call = {"id": "mine", "type": "function", "function": function}
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws") as socket:
+        await ask(socket, "reset", task={"x": 1, "y": 1})
+        step = (await ask(socket, "step", content="", tool_calls=[call]))["data"]
+
+    (message,) = step["observation"]["messages"]
+    assert (message["role"], message["tool_call_id"], message["content"]) == ("tool", "mine", "2")
+
+
+async def test_a_seed_without_a_task_draws_the_same_task_again():
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws") as socket:
+        drawn = [
+            (await ask(socket, "reset", seed=seed))["data"]["metadata"]["task_id"] for seed in (7, 7, 1, 2, 3)
+        ]
+
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+
+
+async def test_the_turn_limit_ends_an_episode():
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws") as socket:
+        await ask(socket, "reset", task_id="t1")
+        spoken = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 1}}
+        steps = [
+            await socket.send_json({"type": "step", "data": spoken}) or await socket.receive_json()
+            for _ in range(3)
+        ]
+
+    assert [one["data"]["done"] for one in steps] == [False, False, True]
+    assert steps[-1]["data"]["metadata"]["stop_reason"] == "max_turns"
+
+
+async def test_sessions_do_not_touch_each_other():
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http:
+        one, two = await http.ws_connect(f"{url}/ws"), await http.ws_connect(f"{url}/ws")
+        await ask(one, "reset", task_id="t0")
+        await ask(two, "reset", task_id="t4")
+        rewards = [(await ask(socket, "step", content="6"))["data"]["reward"] for socket in (one, two)]
+        await one.close()
+        await two.close()
+
+    assert rewards == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ("no json", "INVALID_JSON"),
+        ("[1]", "UNKNOWN_TYPE"),
+        ('{"type": "dance"}', "UNKNOWN_TYPE"),
+        ('{"type": "reset", "data": 3}', "VALIDATION_ERROR"),
+        ('{"type": "reset", "data": {"seed": -1}}', "VALIDATION_ERROR"),
+        ('{"type": "reset", "data": {"task_id": "t99"}}', "VALIDATION_ERROR"),
+        ('{"type": "step", "data": {"content": "no episode"}}', "VALIDATION_ERROR"),
+    ],
+)
+async def test_a_wrong_message_is_answered_with_its_code_and_the_session_goes_on(sent, code):
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws") as socket:
+        await socket.send_str(sent)
+        told = await socket.receive_json(timeout=10)
+        after = await ask(socket, "reset", task_id="t1")
+
+    assert (told["type"], told["data"]["code"]) == ("error", code)
+    assert after["type"] == "observation"
+
+
+async def test_tools_and_rewards_that_fail_are_told_and_end_nothing_else():
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws") as socket:
+        await ask(socket, "reset", task_id="t1")
+        unlucky = await ask(socket, "step", type="call_tool", tool_name="add", arguments={"a": 13, "b": 1})
+        unknown = await ask(socket, "step", type="call_tool", tool_name="sub", arguments={})
+        broken = await ask(socket, "step", content="crash")
+        after = await ask(socket, "reset", task_id="t1")
+
+    assert "13 is not lucky" in unlucky["data"]["observation"]["error"]["message"]
+    assert "sub" in unknown["data"]["observation"]["error"]["message"]
+    assert broken["data"]["code"] == "EXECUTION_ERROR"
+    assert after["type"] == "observation"
+
+
+async def test_a_server_that_is_full_says_so():
+    async with (
+        serve(ADDER, max_sessions=1) as url,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/ws"),
+        http.ws_connect(f"{url}/ws") as refused,
+    ):
+        told = await refused.receive_json(timeout=10)
+
+    assert told["data"]["code"] == "CAPACITY_REACHED"
+
+
+async def test_plain_http_plays_one_shared_session():
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http:
+        health = await (await http.get(f"{url}/health")).json()
+        schema = await (await http.get(f"{url}/schema")).json()
+        named = await (await http.get(f"{url}/metadata")).json()
+        early = await http.post(f"{url}/step", json={"action": {"content": "5"}})
+        first = await (await http.post(f"{url}/reset", json={"task_id": "t3"})).json()
+        last = await (await http.post(f"{url}/step", json={"action": {"content": "5"}})).json()
+        broken = await http.post(f"{url}/step", data="no json")
+
+    assert health == {"status": "healthy"}
+    assert set(schema) == {"action", "observation", "state"}
+    assert (named["name"], named["description"]) == ("test/Adder-v0", "Adds two numbers.")
+    assert (early.status, broken.status) == (422, 422)
+    assert first["observation"]["messages"][0]["content"] == "What is 3 + 2?"
+    assert (last["reward"], last["done"]) == (1.0, True)
+
+
+def test_an_environment_with_a_simulated_user_is_refused():
+    entry = EnvSpec.of("test/Talk-v0", Adder, tasks=TASKS, user=lambda task: None)
+
+    with pytest.raises(UsageError, match="simulated user"):
+        OpenEnvServer(entry)
+
+
+async def test_openenvs_own_client_plays_an_episode():
+    core = pytest.importorskip("openenv.core", reason="UNTESTED: openenv is not installed")
+    types = pytest.importorskip("openenv.core.env_server.types")
+    async with serve(ADDER) as url:
+        async with core.GenericEnvClient(base_url=url) as client:
+            first = await client.reset(seed=3, task_id="t3")
+            listed = await client.step({"type": "list_tools"})
+            step = await client.step({"type": "call_tool", "tool_name": "add", "arguments": {"a": 3, "b": 2}})
+            last = await client.step({"content": "5"})
+            state = await client.state()
+            with pytest.raises(RuntimeError, match="send reset first"):
+                await client.step({"content": "5"})
+        async with aiohttp.ClientSession() as http:
+            types.SchemaResponse.model_validate(await (await http.get(f"{url}/schema")).json())
+            types.EnvironmentMetadata.model_validate(await (await http.get(f"{url}/metadata")).json())
+            types.ResetResponse.model_validate(await (await http.post(f"{url}/reset", json={})).json())
+
+    assert first.observation["messages"][0]["content"] == "What is 3 + 2?"
+    assert [one["name"] for one in listed.observation["tools"]] == ["add"]
+    assert (step.observation["result"], step.done) == ("5", False)
+    assert (last.reward, last.done) == (1.0, True)
+    assert state["step_count"] == 2
