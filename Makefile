@@ -8,7 +8,7 @@ SEED   ?= 0
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-wheel check format docs bench setup clean
+.PHONY: demo test test-engines test-exhaustive test-wheel check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -40,8 +40,11 @@ test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 180 -m 'not slow and not engine and not gpu'
 
 test-engines: $(VENV)/.peers
-	$(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
 	$(MAKE) test-wheel
+
+test-exhaustive: $(VENV)/.peers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -m exhaustive
 
 test-wheel:
 	.ci/test-wheel

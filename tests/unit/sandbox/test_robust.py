@@ -164,6 +164,7 @@ def test_a_killed_host_leaves_nothing(tier):
     assert folders() == known
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 async def test_ten_thousand_executions_leak_nothing():
     limits = SandboxLimits(timeout_s=30)

@@ -77,7 +77,7 @@ def run(out: Path, size: int, how: str, reduction: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
-@pytest.mark.parametrize("how", ["replicate", "shard"])
+@pytest.mark.parametrize("how", ["replicate", pytest.param("shard", marks=pytest.mark.exhaustive)])
 def test_check_07_two_processes_have_the_gradient_of_one(tmp_path, how, reduction):
     truth = run(tmp_path / "one", 1, "replicate", reduction)
 
