@@ -180,7 +180,9 @@ async def test_pages_in_a_real_browser(tmp_path):
 
         await tab.js("location.hash = '#/r/0/e/1'")
         await tab.until("document.querySelectorAll('.box').length >= 4")
-        assert await tab.until("document.querySelector('.centre').innerText.includes('A shop sells 17 boxes')")
+        assert await tab.until(
+            "document.querySelector('.centre').innerText.includes('A shop sells 17 boxes')"
+        )
         text = str(await tab.js("document.querySelector('.centre').innerText"))
         assert "TOOL calc" in text
         assert await tab.js("document.querySelectorAll('.box.prompt .t:not(.off)').length") == 0
