@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -45,60 +46,60 @@ class Question:
 def build() -> bytes:
     """Return the database as SQLite keeps it."""
     draw = random.Random(20_260)
-    connection = sqlite3.connect(":memory:")
-    connection.executescript(_TABLES)
-    names = [f"{first} {last}" for first in _FIRST for last in _LAST]
-    connection.executemany(
-        "INSERT INTO customers VALUES (?, ?, ?, ?)",
-        [(n, name, draw.choice(_CITIES), _day(draw, 2020)) for n, name in enumerate(names, start=1)],
-    )
-    goods = [(f"{kind} {thing}", thing) for kind in _KINDS for thing in _THINGS]
-    connection.executemany(
-        "INSERT INTO products VALUES (?, ?, ?, ?, ?)",
-        [
-            (n, name, thing, draw.randint(300, 25_000) / 100, draw.randint(0, 120))
-            for n, (name, thing) in enumerate(goods, start=1)
-        ],
-    )
-    orders = range(1, 901)
-    connection.executemany(
-        "INSERT INTO orders VALUES (?, ?, ?, ?)",
-        [(n, draw.randint(1, len(names)), _day(draw, 2024), draw.choice(_STATES)) for n in orders],
-    )
-    connection.executemany(
-        "INSERT INTO order_lines VALUES (?, ?, ?)",
-        [
-            (n, product, draw.randint(1, 9))
-            for n in orders
-            for product in draw.sample(range(1, len(goods) + 1), draw.randint(1, 4))
-        ],
-    )
-    connection.commit()
-    return connection.serialize()
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_TABLES)
+        names = [f"{first} {last}" for first in _FIRST for last in _LAST]
+        connection.executemany(
+            "INSERT INTO customers VALUES (?, ?, ?, ?)",
+            [(n, name, draw.choice(_CITIES), _day(draw, 2020)) for n, name in enumerate(names, start=1)],
+        )
+        goods = [(f"{kind} {thing}", thing) for kind in _KINDS for thing in _THINGS]
+        connection.executemany(
+            "INSERT INTO products VALUES (?, ?, ?, ?, ?)",
+            [
+                (n, name, thing, draw.randint(300, 25_000) / 100, draw.randint(0, 120))
+                for n, (name, thing) in enumerate(goods, start=1)
+            ],
+        )
+        orders = range(1, 901)
+        connection.executemany(
+            "INSERT INTO orders VALUES (?, ?, ?, ?)",
+            [(n, draw.randint(1, len(names)), _day(draw, 2024), draw.choice(_STATES)) for n in orders],
+        )
+        connection.executemany(
+            "INSERT INTO order_lines VALUES (?, ?, ?)",
+            [
+                (n, product, draw.randint(1, 9))
+                for n in orders
+                for product in draw.sample(range(1, len(goods) + 1), draw.randint(1, 4))
+            ],
+        )
+        connection.commit()
+        return connection.serialize()
 
 
 @cache
 def questions() -> tuple[Question, ...]:
     """Return all questions; a row that a training question asks about is in no held-out one."""
-    connection = sqlite3.connect(":memory:")
-    connection.deserialize(build())
     made: dict[str, list[Question]] = {"train": [], "test": []}
-    for kind, (template, sql, subjects) in _TEMPLATES.items():
-        for place, subject in enumerate(subjects(connection)):
-            # Two of five subjects of each kind are held out.
-            split = "test" if place % 5 in {1, 3} else "train"
-            value = connection.execute(sql, subject).fetchone()
-            if value is None or value[0] is None:
-                continue
-            made[split].append(
-                Question(
-                    id=f"{kind}-{place}",
-                    split=split,
-                    text=template.format(*subject),
-                    sql=_filled(sql, subject),
-                    target=f"{value[0]:.2f}" if isinstance(value[0], float) else str(value[0]),
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(build())
+        for kind, (template, sql, subjects) in _TEMPLATES.items():
+            for place, subject in enumerate(subjects(connection)):
+                # Two of five subjects of each kind are held out.
+                split = "test" if place % 5 in {1, 3} else "train"
+                value = connection.execute(sql, subject).fetchone()
+                if value is None or value[0] is None:
+                    continue
+                made[split].append(
+                    Question(
+                        id=f"{kind}-{place}",
+                        split=split,
+                        text=template.format(*subject),
+                        sql=_filled(sql, subject),
+                        target=f"{value[0]:.2f}" if isinstance(value[0], float) else str(value[0]),
+                    )
                 )
-            )
     chosen: list[Question] = []
     for split, rows in made.items():
         random.Random(split).shuffle(rows)

@@ -176,7 +176,7 @@ def test_replay_says_what_changed_in_the_environment(guesser, tmp_path, capsys):
     capsys.readouterr()
 
     assert run("replay", f"{name}#2", "--env", str(changed), "--json") == 1
-    assert "Please say 12" in json.loads(capsys.readouterr().out)["difference"]
+    assert "Please say" in json.loads(capsys.readouterr().out)["difference"]
     registry.remove("changed/Guesser-v0")
 
 
