@@ -110,7 +110,10 @@ def test_closing_choices_are_read(text: str, description: str, choices: tuple[ob
     ],
 )
 def test_odd_docstrings_never_fail(text: str) -> None:
-    read_docstring(text)
+    doc = read_docstring(text)
+
+    assert isinstance(doc.description, str)
+    assert all(isinstance(told, str) for told in dict(doc.parameters).values())
 
 
 @pytest.mark.parametrize("text", [None, "", "  \n "])

@@ -40,7 +40,7 @@ async def test_a_call_never_waits_behind_a_busy_thread_while_there_is_room() -> 
         long = pool.submit(lambda: release.wait(10), "long")
         short = pool.submit(first_done.set, "short")
         async with asyncio.timeout(5):
-            await short.future
+            assert await short.future == (None, None)
         release.set()
         await long.future
 
@@ -111,5 +111,5 @@ async def test_a_call_handed_to_a_thread_that_is_just_leaving_still_runs(
 
     for _ in range(300):
         async with asyncio.timeout(5):
-            await pool.submit(lambda: None, "short").future
+            assert await pool.submit(lambda: 1, "short").future == (1, None)
             await asyncio.sleep(0.0005)
