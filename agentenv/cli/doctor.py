@@ -1,4 +1,4 @@
-"""`agentenv doctor`: what is installed, what a model's template does, and what is missing."""
+"""`agentenv doctor`: what is installed, what a template does, whether an engine keeps its promises."""
 
 from __future__ import annotations
 
@@ -33,24 +33,35 @@ PACKAGES = (
 
 @app.command()
 def run(
-    model: str = typer.Option("", "-m", "--model", help="Look at this model's server and template."),
+    model: str = typer.Option("", "-m", "--model", help="Ask this model what it promises; any -m of eval."),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer."),
     as_json: bool = JsonOption,
 ) -> None:
-    """Say what is installed and what a model can do here, with the remedy for what cannot."""
+    """Say what is installed and what a model can do here, with the remedy for what cannot.
+
+    Ends with 1 if the model's engine breaks a promise.
+    """
     found: dict[str, Any] = {"python": platform.python_version(), "packages": _packages()}
     if model:
-        found["model"] = _model(model, tokenizer)
+        found["model"], found["engine"] = _model(model, tokenizer)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
-        return
+    else:
+        _show(found)
+    if any(finding["ok"] is False for finding in found.get("engine", ())):
+        raise typer.Exit(1)
+
+
+def _show(found: dict[str, Any]) -> None:
     print(f"python {found['python']}")
     for name, version, extra in found["packages"]:
         state = version or f"not installed: pip install 'agentenv-rl[{extra}]'"
         print(f"  {'ok' if version else '- '} {name} {state}")
-    for name, text in found.get("model", {}).items():
-        print(f"  {name}: {text}")
     print("  isolation for untrusted code: agentenv sandbox")
+    for name, text in found.get("model", {}).items():
+        print(f"{name}: {text}")
+    for finding in found.get("engine", ()):
+        print(f"  {finding['line']}")
 
 
 def _packages() -> list[tuple[str, str, str]]:
@@ -63,22 +74,32 @@ def _packages() -> list[tuple[str, str, str]]:
     return found
 
 
-def _model(model: str, tokenizer: str) -> dict[str, str]:
+def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Return facts about the template, and what the engine answered to the doctor's questions."""
     import asyncio
 
     from agentenv.engine import load_engine
+    from agentenv.engine.doctor import examine_model
     from agentenv.render import Renderer
 
     loaded = load_engine(model, tokenizer=tokenizer or None)
-    facts = {"engine": f"{loaded.engine.name} answers to its name"}
-    if loaded.tokenizer is None:
-        facts["tokens"] = "none: it speaks text only, so it can be evaluated and not trained"
-    else:
+    facts = {"engine": loaded.engine.name}
+    if loaded.tokenizer is not None:
         report = Renderer(loaded.tokenizer).report
         facts["template"] = f"{report.verdict}, tool calls in the grammar {report.grammar}"
         facts |= {f"reason {place}": text for place, text in enumerate(report.reasons, start=1)}
         facts |= {f"warning {place}": text for place, text in enumerate(report.warnings, start=1)}
         if report.remedy:
             facts["remedy"] = report.remedy
-    asyncio.run(loaded.engine.close())
-    return facts
+
+    async def examine() -> list[dict[str, Any]]:
+        try:
+            findings = await examine_model(loaded)
+        finally:
+            await loaded.engine.close()
+        return [
+            {"name": each.name, "ok": each.ok, "detail": each.detail, "line": each.line()}
+            for each in findings
+        ]
+
+    return facts, asyncio.run(examine())

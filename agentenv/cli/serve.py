@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -26,6 +28,7 @@ def run(
     max_model_len: int | None = typer.Option(None, "--max-model-len", help="Context tokens, with MODEL."),
     python: str = typer.Option(sys.executable, "--python", help="Interpreter that has vLLM, with MODEL."),
     log: Path = typer.Option(Path("vllm.log"), "--log", help="Takes what vLLM prints, with MODEL."),
+    vllm: str = typer.Option("", "--vllm", metavar="ARGS", help="More arguments for vLLM, in one string."),
 ) -> None:
     """Serve a model (vLLM, ready for rollouts and weight updates) or an environment (OpenEnv)."""
     if bool(model) == bool(env):
@@ -37,7 +40,16 @@ def run(
         return
     from agentenv.engine.serve import ServeOptions, serve
 
-    options = ServeOptions(host=host, port=port, dtype=dtype, max_model_len=max_model_len, python=python)
+    options = ServeOptions(
+        host=host,
+        port=port,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        python=python,
+        extra=shlex.split(vllm),
+    )
+    # A service manager's way to end us must end vLLM too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     serve(model, options, log=log, said=_say)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
@@ -127,15 +128,14 @@ def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_
 
 
 def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> None:
-    """End a server and its workers."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
+    """End a server and its workers, also those that outlived it."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def tail(log: Path) -> str:

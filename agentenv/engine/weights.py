@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from agentenv.engine.base import Engine, Sampling
 from agentenv.errors import EngineError, UsageError
 
-__all__ = ["SyncReport", "check_sync", "compare_logprobs", "push_weights"]
+__all__ = ["SyncReport", "WeightReader", "check_sync", "compare_logprobs", "push_weights"]
 
 MOST_K3 = 0.05
 MOST_OUTSIDE = 0.3
@@ -28,6 +28,19 @@ LARGEST_EXPONENT = 60.0
 
 Scorer = Callable[[Sequence[int], Sequence[int]], "Sequence[float] | Awaitable[Sequence[float]]"]
 """From prompt ids and completion ids to the trainer's log-probabilities of the completion."""
+
+
+@runtime_checkable
+class WeightReader(Protocol):
+    """An engine that reads new weights from a directory; both return the version that samples now."""
+
+    async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
+        """Replace the full weights."""
+        ...
+
+    async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
+        """Load a LoRA, in place of one of its name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +151,13 @@ async def push_weights(
     """
     if getattr(engine, "model", None) is model:
         return engine.weights_updated(version)
-    load = getattr(engine, "load_weights" if adapter is None else "load_adapter", None)
-    if load is None:
+    if not isinstance(engine, WeightReader):
         raise UsageError(f"{engine.name} has no way to take new weights")
     target = await asyncio.to_thread(save, model, Path(directory), version, adapter)
-    done = await (
-        load(target, version=version) if adapter is None else load(adapter, target, version=version)
-    )
+    if adapter is None:
+        done = await engine.load_weights(target, version=version)
+    else:
+        done = await engine.load_adapter(adapter, target, version=version)
     await asyncio.to_thread(drop_old, target.parent, keep=2)
     return done
 

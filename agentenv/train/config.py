@@ -82,6 +82,8 @@ class GRPOConfig:
 
     model: str = ""
     """Path or Hub id of a causal language model, or a .gguf file."""
+    engine: str = ""
+    """What samples: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; the trainer's model if empty."""
     output_dir: str = "runs/train"
     """Where `metrics.jsonl` and `checkpoints/` go."""
     seed: int = 0

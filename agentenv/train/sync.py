@@ -1,33 +1,80 @@
 """Weights from the trainer to what samples.
 
 The in-process engine shares the model: nothing is copied, its caches are dropped. An engine with a
-model of its own gets the parameters copied while it is held still.
+model of its own gets the parameters copied while it is held still. vLLM reads them from a directory,
+and is then checked: on a few completions its log-probabilities must be those of the trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import importlib
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from agentenv.engine.base import Sampling
+from agentenv.engine.weights import WeightReader, check_sync, push_weights
+from agentenv.errors import UsageError
 
 if TYPE_CHECKING:
     from agentenv.engine.base import Engine
     from agentenv.train.grpo import GRPOTrainer
 
-__all__ = ["held_still", "sampling_engine", "shares_model", "sync_engine"]
+__all__ = ["follow_trainer", "held_still", "sampling_engine", "shares_model", "sync_engine"]
+
+CHECK_TOKENS = 32
+CHECK_QUESTIONS = (
+    "Say hello.",
+    "What is 2 + 3?",
+    # Longer than the blocks in which prefixes are cached, so that a cache of old weights shows.
+    "Which number is missing? " + " ".join(str(number) for number in range(100, 220) if number != 171),
+)
 
 
 def sampling_engine(trainer: GRPOTrainer) -> Engine:
-    """Return the engine that plays; made on the trainer's own weights if none was given."""
-    if trainer.engine is None:
-        from agentenv.engine.transformers_engine import TransformersEngine
+    """Return the engine that plays; made on the trainer's own weights if none was given.
 
-        engine = TransformersEngine(trainer.model, name=f"hf:{trainer.model_name}", seed=trainer.config.seed)
-        engine.weights_updated(trainer.weights_version)
-        trainer.engine = engine
+    Raises:
+        UsageError: The engine that is named gives no tokens and log-probabilities to train on.
+    """
+    if trainer.engine is None:
+        trainer.engine = _named_engine(trainer) if trainer.config.engine else _own_engine(trainer)
     return trainer.engine
+
+
+def _own_engine(trainer: GRPOTrainer) -> Engine:
+    from agentenv.engine.transformers_engine import TransformersEngine
+
+    engine = TransformersEngine(trainer.model, name=f"hf:{trainer.model_name}", seed=trainer.config.seed)
+    engine.weights_updated(trainer.weights_version)
+    return engine
+
+
+def _named_engine(trainer: GRPOTrainer) -> Engine:
+    name = trainer.config.engine
+    if name.startswith(("http://", "https://")):
+        connect = importlib.import_module("agentenv.engine.vllm_server").connect
+        engine, tokenizer = connect(name, tokenizer=trainer.model_name)
+        reason = "it gives no token ids" if tokenizer is None else engine.untrainable_reason
+        if reason:
+            raise UsageError(f"{name} can be evaluated but not trained on: {reason}")
+        return engine
+    if not name.startswith("vllm:"):
+        raise UsageError(
+            f"engine {name!r} takes no weights from a trainer; it may be http://... or vllm:PATH"
+        )
+    if trainer.world.size > 1:
+        raise UsageError(f"engine {name!r}: several training processes need servers, http://.../v1")
+    from agentenv.engine import load_engine
+
+    lora = trainer.config.lora
+    options = {} if lora is None else {"lora": True, "max_lora_rank": max(16, lora.r)}
+    loaded: Any = load_engine(name, **options).engine
+    return loaded
 
 
 def shares_model(trainer: GRPOTrainer) -> bool:
@@ -49,7 +96,7 @@ def held_still(trainer: GRPOTrainer) -> Generator[None]:
 
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def sync_engine(trainer: GRPOTrainer) -> None:
-    """Bring the new weights to an engine that has a model of its own."""
+    """Bring the new weights to an engine in this process that has a model of its own."""
     if trainer.engine is None or shares_model(trainer):
         return
     engine: Any = trainer.engine
@@ -58,3 +105,67 @@ def sync_engine(trainer: GRPOTrainer) -> None:
         for name, value in trainer.model.state_dict(keep_vars=True).items():
             held[name].copy_(value)
     engine.weights_updated(trainer.weights_version)
+
+
+async def follow_trainer(trainer: GRPOTrainer) -> dict[str, float]:
+    """Bring the weights to what samples, and check that they arrived where they were read from a directory.
+
+    Returns:
+        Metrics of the check; empty where there was none.
+
+    Raises:
+        EngineError: The engine refused the weights, or samples from others than the trainer's.
+        UsageError: The model is sharded over several processes.
+    """
+    if isinstance(trainer.engine, WeightReader):
+        return await _push_and_check(trainer, trainer.engine)
+    sync_engine(trainer)
+    return {}
+
+
+async def _push_and_check(trainer: GRPOTrainer, engine: Any) -> dict[str, float]:
+    if trainer.world.sharded:
+        raise UsageError("a sharded (fsdp=True) model cannot be pushed to an engine: gather it yourself")
+    began = time.perf_counter()
+    version = trainer.weights_version
+    adapter = trainer.model.active_adapter if hasattr(trainer.model, "peft_config") else None
+    if trainer.world.rank == 0:
+        directory = Path(trainer.config.output_dir) / "weights"
+        await push_weights(engine, trainer.model, version=version, directory=directory, adapter=adapter)
+    trainer.world.total(0)  # the others wait for the first process, which pushes
+    engine.weights_version = version
+    report = await check_sync(
+        engine,
+        _scorer(trainer),
+        _check_prompts(trainer, engine),
+        sampling=Sampling(
+            temperature=trainer.config.temperature, max_tokens=CHECK_TOKENS, seed=version, adapter=adapter
+        ),
+        stop_token_ids=trainer.renderer.stop_token_ids,
+    )
+    report.require()
+    return {
+        "sync/k3": report.k3,
+        "sync/frac_outside": report.outside,
+        "time/sync": time.perf_counter() - began,
+    }
+
+
+def _check_prompts(trainer: GRPOTrainer, engine: Engine) -> list[list[int]]:
+    limits = [limit for limit in (trainer.policy.max_length, engine.max_context_tokens) if limit]
+    room = max(1, min(limits, default=1 << 20) - CHECK_TOKENS)
+    asked = [trainer.renderer.start([{"role": "user", "content": text}]) for text in CHECK_QUESTIONS]
+    return [prompt[-room:] for prompt in asked]
+
+
+def _scorer(trainer: GRPOTrainer) -> Callable[[Sequence[int], Sequence[int]], list[float]]:
+    """Score as plainly as can be: no cache, no packing, none of the code that trains."""
+
+    def score(prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+        ids_1T = torch.tensor([[*prompt, *completion]], device=trainer.policy.device)
+        with torch.no_grad():
+            logits_NV = trainer.model(input_ids=ids_1T, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logprobs_NV = (logits_NV.float() / trainer.config.temperature).log_softmax(-1)
+        return logprobs_NV.gather(1, ids_1T[0, len(prompt) :, None])[:, 0].tolist()
+
+    return score
