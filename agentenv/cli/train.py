@@ -15,7 +15,6 @@ import typer
 from agentenv.cli.options import JsonOption, RunsDirOption, SeedOption, SettingsOption
 from agentenv.config import build, parse_pairs, read_toml
 from agentenv.errors import UsageError
-from agentenv.trajectory import TrajectoryGroup
 
 __all__ = ["app"]
 
@@ -189,6 +188,7 @@ def _train(
     from agentenv.cli.dashboard import Dashboard
     from agentenv.registry import spec
     from agentenv.store import RunStatus
+    from agentenv.train.grpo import GRPOTrainer
 
     board = Dashboard(config.max_steps, writer.id, quiet=as_json)
     with board:
@@ -196,19 +196,19 @@ def _train(
             f"{', '.join(names)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
             f" tasks × {config.num_generations} · seed {config.seed}   run {writer.id}"
         )
-        trainer_type = _recording(writer)
         cursors: dict[str, int] = {}
 
         def after_step(step: int, metrics: Mapping[str, float]) -> None:
             cursors.update(trainer.cursors)
             board.step(step, metrics)
 
-        trainer = trainer_type(
+        trainer = GRPOTrainer(
             replace(config, output_dir=str(writer.path)),
             envs=dict(names),
             limits=limits,
             on_metrics=after_step,
             on_trajectory=writer.append,
+            on_trained=lambda one, note: writer.annotate(one, **note),
         )
         if trainer.renderer is not None and trainer.tokenizer is not None:
             writer.keep_texts(trainer.tokenizer.backend)
@@ -228,28 +228,6 @@ def _train(
                 trainer.save_step()
         writer.close(RunStatus.INTERRUPTED if stopped else RunStatus.FINISHED)
     return _finish(history, trainer, writer.id, stopped=stopped, as_json=as_json)
-
-
-def _recording(writer: Any) -> Any:
-    """Return the trainer, with each episode's advantage noted in the run as the loss gets it."""
-    from agentenv.train.advantage import group_advantages
-    from agentenv.train.grpo import GRPOTrainer
-
-    class Recording(GRPOTrainer):
-        def step(self, groups: Sequence[TrajectoryGroup], **options: Any) -> dict[str, float]:
-            config = self.config
-            found = group_advantages(
-                [[one.reward if one.trainable else None for one in group] for group in groups],
-                advantage=config.advantage,
-                scale_rewards=config.scale_rewards,
-                eps=config.advantage_eps,
-            )
-            for group, values in zip(groups, found, strict=True):
-                for one, value in zip(group, values, strict=True):
-                    writer.annotate(one, advantage=value, step=self.steps_done + 1)
-            return super().step(groups, **options)
-
-    return Recording
 
 
 def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> None:

@@ -2,8 +2,9 @@
 
 A run directory holds `run.json` (what was run), `trajectories.jsonl` (one line for each finished
 episode, only ever appended to), `index.jsonl` (a small summary of each line with its place in the
-file), `metrics.jsonl`, the text of token ids (`vocab.jsonl` while it is written, then `vocab.json`) and,
-where pyarrow is installed, `trajectories.parquet` after closing.
+file), `metrics.jsonl`, what a trainer noted on episodes (`annotations.jsonl`, and
+`token_annotations.jsonl` with one number for each token), the text of token ids (`vocab.jsonl` while it
+is written, then `vocab.json`) and, where pyarrow is installed, `trajectories.parquet` after closing.
 
 Rules kept here:
 

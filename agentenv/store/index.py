@@ -12,10 +12,24 @@ from agentenv.errors import StoreError
 from agentenv.store.codec import decode_trajectory, dumps
 from agentenv.store.summary import EpisodeSummary, decode_summary, encode_summary, summarize
 
-__all__ = ["EPISODES", "INDEX", "Index", "index_line", "latest", "read_index"]
+__all__ = [
+    "EPISODES",
+    "INDEX",
+    "METRICS",
+    "NOTES",
+    "NOTES_OF_TOKENS",
+    "Index",
+    "end_of_whole_lines",
+    "index_line",
+    "latest",
+    "read_index",
+]
 
 EPISODES = "trajectories.jsonl"
 INDEX = "index.jsonl"
+METRICS = "metrics.jsonl"
+NOTES = "annotations.jsonl"
+NOTES_OF_TOKENS = "token_annotations.jsonl"
 
 
 @dataclass(slots=True)
@@ -98,6 +112,20 @@ def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
                 return
             yield offset, line
             offset += len(line)
+
+
+def end_of_whole_lines(path: Path) -> int:
+    """Return the first byte after the last whole line; looks at the end of the file only."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
 
 
 def read_line(path: Path, offset: int, size: int) -> Any:

@@ -11,7 +11,17 @@ from typing import Any
 
 from agentenv.errors import AlignmentError, StoreError
 from agentenv.store.codec import decode_trajectory
-from agentenv.store.index import EPISODES, Index, latest, read_index, read_line, whole_lines
+from agentenv.store.index import (
+    EPISODES,
+    METRICS,
+    NOTES,
+    NOTES_OF_TOKENS,
+    Index,
+    latest,
+    read_index,
+    read_line,
+    whole_lines,
+)
 from agentenv.store.locking import is_locked
 from agentenv.store.runinfo import RunInfo, RunStatus
 from agentenv.store.summary import EpisodeSummary
@@ -90,15 +100,25 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of `metrics.jsonl`; those that cannot be read are left out."""
-        return _json_lines(self.path / "metrics.jsonl")
+        return _json_lines(self.path / METRICS)
+
+    @cached_property
+    def _notes(self) -> dict[str, dict[str, Any]]:
+        notes = _json_lines(self.path / NOTES)
+        return {str(one["episode"]): one for one in notes if "episode" in one}
 
     def annotations(self) -> dict[str, dict[str, Any]]:
-        """Return what a trainer noted on episodes, by `group_id#member`."""
-        return {
-            str(one["episode"]): one
-            for one in _json_lines(self.path / "annotations.jsonl")
-            if "episode" in one
-        }
+        """Return what a trainer noted on episodes, by `group_id#member`, without the lists of tokens."""
+        return self._notes
+
+    def note(self, episode: EpisodeSummary) -> dict[str, Any]:
+        """Return all that a trainer noted on an episode; nothing where it noted nothing."""
+        note = dict(self._notes.get(f"{episode.group_id}#{episode.member}", {}))
+        place = note.pop("tokens", None)
+        if isinstance(place, list) and len(place) == 2:
+            with suppress(StoreError):
+                note |= read_line(self.path / NOTES_OF_TOKENS, *place)
+        return note
 
     def vocabulary(self) -> dict[int, str]:
         """Return the text of the token ids that occur, each byte as one character; empty if unknown."""

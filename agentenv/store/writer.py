@@ -13,7 +13,17 @@ from typing import Any, Self
 
 from agentenv.errors import StoreError
 from agentenv.store.codec import dumps, encode_trajectory
-from agentenv.store.index import EPISODES, INDEX, index_line, latest, read_index
+from agentenv.store.index import (
+    EPISODES,
+    INDEX,
+    METRICS,
+    NOTES,
+    NOTES_OF_TOKENS,
+    end_of_whole_lines,
+    index_line,
+    latest,
+    read_index,
+)
 from agentenv.store.locking import lock, unlock
 from agentenv.store.parquet import can_write_parquet, write_parquet
 from agentenv.store.reader import Run
@@ -119,18 +129,25 @@ class RunWriter:
         Raises:
             StoreError: It cannot be written.
         """
-        self._append("metrics.jsonl", dumps(dict(metrics)).encode() + b"\n")
+        self._append(METRICS, dumps(dict(metrics)).encode() + b"\n")
 
     def annotate(self, trajectory: Trajectory, **values: object) -> None:
-        """Note what a trainer made of an episode: `advantage`, `new_logprobs`, `entropy`, `step`.
+        """Note what a trainer made of an episode: `step`, `advantage`, `entropy`, `new_logprobs`.
 
-        Arrays hold one number for each token of the last sequence.
+        Lists hold one number for each token of the episode's sequences, one sequence after the other; they
+        lie in a file of their own, so that the small values of a long training are read fast.
 
         Raises:
             StoreError: It cannot be written.
         """
-        note = {"episode": f"{trajectory.group_id}#{trajectory.member}", **values}
-        self._append("annotations.jsonl", dumps(note).encode() + b"\n")
+        note = {name: value for name, value in values.items() if not isinstance(value, list)}
+        arrays = {name: value for name, value in values.items() if isinstance(value, list)}
+        if arrays:
+            line = dumps(arrays).encode() + b"\n"
+            self._append(NOTES_OF_TOKENS, line)
+            note["tokens"] = [self._ends[NOTES_OF_TOKENS] - len(line), len(line)]
+        note["episode"] = f"{trajectory.group_id}#{trajectory.member}"
+        self._append(NOTES, dumps(note).encode() + b"\n")
 
     def keep_texts(self, backend: Any) -> None:
         """Write the text of each token id before the first episode that has it.
@@ -267,6 +284,9 @@ class RunWriter:
         os.ftruncate(episodes, index.end)
         self._ends[EPISODES] = index.end
         self._summaries = index.summaries
+        for name in (METRICS, NOTES, NOTES_OF_TOKENS):
+            if (self.path / name).exists():
+                os.truncate(self.path / name, end_of_whole_lines(self.path / name))
         self._handle(INDEX)
         if index.num_indexed < len(index.summaries) or index.num_indexed == 0:
             os.ftruncate(self._files[INDEX], 0)

@@ -16,7 +16,7 @@ batch (`agentenv.train.weighting`), so micro-batches, packing and ranks cannot c
 
 `GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, envs=None, tasks=None,
 eval_tasks=None, limits=None, advantage_fn=None, loss_fn=None, on_metrics=None,
-on_trajectory=None)`:
+on_trajectory=None, on_trained=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
 - `tokenizer`: a `ChatTokenizer`; loaded from the model's path when None. Only playing needs it.
@@ -25,6 +25,10 @@ on_trajectory=None)`:
   `(environment, weight)` pairs.
 - `tasks`, `eval_tasks`: task sets; those of the spec (splits "train" and "test") when None.
 - `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
+- `on_trajectory(trajectory)`: called with each episode as it finishes.
+- `on_trained(trajectory, note)`: called with each episode of a step after its update, and with what the
+  update made of it: `step`, `advantage`, `entropy` and `new_logprobs` of its tokens. With
+  `RunWriter.append` and `RunWriter.annotate` for these two, the run can be viewed token by token.
 
 `demonstrate(spec, tasks, policy, trainer.renderer, limits=..., seed=...)` plays a scripted policy
 (messages, task, random -> assistant message) through the runner and returns trajectories that

@@ -54,6 +54,13 @@ class Row:
     ref_n: Tensor | None = None
     demonstration: bool = False
     """Trained by cross entropy instead of the policy loss."""
+    member: int = 0
+    """Place of the episode in its group."""
+    sequence: int = 0
+    """Place of the sequence in its episode."""
+    new_n: Tensor | None = None
+    """Log-probabilities under the weights of the latest pass of the update."""
+    entropy_n: Tensor | None = None
 
     @property
     def num_trained(self) -> int:
@@ -66,6 +73,8 @@ class TrainBatch:
     """The rows of one batch and what was counted while they were made."""
 
     rows: list[Row]
+    advantages: Sequence[Sequence[Advantage]] = ()
+    """Of every member of every group, also of those that gave no row."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     warnings: list[str] = field(default_factory=list[str])
 
@@ -115,7 +124,7 @@ def build_batch(
         if config.drop_zero_std and not has_gradient:
             drop("zero_std_episodes", len(group))
             continue
-        for member, value in zip(group, values, strict=True):
+        for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
             if reason:
                 drop(reason)
@@ -129,9 +138,10 @@ def build_batch(
                     drop("rows_too_long")
                 else:
                     _check_vocabulary(row, vocab_size)
+                    row.member, row.sequence = place, number
                     rows.append(row)
             episode += 1
-    batch = TrainBatch(rows, {name: float(count) for name, count in counts.items()})
+    batch = TrainBatch(rows, advantages, {name: float(count) for name, count in counts.items()})
     batch.metrics |= _reward_metrics(rewards, mixed)
     return batch
 

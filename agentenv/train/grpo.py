@@ -34,6 +34,7 @@ from agentenv.train.distributed import World
 from agentenv.train.loop import Rollouts, run_blocking, train
 from agentenv.train.loss import LossInputs
 from agentenv.train.metrics import Meter, episode_metrics
+from agentenv.train.notes import episode_notes
 from agentenv.train.optim import MasterOptimizer, learning_rate
 from agentenv.train.policy import Policy, add_lora, load_model, load_tokenizer
 from agentenv.train.reference import Reference, episode_kl
@@ -72,6 +73,7 @@ class GRPOTrainer:
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
+        on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
     ) -> None:
         source = model if model is not None else config.model
         if isinstance(source, (str, Path)) and not str(source):
@@ -89,7 +91,7 @@ class GRPOTrainer:
         self.tokenizer, self.engine, self.limits = tokenizer, engine, limits or RunLimits()
         self.envs, self.tasks, self.eval_tasks = envs, tasks, eval_tasks
         self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
-        self.on_metrics, self.on_trajectory = on_metrics, on_trajectory
+        self.on_metrics, self.on_trajectory, self.on_trained = on_metrics, on_trajectory, on_trained
         self.steps_done = 0
         """Calls of `step` that were made, also those that had nothing to train on."""
         self.updates_done = 0
@@ -150,6 +152,9 @@ class GRPOTrainer:
                 norms.append(norm)
                 self.updates_done += isfinite(norm)
         self.steps_done += 1
+        if self.on_trained is not None:
+            for one, note in episode_notes(groups, batch):
+                self.on_trained(one, {"step": self.steps_done, **note})
         metrics = episode_metrics(groups) | batch.metrics | meter.result()
         metrics |= {
             "loss": sum(losses) / len(losses) if losses else 0.0,

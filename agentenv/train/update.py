@@ -73,6 +73,7 @@ def _backward(
 ) -> float:
     with torch.enable_grad():
         logprobs_N, entropy_N = policy.score(micro)
+        _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
 
         def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
             return torch.cat(list(values)).to(logprobs_N)
@@ -114,6 +115,13 @@ def _backward(
     meter.add_maxima(output.maxima)
     meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
     return float(loss.detach())
+
+
+def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> None:
+    """Leave what the pass found on its rows, where they are noted from; nothing waits for the device."""
+    sizes = [row.num_trained for row in rows]
+    for row, new_n, entropy_n in zip(rows, logprobs_N.split(sizes), entropy_N.split(sizes), strict=True):
+        row.new_n, row.entropy_n = new_n, entropy_n
 
 
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]

@@ -95,6 +95,7 @@ def _row(place: int, one: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]
         "A": one.answer,
         "T": one.tools,
         "a": note.get("advantage"),
+        "w": note.get("step"),
         "q": one.timings.get("total_s"),
     }
 

@@ -73,7 +73,6 @@ def build_page(
     for number, run in enumerate(runs):
         vocabulary = run.vocabulary()
         used: set[int] = set()
-        notes = run.annotations()
         places = {one.key: place for place, one in enumerate(run.summaries)}
         for summary in _first(run, only if number == 0 else ()):
             if room <= 0:
@@ -82,8 +81,7 @@ def build_page(
                 trajectory = run.load(summary)
             except StoreError:
                 continue
-            note = notes.get(f"{summary.group_id}#{summary.member}")
-            packed = pack(episode_data(trajectory, note))
+            packed = pack(episode_data(trajectory, run.note(summary)))
             room -= len(packed)
             used |= _ids(trajectory)
             name = f"e{number}-{places[summary.key]}"

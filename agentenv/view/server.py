@@ -105,8 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, "text/plain", "there is no such episode")
             return
         summary = run.summaries[int(place)]
-        note = run.annotations().get(f"{summary.group_id}#{summary.member}")
-        data = episode_data(run.load(summary), note)
+        data = episode_data(run.load(summary), run.note(summary))
         words = run.vocabulary()
         used = {token for sequence in data["sequences"] for span in sequence for token in span["ids"]}
         data["vocab"] = {str(token): words[token] for token in used if token in words}

@@ -412,6 +412,46 @@ def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
     assert run.vocabulary() == {3: "\xe4", 7: "a"}
 
 
+def test_notes_on_tokens_lie_apart_and_come_back_with_their_episode(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        first, second = writer.append(episode(0)), writer.append(episode(1))
+        writer.annotate(episode(0), step=1, advantage=0.7, entropy=[0.5, 0.25])
+        writer.annotate(episode(1), step=1, advantage=-0.7, entropy=[1.0])
+
+    run = Run(writer.path)
+
+    assert "entropy" not in run.annotations()["g0#0"]
+    assert run.note(first)["entropy"] == [0.5, 0.25]
+    assert run.note(second) == {"episode": "g1#0", "step": 1, "advantage": -0.7, "entropy": [1.0]}
+
+
+def test_notes_of_the_first_layout_still_open(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        summary = writer.append(episode(0))
+    line = {"episode": "g0#0", "advantage": 0.5, "entropy": [0.25]}
+    (writer.path / "annotations.jsonl").write_text(json.dumps(line) + "\n")
+
+    assert Run(writer.path).note(summary)["entropy"] == [0.25]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "annotations.jsonl", "token_annotations.jsonl"])
+def test_half_a_line_beside_the_episodes_is_cut_off_on_resume(tmp_path, name):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        summary = writer.append(episode(0))
+        writer.log_metrics({"step": 1})
+        writer.annotate(episode(0), step=1, entropy=[0.5])
+    with (writer.path / name).open("a") as file:
+        file.write('{"half')
+
+    with RunWriter.resume(writer.path) as again:
+        again.log_metrics({"step": 2})
+        again.annotate(episode(0), step=2, entropy=[0.75])
+
+    run = Run(writer.path)
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert run.note(summary) == {"episode": "g0#0", "step": 2, "entropy": [0.75]}
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [
