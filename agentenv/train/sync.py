@@ -1,12 +1,16 @@
 """Weights from the trainer to what samples.
 
 The in-process engine shares the model: nothing is copied, its caches are dropped. An engine with a
-model of its own gets the parameters copied while it is held still. vLLM reads them from a directory,
-and is then checked: on a few completions its log-probabilities must be those of the trainer.
+model of its own, which an asynchronous run gives it, gets the parameters copied between two of its
+passes: completions under way go on with the new weights, and each token carries its version. vLLM reads
+them from a directory, and is then checked: on a few completions its log-probabilities must be those of
+the trainer.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import importlib
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -43,13 +47,22 @@ def sampling_engine(trainer: GRPOTrainer) -> Engine:
     """
     if trainer.engine is None:
         trainer.engine = _named_engine(trainer) if trainer.config.engine else _own_engine(trainer)
+    elif trainer.config.asynchronous and shares_model(trainer):
+        raise UsageError(
+            f"asynchronous training cannot play on {trainer.engine.name}: it samples from the very model in "
+            "training; pass no engine, or one with weights of its own"
+        )
     return trainer.engine
 
 
 def _own_engine(trainer: GRPOTrainer) -> Engine:
     from agentenv.engine.transformers_engine import TransformersEngine
 
-    engine = TransformersEngine(trainer.model, name=f"hf:{trainer.model_name}", seed=trainer.config.seed)
+    if trainer.world.sharded:
+        raise UsageError("a sharded (fsdp=True) model cannot sample in its own process: name an engine")
+    # A pass of the trainer switches adapters, masks and modes of the model: none may run beside a decode.
+    model = copy.deepcopy(trainer.model) if trainer.config.asynchronous else trainer.model
+    engine = TransformersEngine(model, name=f"hf:{trainer.model_name}", seed=trainer.config.seed)
     engine.weights_updated(trainer.weights_version)
     return engine
 
@@ -72,7 +85,7 @@ def _named_engine(trainer: GRPOTrainer) -> Engine:
     from agentenv.engine import load_engine
 
     lora = trainer.config.lora
-    options = {} if lora is None else {"lora": True, "max_lora_rank": max(16, lora.r)}
+    options: dict[str, Any] = {} if lora is None else {"lora": True, "max_lora_rank": max(16, lora.r)}
     loaded: Any = load_engine(name, **options).engine
     return loaded
 
@@ -100,11 +113,16 @@ def sync_engine(trainer: GRPOTrainer) -> None:
     if trainer.engine is None or shares_model(trainer):
         return
     engine: Any = trainer.engine
-    with engine.updating():
-        held = dict(engine.model.state_dict(keep_vars=True))
-        for name, value in trainer.model.state_dict(keep_vars=True).items():
+    held = dict(engine.model.named_parameters())
+    trained = {name: one for name, one in trainer.model.named_parameters() if one.requires_grad}
+    strange = [name for name, one in trained.items() if name not in held or held[name].shape != one.shape]
+    if strange:
+        raise UsageError(
+            f"{engine.name} holds another model than the trainer: it has no {strange[0]!r} like it"
+        )
+    with engine.updating(trainer.weights_version):
+        for name, value in trained.items():
             held[name].copy_(value)
-    engine.weights_updated(trainer.weights_version)
 
 
 async def follow_trainer(trainer: GRPOTrainer) -> dict[str, float]:
@@ -119,7 +137,7 @@ async def follow_trainer(trainer: GRPOTrainer) -> dict[str, float]:
     """
     if isinstance(trainer.engine, WeightReader):
         return await _push_and_check(trainer, trainer.engine)
-    sync_engine(trainer)
+    await asyncio.to_thread(sync_engine, trainer)
     return {}
 
 
