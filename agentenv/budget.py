@@ -13,29 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from agentenv.limits import RunLimits
 from agentenv.messages import Message, ToolResult
+from agentenv.overflow import Keep, Measure, cut
 
-__all__ = ["Measure", "Observation", "fit_observation", "least", "max_tokens_left", "share"]
+__all__ = ["Observation", "fit_observation", "least", "max_tokens_left", "share"]
 
 _ROUNDS = 6
 """Attempts at an exact fit: tokens may merge across the edge of a content, so sums are estimates."""
 _CHARS_PER_TOKEN = 16
 """Contents longer than this for each token of room are cut before they are encoded."""
-
-
-class Measure(Protocol):
-    """How many tokens a text has, and how to shorten it."""
-
-    def count(self, text: str) -> int:
-        """Tokens of a text."""
-        ...
-
-    def trim(self, text: str, max_tokens: int) -> str:
-        """The text itself if it fits, else head and tail around a marker."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +105,7 @@ def fit_observation(
     *,
     room: int | None,
     max_output_tokens: int | None,
+    keep: Keep = "middle",
 ) -> tuple[Observation, list[int]] | None:
     """Cut an observation to its limits and render it.
 
@@ -126,6 +115,7 @@ def fit_observation(
         measure: counts and cuts text.
         room: tokens that the observation may take, framing included; None without a limit.
         max_output_tokens: limit of one tool result.
+        keep: what stays of a tool result that is cut; other messages keep head and tail.
 
     Returns:
         The observation as cut and its ids, or None if not even its framing fits.
@@ -138,14 +128,30 @@ def fit_observation(
         ids = render(observation)
         if ceiling is None or len(ids) <= ceiling:
             return observation, ids
-    cut = [
-        text if limit is None else measure.trim(text, limit)
+    limited = [
+        text if limit is None else cut(text, limit, measure, keep)
         for text, limit in zip(texts, limits, strict=False)
     ]
-    observation = observation.with_texts([*cut, *texts[len(limits) :]])
+    limited += texts[len(limits) :]
     if room is None:
+        observation = observation.with_texts(limited)
         return observation, render(observation)
-    return _fit_context(observation, render, measure, room)
+
+    def shorten(grants: Sequence[int], sizes: Sequence[int]) -> Observation:
+        """What is cut further is cut from the whole, so that its marker counts all that is missing."""
+        short = list(limited)
+        for place, (grant, size) in enumerate(zip(grants, sizes, strict=True)):
+            if grant < size:
+                is_result = place < len(limits)
+                short[place] = (
+                    cut(texts[place], grant, measure, keep)
+                    if is_result
+                    else measure.trim(texts[place], grant)
+                )
+        return observation.with_texts(short)
+
+    sizes = [measure.count(text) if len(text) <= room * _CHARS_PER_TOKEN else len(text) for text in limited]
+    return _fit_context(shorten, sizes, render, room)
 
 
 def least(*bounds: int | None) -> int | None:
@@ -154,22 +160,24 @@ def least(*bounds: int | None) -> int | None:
 
 
 def _fit_context(
-    observation: Observation, render: Callable[[Observation], list[int]], measure: Measure, room: int
+    shorten: Callable[[Sequence[int], Sequence[int]], Observation],
+    sizes: Sequence[int],
+    render: Callable[[Observation], list[int]],
+    room: int,
 ) -> tuple[Observation, list[int]] | None:
-    texts = observation.texts
-    blank = observation.with_texts([""] * len(texts))
+    """Grant the contents less and less until the whole fits, framing included."""
+    blank = shorten([0] * len(sizes), [1] * len(sizes))
     frame = render(blank)
     if len(frame) > room:
         return None
-    sizes = [measure.count(text) if len(text) <= room * _CHARS_PER_TOKEN else len(text) for text in texts]
     budget = room - len(frame)
-    if sum(sizes) <= budget + len(frame):
-        ids = render(observation)
+    if sum(sizes) <= room:
+        fitted = shorten(sizes, sizes)
+        ids = render(fitted)
         if len(ids) <= room:
-            return observation, ids
+            return fitted, ids
     for _ in range(_ROUNDS):
-        cut = [measure.trim(text, grant) for text, grant in zip(texts, share(sizes, budget), strict=True)]
-        fitted = observation.with_texts(cut)
+        fitted = shorten(share(sizes, budget), sizes)
         ids = render(fitted)
         if len(ids) <= room:
             return fitted, ids

@@ -115,6 +115,7 @@ class ChatConversation:
             _Estimate(),
             room=None if room is None else room - self._limits.min_answer_tokens,
             max_output_tokens=self._limits.max_tool_output_tokens,
+            keep=self._limits.tool_output_keep,
         )
         if fitted is None:
             return None

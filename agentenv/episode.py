@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from math import isfinite
@@ -27,6 +28,7 @@ from agentenv.engine.base import Completion, Sampling
 from agentenv.errors import EngineUnavailable, UsageError
 from agentenv.leasing import Lease
 from agentenv.messages import CallStatus, Message, ToolCall, ToolResult
+from agentenv.overflow import FullOutputs
 from agentenv.record import OpenTurn, Plan, Record
 from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv, Outcome, StepResult
@@ -55,6 +57,7 @@ class Episode:
         *,
         condenser: Condenser | None = None,
         lease: Lease | None = None,
+        full_outputs: FullOutputs | None = None,
         attempt: int = 0,
     ) -> None:
         self._plan = plan
@@ -65,6 +68,7 @@ class Episode:
         self._user = user
         self._condenser = condenser
         self._lease = lease
+        self._full_outputs = full_outputs
         self.waits = Waits(context)
         """What the episode waits for; read by whoever watches it."""
         self._record = Record(plan, conversation, attempt)
@@ -310,13 +314,24 @@ class Episode:
             if fitted is None:
                 reason = StopReason.TOOL_OUTPUT_OVERFLOW if observation.results else StopReason.CONTEXT_LENGTH
             else:
-                observation = fitted
+                observation = await self._keep_whole(turn, observation, fitted)
         if reason is StopReason.TOOL_OUTPUT_OVERFLOW and self._explained:
             reason = StopReason.ENV_DONE
         turn.results = observation.results
         self._record.trimmed += observation.trimmed_messages + sum(one.trimmed for one in observation.results)
         self._record.messages.extend(observation.all_messages)
         return reason
+
+    async def _keep_whole(self, turn: OpenTurn, whole: Observation, shown: Observation) -> Observation:
+        """Keep on disk what was cut of tool results, if the run asks for it."""
+        if self._full_outputs is None or shown.results == whole.results:
+            return shown
+        plan = self._plan
+        name = f"{plan.group_id}/{plan.member}/{self._record.attempt}"
+        results = await asyncio.to_thread(
+            self._full_outputs.keep_cut, name, turn.index, whole.results, shown.results
+        )
+        return replace(shown, results=results)
 
     async def _condense(self, turn: OpenTurn, observation: Observation) -> None:
         condenser = self._condenser

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from agentenv.record import Plan
 from agentenv.seeding import derive_seed
 from agentenv.tasks import Row, TaskSet
 
@@ -32,6 +33,19 @@ class Job:
     group_id: str
     seed: int
 
+    def plan(self, template: Plan, member: int) -> Plan:
+        """Return what one member of the group plays."""
+        task_id, data = read_task(self.task)
+        return replace(
+            template,
+            task_id=task_id,
+            task=data,
+            seed=self.seed,
+            group_id=self.group_id,
+            member=member,
+            run_seed=self.run_seed,
+        )
+
 
 def read_task(task: TaskLike) -> tuple[str, Mapping[str, object]]:
     """Return a task's id and fields; a bare mapping gets the id that a task set would give it."""
@@ -44,6 +58,8 @@ def read_task(task: TaskLike) -> tuple[str, Mapping[str, object]]:
 def jobs_of(tasks: Iterable[TaskLike], env_id: str, run_seed: int, round_index: int) -> Iterator[Job]:
     """Give every group its id and seeds; a task met again in one call is another group."""
     met: dict[str, int] = {}
+    if round_index:
+        run_seed = derive_seed(run_seed, "round", round_index)
     for task in tasks:
         task_id, _ = read_task(task)
         repeat = met.get(task_id, 0)

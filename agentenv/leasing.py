@@ -7,13 +7,13 @@ of its own, and so that an episode cancelled half-way gives back what it had, or
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from agentenv.sandbox.base import Sandbox
 
-__all__ = ["Lease", "SandboxPool"]
+__all__ = ["Lease", "SandboxPool", "own_pool"]
 
 
 @runtime_checkable
@@ -23,6 +23,15 @@ class SandboxPool(Protocol):
     def lease(self) -> AbstractAsyncContextManager[Sandbox]:
         """Lend a clean sandbox until the context is left."""
         ...
+
+
+async def own_pool(name: str | None, stack: AsyncExitStack) -> SandboxPool | None:
+    """Open the sandbox that an environment's spec names, until the stack is left; None for none."""
+    if name is None:
+        return None
+    from agentenv.sandbox.base import create
+
+    return await stack.enter_async_context(create(name))
 
 
 class Lease:

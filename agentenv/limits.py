@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import isfinite
+from typing import Literal
 
 from agentenv.errors import UsageError
 
@@ -33,7 +34,9 @@ class RunLimits:
     max_total_tokens: int | None = None
     """Sampled tokens of the episode."""
     max_tool_output_tokens: int | None = 4096
-    """Tokens of one tool result; what is over keeps its head and tail."""
+    """Tokens of one tool result; what is over is cut."""
+    tool_output_keep: Literal["middle", "head", "tail"] = "middle"
+    """What stays of a tool result that is cut: head and tail (`middle` goes), `head`, or `tail`."""
     min_answer_tokens: int = 16
     """Room that must be left after an observation for the episode to go on."""
     tool_timeout_s: float | None = 30.0
@@ -51,6 +54,10 @@ class RunLimits:
             value = getattr(self, field.name)
             if value is None:
                 continue
+            if field.name == "tool_output_keep":
+                if value not in {"middle", "head", "tail"}:
+                    raise UsageError(f"tool_output_keep is 'middle', 'head' or 'tail', not {value!r}")
+                continue
             least = 0 if field.name in {"max_tool_calls", "max_parse_errors", "max_user_turns"} else 1
             if field.name.endswith("_s"):
                 if not isfinite(value) or value <= 0:
@@ -59,14 +66,19 @@ class RunLimits:
                 raise UsageError(f"{field.name} must be a whole number of at least {least}, not {value!r}")
 
     def stricter(self, other: RunLimits | None) -> RunLimits:
-        """Return the limits that satisfy both; of two numbers the smaller holds."""
+        """Return the limits that satisfy both; of two numbers the smaller holds.
+
+        Of two wishes what to keep of an output, one that is no default holds, else these limits' own.
+        """
         if other is None:
             return self
-        merged: dict[str, float | None] = {}
+        merged: dict[str, float | str | None] = {}
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if field.name == "min_answer_tokens":
                 merged[field.name] = max(mine, theirs)
+            elif field.name == "tool_output_keep":
+                merged[field.name] = theirs if mine == field.default else mine
             elif mine is None or theirs is None:
                 merged[field.name] = theirs if mine is None else mine
             else:

@@ -151,6 +151,8 @@ class ToolResult:
     """The call's broken JSON was repaired, because the toolbox was asked to."""
     max_tokens: int | None = None
     """The tool's own limit on its output; of this and the run's limit the stricter holds."""
+    full_output: str = ""
+    """File with the whole content that was cut, where the run keeps such files."""
 
     @property
     def is_error(self) -> bool:

@@ -33,11 +33,11 @@ class Plan:
     """What one episode plays; the same plan gives the same episode."""
 
     env_id: str
-    task_id: str
-    task: Mapping[str, object]
-    seed: int
+    task_id: str = ""
+    task: Mapping[str, object] = field(default_factory=dict[str, object])
+    seed: int = 0
     """Of the environment; shared by a group."""
-    group_id: str
+    group_id: str = ""
     member: int = 0
     run_seed: int = 0
     """Sampling seeds derive from it, the environment's id, the task's, member and turn."""

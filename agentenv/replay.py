@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Engine, Sampling, Usage
 from agentenv.errors import EngineError, UsageError
+from agentenv.leasing import SandboxPool
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue, Message
 from agentenv.record import DonePolicy
@@ -160,6 +161,7 @@ async def replay_episode(
     run_seed: int = 0,
     user: UserLike = None,
     done_policy: DonePolicy = "stop",
+    sandbox: SandboxPool | None = None,
 ) -> Replay:
     """Play a recorded episode again and compare what the environment says.
 
@@ -174,6 +176,7 @@ async def replay_episode(
         run_seed: of the run, for the seeds of the live turns.
         user: the simulated user of the run, if it had one.
         done_policy: of the run.
+        sandbox: lends one, where the environment needs it.
 
     Raises:
         UsageError: `from_turn` is out of range, or given without `live`.
@@ -183,7 +186,13 @@ async def replay_episode(
     if from_turn is not None and live is None:
         raise UsageError("from_turn needs live=, the engine that goes on from there")
     runner = Runner(
-        _engine(record, from_turn, live), renderer, limits, sampling=sampling, run_seed=run_seed, retries=0
+        _engine(record, from_turn, live),
+        renderer,
+        limits,
+        sampling=sampling,
+        run_seed=run_seed,
+        retries=0,
+        sandbox=sandbox,
     )
     played = await runner.run_episode(
         env,

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, cast
 
 from agentenv.boundary import Failure
 from agentenv.chat import ChatConversation
+from agentenv.closing import Closing
 from agentenv.condense import Condenser
 from agentenv.context import Context
 from agentenv.conversation import Conversation
@@ -22,11 +25,12 @@ from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.episode import Episode
 from agentenv.errors import UsageError
 from agentenv.groups import GroupPolicy, play_groups
-from agentenv.jobs import Job, TaskLike, jobs_of, read_task
-from agentenv.leasing import Lease, SandboxPool
+from agentenv.jobs import TaskLike, jobs_of, read_task
+from agentenv.leasing import Lease, SandboxPool, own_pool
 from agentenv.ledger import Ledger
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue
+from agentenv.overflow import FullOutputs
 from agentenv.record import DonePolicy, Plan, Score
 from agentenv.render.base import RendererProtocol
 from agentenv.seeding import derive_seed
@@ -49,11 +53,11 @@ class PlayableSpec(Protocol):
     @property
     def limits(self) -> RunLimits | None: ...  # noqa: D102
     @property
-    def max_turns(self) -> int | None: ...  # noqa: D102
-    @property
     def user(self) -> object: ...  # noqa: D102
     @property
     def done_policy(self) -> str: ...  # noqa: D102
+    @property
+    def sandbox(self) -> str | None: ...  # noqa: D102
     def make(self, **kwargs: object) -> EpisodeEnv: ...  # noqa: D102
 
 
@@ -70,12 +74,14 @@ class Runner:
         retry_wait_s: before the first of them; doubled each time.
         close_timeout_s: for closing an environment or a user, and for code to obey a cancellation.
         warn_after_s: log what an episode waits for after this; None never.
-        sandbox: lends every attempt at an episode a clean sandbox of its own, in its `Context`.
+        sandbox: lends every attempt at an episode a clean sandbox of its own, in its `Context`; without
+            it `run_groups` opens the one that a spec names.
         lease_timeout_s: for a sandbox to be lent; the wait is no part of the episode's own deadline.
         history: `verbatim` sends again what was sampled and sent, as it is; `rewrite` renders the
             messages anew each turn, as a deployment would, and goes on in a new sequence where that
             differs (a template that drops thinking, say).
         condenser: shortens conversations that come near the context's limit.
+        full_outputs: directory for the whole of each tool output that was cut, one file for each.
 
     Raises:
         UsageError: Engine and renderer do not belong together, or a number is out of range.
@@ -97,6 +103,7 @@ class Runner:
         lease_timeout_s: float | None = 600.0,
         history: Literal["verbatim", "rewrite"] = "verbatim",
         condenser: Condenser | None = None,
+        full_outputs: str | Path | None = None,
     ) -> None:
         chat = isinstance(engine, ChatEngine)
         if chat and renderer is not None:
@@ -117,13 +124,13 @@ class Runner:
         self.retries = retries
         self.ledger = Ledger()
         self._retry_wait_s = retry_wait_s
-        self._close_timeout_s = close_timeout_s
         self._sandbox = sandbox
         self._lease_timeout_s = lease_timeout_s
         self._rewrite = history == "rewrite"
         self._condenser = condenser
+        self._full_outputs = None if full_outputs is None else FullOutputs(full_outputs)
         self._sessions = itertools.count()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Closing(close_timeout_s)
         self.watchdog = Watchdog(warn_after_s=warn_after_s, grace_s=close_timeout_s)
 
     async def run_episode(
@@ -174,10 +181,10 @@ class Runner:
             score=score,
         )
         try:
-            return await self._run(plan, lambda: env, user)
+            return await self._run(plan, _Scene(lambda: env, user, self._sandbox, owned=False))
         finally:
             if close:
-                await self._settle(self._shut(env))
+                await self._closing.settle(self._closing.close(type(env).__name__, env.shutdown))
 
     async def run_groups(
         self,
@@ -215,64 +222,39 @@ class Runner:
         """
         policy = policy or GroupPolicy()
         policy.check(group_size)
-        bounds = self.limits.stricter(spec.limits).stricter(limits)
-        if spec.max_turns is not None:
-            bounds = bounds.stricter(replace(bounds, max_turns=spec.max_turns))
-        player = cast("UserLike", spec.user) if user is None else user
-        run_seed = self.run_seed if round_index == 0 else derive_seed(self.run_seed, "round", round_index)
         template = Plan(
             env_id=spec.id,
-            task_id="",
-            task={},
-            seed=0,
-            group_id="",
-            limits=bounds,
+            limits=self.limits.stricter(spec.limits).stricter(limits),
             sampling=sampling or self.sampling,
             done_policy=done_policy or cast("DonePolicy", spec.done_policy),
             score=score,
         )
+        player = cast("UserLike", spec.user) if user is None else user
         kwargs = dict(env_kwargs or {})
-
-        async def play(job: Job, member: int) -> Trajectory:
-            task_id, data = read_task(job.task)
-            plan = replace(
-                template,
-                task_id=task_id,
-                task=data,
-                seed=job.seed,
-                group_id=job.group_id,
-                member=member,
-                run_seed=job.run_seed,
+        async with AsyncExitStack() as stack:
+            pool = self._sandbox or await own_pool(spec.sandbox, stack)
+            scene = _Scene(lambda: spec.make(**kwargs), player, pool, owned=True)
+            stack.push_async_callback(self._closing.wait)
+            groups = play_groups(
+                jobs_of(tasks, spec.id, self.run_seed, round_index),
+                lambda job, member: self._run(job.plan(template, member), scene),
+                group_size=group_size,
+                policy=policy,
+                concurrency=self.limits.concurrency,
+                on_trajectory=on_trajectory,
             )
-            return await self._run(plan, lambda: spec.make(**kwargs), player, owned=True)
-
-        groups = play_groups(
-            jobs_of(tasks, spec.id, run_seed, round_index),
-            play,
-            group_size=group_size,
-            policy=policy,
-            concurrency=self.limits.concurrency,
-            on_trajectory=on_trajectory,
-        )
-        try:
-            async for group in groups:
+            async for group in await stack.enter_async_context(aclosing(groups)):
                 yield group
-        finally:
-            await groups.aclose()
-            while self._closing:
-                await asyncio.wait(set(self._closing))
 
     # Attempts -----------------------------------------------------------------------------
 
-    async def _run(
-        self, plan: Plan, make: Callable[[], EpisodeEnv], user: UserLike, *, owned: bool = False
-    ) -> Trajectory:
+    async def _run(self, plan: Plan, scene: _Scene) -> Trajectory:
         """Play a plan, again if infrastructure failed in a way that may pass; book the outcome."""
         self.ledger.start()
         attempt, wait_s = 0, self._retry_wait_s
         try:
             while True:
-                trajectory = await self._attempt(plan, make, user, attempt, owned=owned)
+                trajectory = await self._attempt(plan, scene, attempt)
                 error = trajectory.error
                 if error is None or not error.retryable or attempt >= self.retries:
                     self.ledger.finish(trajectory)
@@ -290,40 +272,39 @@ class Runner:
             self.ledger.cancel()
             raise
 
-    async def _attempt(
-        self, plan: Plan, make: Callable[[], EpisodeEnv], user: UserLike, attempt: int, *, owned: bool
-    ) -> Trajectory:
+    async def _attempt(self, plan: Plan, scene: _Scene, attempt: int) -> Trajectory:
         limits = plan.limits
         session = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._sessions)}"
         conversation = self._conversation(limits, session)
         context = Context(episode_id=session, seed=plan.seed, task=plan.task, limits=limits)
         context.tool_calls_left = limits.max_tool_calls
-        lease = None if self._sandbox is None else Lease(self._sandbox, self._lease_timeout_s)
+        lease = None if scene.pool is None else Lease(scene.pool, self._lease_timeout_s)
         env: EpisodeEnv | None = None
         person: User | None = None
         try:
             try:
-                env = make()
+                env = scene.make()
             except Exception as error:  # noqa: BLE001 - the boundary: an environment that cannot be made
                 return _stillborn(plan, attempt, Failure.of("env", error))
             try:
-                person = user_for(user, plan.task)
+                person = user_for(scene.user, plan.task)
             except Exception as error:  # noqa: BLE001 - the boundary: a user that cannot be made
                 return _stillborn(plan, attempt, Failure.of("user", error))
-            condenser = None if self._condenser is None else self._condenser.fresh()
             episode = Episode(
                 plan,
                 env,
                 conversation,
                 context,
                 person,
-                condenser=condenser,
+                condenser=None if self._condenser is None else self._condenser.fresh(),
                 lease=lease,
+                full_outputs=self._full_outputs,
                 attempt=attempt,
             )
             return await self.watchdog.play(session, episode)
         finally:
-            await self._settle(self._finish(conversation, person, env if owned else None, lease))
+            closing = self._finish(conversation, person, env if scene.owned else None, lease)
+            await self._closing.settle(closing)
 
     def _conversation(self, limits: RunLimits, session: str) -> Conversation:
         if isinstance(self.engine, ChatEngine):
@@ -331,36 +312,28 @@ class Runner:
         assert self.renderer is not None
         return TokenConversation(self.engine, self.renderer, limits, session, rewrite=self._rewrite)
 
-    # Closing ------------------------------------------------------------------------------
-
     async def _finish(
         self, conversation: Conversation, user: User | None, env: EpisodeEnv | None, lease: Lease | None
     ) -> None:
-        await self._close("release", conversation.release)
+        close = self._closing.close
+        await close("release", conversation.release)
         if user is not None:
-            await self._close("user", user.close)
+            await close("user", user.close)
         if env is not None:
-            await self._shut(env)
+            await close(type(env).__name__, env.shutdown)
         if lease is not None:
-            await self._close("sandbox", lease.give_back)
+            await close("sandbox", lease.give_back)
 
-    async def _shut(self, env: EpisodeEnv) -> None:
-        await self._close(type(env).__name__, env.shutdown)
 
-    async def _close(self, what: str, close: Callable[[], Awaitable[object]]) -> None:
-        """Close something of an episode whose record is already made: a failure is only logged."""
-        try:
-            async with asyncio.timeout(self._close_timeout_s):
-                await close()
-        except (Exception, SystemExit):  # noqa: BLE001 - the boundary of closing
-            _log.warning("closing %s failed", what, exc_info=True)
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What an attempt is played with, besides engine and limits."""
 
-    async def _settle(self, closing: Coroutine[object, object, None]) -> None:
-        """Run the closing to its end, also when this episode is being cancelled."""
-        task = asyncio.create_task(closing)
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        await asyncio.shield(task)
+    make: Callable[[], EpisodeEnv]
+    user: UserLike
+    pool: SandboxPool | None
+    owned: bool
+    """The environment is made for one attempt, and closed after it."""
 
 
 def _stillborn(plan: Plan, attempt: int, failure: Failure) -> Trajectory:

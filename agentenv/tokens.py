@@ -174,6 +174,7 @@ class TokenConversation:
             self._renderer,
             room=None if room is None else room - self._limits.min_answer_tokens,
             max_output_tokens=self._limits.max_tool_output_tokens,
+            keep=self._limits.tool_output_keep,
         )
 
     def _place_of(self, written: str, ids: Sequence[int]) -> tuple[int, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -18,8 +20,12 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def run(
-    episode: str = typer.Argument(..., metavar="RUN#EPISODE", help="RUN#12, or RUN#task/member."),
+    run: str = typer.Argument(..., metavar="RUN", help="The run; RUN#EPISODE names the episode too."),
+    episode: str = typer.Option("", "--episode", help="Its place in the run (12), or task/member."),
+    from_turn: int = typer.Option(None, "--from-turn", help="Go on with a model after this many turns."),
+    model: str = typer.Option("", "-m", "--model", help="Model that goes on; the run's own if empty."),
     env: str = typer.Option("", "--env", help="Environment to play in; the run's own if empty."),
+    tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the run's tokenizer."),
     runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
@@ -27,74 +33,115 @@ def run(
     from agentenv.errors import UsageError
     from agentenv.store import find_run
 
-    name, mark, place = episode.partition("#")
-    if not mark:
-        raise UsageError(f"{episode!r} names no episode; write RUN#12 or RUN#task/member")
+    name, _, place = run.partition("#")
+    if not (episode or place):
+        raise UsageError(f"{run!r} names no episode; add --episode 12 or --episode TASK/MEMBER")
+    if model and from_turn is None:
+        raise UsageError("-m goes on from a turn: name it with --from-turn")
     stored = find_run(name, runs_dir)
-    old = stored.load(stored.find(place))
-    new = asyncio.run(play_again(old, env or _source(stored, old.env_id)))
-    difference = compare_outcomes(old, new)
+    old = stored.load(stored.find(episode or place))
+    again = asyncio.run(_Replay(stored.info, env, tokenizer, model, from_turn).play(old))
+    new, difference = again.trajectory, again.difference
     if as_json:
-        result = {"same": not difference, "difference": difference, "reward": [old.reward, new.reward]}
+        result = {
+            "same": again.same,
+            "difference": "" if difference is None else str(difference),
+            "reward": [old.reward, new.reward],
+        }
         sys.stdout.write(json.dumps(result) + "\n")
     else:
         for message in new.messages:
             print(_line(message))
         print(f"stored:   reward {old.reward}  {old.stop_reason.value}")
         print(f"replayed: reward {new.reward}  {new.stop_reason.value}")
-        print(f"differs: {difference}" if difference else "the same")
-    raise typer.Exit(1 if difference else 0)
+        print("the same" if difference is None else f"differs: {difference}")
+    raise typer.Exit(0 if again.same else 1)
 
 
-def _source(stored: Any, env_id: str) -> str:
-    """Return how the run's user named the environment: a file, where it is in no registry."""
-    from agentenv.registry import registry
+@dataclass(frozen=True)
+class _Replay:
+    """What to play an episode of a run with; what is empty is the run's own."""
 
-    named = [str(one) for one in stored.info.config.get("envs", ())]
-    return env_id if env_id in registry or len(named) != 1 else named[0]
+    info: Any
+    env: str
+    tokenizer: str
+    model: str
+    from_turn: int | None
 
+    async def play(self, old: Any) -> Any:
+        from agentenv.config import build
+        from agentenv.engine.base import Sampling
+        from agentenv.limits import RunLimits
+        from agentenv.registry import spec
+        from agentenv.replay import replay_episode
+        from agentenv.sandbox import create
 
-async def play_again(old: Any, env: str) -> Any:
-    """Return the episode that an environment makes of a stored one's assistant messages."""
-    from agentenv.engine.scripted import ScriptedEngine, ScriptedTurn
-    from agentenv.registry import spec
-    from agentenv.render import Renderer
-    from agentenv.render.tokenizer import byte_tokenizer
-    from agentenv.runner import Runner
-    from agentenv.tasks import Task
+        config = self.info.config
+        entry = spec(self.env or self._source(old.env_id))
+        kwargs = {} if self.env else dict(config.get("env_kwargs") or {})
+        async with AsyncExitStack() as stack:
+            live = self._live(stack)
+            sandbox = entry.sandbox and await stack.enter_async_context(create(entry.sandbox))
+            return await replay_episode(
+                old,
+                entry.make(**kwargs),
+                self._renderer(live) if old.sequences else None,
+                limits=build(RunLimits, dict(config.get("limits") or {})).stricter(entry.limits),
+                from_turn=self.from_turn,
+                live=None if live is None else live.engine,
+                sampling=build(Sampling, dict(config.get("sampling") or {})),
+                run_seed=self.info.seed,
+                user=entry.user,
+                done_policy=entry.done_policy,
+                sandbox=sandbox or None,
+            )
 
-    entry = spec(env)
-    tokenizer: Any = byte_tokenizer()
-    script = [
-        ScriptedTurn(message=turn.message, finish_reason="length" if turn.finish_reason == "length" else None)
-        for turn in old.turns
-    ]
-    engine = ScriptedEngine(script, tokenizer=tokenizer)
-    runner = Runner(engine, Renderer(tokenizer), entry.limits)
-    return await runner.run_episode(
-        entry.make(),
-        Task(old.task_id, dict(old.task)),
-        seed=old.seed,
-        env_id=old.env_id,
-        group_id=old.group_id,
-        member=old.member,
-        user=entry.user,
-        done_policy=entry.done_policy,
-    )
+    @property
+    def _model(self) -> str:
+        """The run's model as an engine string; a training run keeps its path alone."""
+        model = self.info.model
+        return f"hf:{model}" if self.info.kind == "train" else model
 
+    @property
+    def _codec(self) -> str:
+        return self.tokenizer or str(self.info.config.get("tokenizer") or "")
 
-def compare_outcomes(old: Any, new: Any) -> str:
-    """Return the first thing in which two episodes differ, in words; empty if they agree."""
-    from agentenv.messages import text_of
+    def _live(self, stack: AsyncExitStack) -> Any:
+        from agentenv.engine import load_engine
 
-    for place, (ours, theirs) in enumerate(zip(old.messages, new.messages, strict=False)):
-        if (ours["role"], text_of(ours)) != (theirs["role"], text_of(theirs)):
-            return f"message {place} ({ours['role']}): {text_of(ours)!r:.100} became {text_of(theirs)!r:.100}"
-    if len(old.messages) != len(new.messages):
-        return f"{len(old.messages)} messages became {len(new.messages)}"
-    if old.reward != new.reward:
-        return f"reward {old.reward} became {new.reward}"
-    return ""
+        if self.from_turn is None:
+            return None
+        live = load_engine(self.model or self._model, tokenizer=self._codec or None)
+        stack.push_async_callback(live.engine.close)
+        return live
+
+    def _renderer(self, live: Any) -> Any:
+        """Return the renderer with which the run's tokens were made, without the run's model."""
+        from importlib import import_module
+
+        from agentenv.errors import UsageError
+        from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+
+        kind, _, rest = self._model.partition(":")
+        if live is not None and live.tokenizer is not None:
+            return Renderer(live.tokenizer)
+        if self._codec:
+            return Renderer(ChatTokenizer.load(self._codec))
+        if kind in {"mock", "scripted"}:
+            return Renderer(byte_tokenizer())
+        if kind in {"hf", "vllm"}:
+            files = import_module("agentenv.engine.hf.load").locate(rest)
+            return Renderer(ChatTokenizer.load(files.path, files.gguf_file))
+        raise UsageError(
+            f"the tokenizer of {self._model or 'this run'} is not known; name its directory with --tokenizer"
+        )
+
+    def _source(self, env_id: str) -> str:
+        """Return how the run's user named the environment: a file, where it is in no registry."""
+        from agentenv.registry import registry
+
+        named = [str(one) for one in self.info.config.get("envs", ())]
+        return env_id if env_id in registry or len(named) != 1 else named[0]
 
 
 def _line(message: Any) -> str:

@@ -180,6 +180,55 @@ def test_replay_says_what_changed_in_the_environment(guesser, tmp_path, capsys):
     registry.remove("changed/Guesser-v0")
 
 
+def test_replay_goes_on_live_from_a_turn(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+    capsys.readouterr()
+
+    assert run("replay", name, "--episode", "2", "--from-turn", "0", "-m", "scripted:other 99", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert run("replay", f"{name}#2", "-m", "mock") == 2
+
+    assert result == {"same": True, "difference": "", "reward": [1.0, 0.0]}
+    assert "--from-turn" in capsys.readouterr().err
+
+
+SANDBOXED = '''
+import agentenv as ae
+
+
+class Runs(ae.ToolEnv):
+    """Run code."""
+
+    def start(self, n: int) -> str:
+        return f"Run {n}."
+
+    @ae.tool
+    async def run(self, code: str, context: ae.Context) -> str:
+        """Run code."""
+        return (await context.sandbox.run_code(code)).text()
+
+    def reward(self, trajectory) -> float:
+        return float("6" in trajectory.turns[0].tool_results[0].text)
+
+
+ae.register("verbs/Runs-v0", Runs, tasks=[{"n": 1}], sandbox="none")
+'''
+
+
+def test_replay_gives_a_sandbox_to_an_environment_that_needs_one(tmp_path, capsys):
+    (tmp_path / "runs.py").write_text(SANDBOXED)
+    call = '<tool_call>{"name": "run", "arguments": {"code": "print(2 * 3)"}}</tool_call>'
+    (tmp_path / "script.json").write_text(json.dumps([call, "six"]))
+    name = played(str(tmp_path / "runs.py"), f"scripted:{tmp_path / 'script.json'}", tmp_path)
+    capsys.readouterr()
+
+    assert run("replay", name, "--episode", "0", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    registry.remove("verbs/Runs-v0")
+
+    assert result == {"same": True, "difference": "", "reward": [1.0, 1.0]}
+
+
 def test_rescore_writes_a_new_run_and_leaves_the_old(guesser, tmp_path, capsys):
     name = played(guesser, "scripted:12", tmp_path)
     before = (tmp_path / "runs" / name / "trajectories.jsonl").read_bytes()

@@ -275,3 +275,25 @@ async def test_without_a_pool_there_is_no_sandbox_and_what_lends_nothing_is_refu
     assert (await runner_with(None).run_episode(Curious(), {})).reward == 1.0
     with pytest.raises(UsageError, match="lends no sandboxes"):
         runner_with(object())
+
+
+async def test_a_spec_that_names_a_sandbox_gets_it_from_any_runner():
+    spec = EnvSpec.of("test/Coder-v0", Coder, tasks=[{"number": 7}], sandbox="none")
+    engine = ScriptedEngine(play_files, tokenizer=TOKENIZER)
+
+    async with aclosing(Runner(engine, RENDERER).run_groups(spec, spec.tasks, group_size=2)) as groups:
+        (group,) = [group async for group in groups]
+
+    assert [record.reward for record in group] == [1.0, 1.0]
+    assert [record.turns[1].tool_results[0].text for record in group] == ["['7.txt']"] * 2
+
+
+async def test_a_runner_s_own_sandbox_goes_before_a_spec_s():
+    pool = Watched()
+    spec = EnvSpec.of("test/Idle-v0", Idle, tasks=[{"where": ""}], sandbox="no such backend")
+
+    async with aclosing(runner_with(pool).run_groups(spec, spec.tasks)) as groups:
+        (group,) = [group async for group in groups]
+
+    assert group.trajectories[0].reward == 1.0
+    assert pool.asked == pool.given_back == 1
