@@ -16,7 +16,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentenv.messages import ToolCall
@@ -36,14 +36,15 @@ TOOL = {
 NEW_TOKENS = 240
 
 
-def cost_ms(run: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Best and median CPU milliseconds of one call."""
-    costs = []
+def interleaved_ms(runs: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """CPU milliseconds of each call, in turns, so that a busy moment meets them all alike."""
+    costs: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
-        start = time.process_time()
-        run()
-        costs.append((time.process_time() - start) * 1000)
-    return min(costs), statistics.median(costs)
+        for run, spent in zip(runs, costs, strict=True):
+            start = time.process_time()
+            run()
+            spent.append((time.process_time() - start) * 1000)
+    return costs
 
 
 def words(renderer: Renderer, tokens: int, rng: random.Random) -> str:
@@ -77,23 +78,22 @@ def measure(family: str, lengths: tuple[int, ...], repeats: int) -> list[dict]:
         "name": call.name,
         "content": words(renderer, NEW_TOKENS - 20, rng),
     }
+    histories = [conversation(renderer, length, rng) for length in lengths]
+    appends = [
+        lambda history=history: renderer.extend(sampled, [call], [result], history=history)
+        for history in histories
+    ]
     rows = []
-    for length in lengths:
-        history = conversation(renderer, length, rng)
-        prompt = renderer.start(history)
-        appended = renderer.extend(sampled, [call], [result])
-        best, median = cost_ms(
-            lambda history=history: renderer.extend(sampled, [call], [result], history=history), repeats
-        )
+    for history, costs in zip(histories, interleaved_ms(appends, repeats), strict=True):
         row = {
             "family": family,
-            "conversation_tokens": len(prompt),
-            "new_tokens": len(appended),
-            "append_ms": best,
-            "append_median_ms": median,
+            "conversation_tokens": len(renderer.start(history)),
+            "new_tokens": len(appends[0]()),
+            "append_ms": min(costs),
+            "append_median_ms": statistics.median(costs),
         }
         if (full := full_render(family, history)) is not None:
-            row["full_render_ms"] = cost_ms(full, 3)[0]
+            row["full_render_ms"] = min(interleaved_ms([full], 3)[0])
             row["ratio"] = row["full_render_ms"] / row["append_ms"]
         rows.append(row)
     return rows
@@ -116,7 +116,7 @@ def startup(family: str) -> dict:
     loaded = time.process_time()
     renderer = Renderer(tokenizer)
     made = time.process_time()
-    bind = cost_ms(lambda: renderer.bind([TOOL]), 50)[0]
+    bind = min(interleaved_ms([lambda: renderer.bind([TOOL])], 50)[0])
     return {
         "family": family,
         "verdict": renderer.report.verdict,

@@ -28,7 +28,7 @@ _PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z", re.DOTALL)
 class ControlSet:
     """The control strings of a tokenizer under one template."""
 
-    __slots__ = ("_longest", "_normalized", "_pattern", "_prefixes", "ids", "strings")
+    __slots__ = ("_first", "_inside", "_longest", "_normalized", "_pattern", "_prefixes", "ids", "strings")
 
     def __init__(self, strings: Mapping[str, int], *, normalized: bool = False) -> None:
         self.strings = dict(strings)
@@ -37,6 +37,8 @@ class ControlSet:
         self._normalized = normalized
         self._prefixes = {string[:length] for string in self.strings for length in range(2, len(string))}
         self._longest = max(map(len, self._prefixes), default=0)
+        self._first = tuple(sorted({string[0] for string in self.strings}))
+        self._inside: dict[str, tuple[tuple[int, str], ...]] = {}
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, template: str) -> ControlSet:
@@ -65,10 +67,22 @@ class ControlSet:
             for match in self._pattern.finditer(text, start):
                 yield match.start(), match.group()
 
+    def may_begin(self, text: str) -> bool:
+        """False if no character of the text could begin a control string: a fast first look."""
+        return any(character in text for character in self._first)
+
+    def inside(self, tag: str) -> tuple[tuple[int, str], ...]:
+        """Return `(offset, string)` of the control strings that stand in a tag."""
+        found = self._inside.get(tag)
+        if found is None:
+            found = tuple((tag.index(string), string) for string in self.strings if string in tag)
+            self._inside[tag] = found
+        return found
+
     def starts(self, text: str) -> list[int]:
         """Return every position where a control string begins, overlapping ones included."""
         found: list[int] = []
-        if self._pattern is None:
+        if self._pattern is None or not self.may_begin(text):
             return found
         match = self._pattern.search(text)
         while match is not None:
@@ -78,7 +92,10 @@ class ControlSet:
 
     def partial_end(self, text: str) -> int:
         """Return how many characters at the end begin a control string; less than two count as none."""
-        for length in range(min(len(text), self._longest), 1, -1):
+        end = text[-self._longest :] if self._longest else ""
+        if not self.may_begin(end):
+            return 0
+        for length in range(len(end), 1, -1):
             if text[-length:] in self._prefixes:
                 return length
         return 0
@@ -98,16 +115,15 @@ class Neutraliser:
     def __init__(self, control: ControlSet, tokenizer: ChatTokenizer, texts: Iterable[str]) -> None:
         self._control = control
         self._tokenizer = tokenizer
-        joined = tuple(texts)
-        self.mark = next(
-            (mark for mark in _MARKS if not any(mark in text for text in joined)),
-            _MARKS[-1],
-        )
+        joined = "".join(texts)
+        self.mark = next((mark for mark in _MARKS if mark not in joined), _MARKS[-1])
         self.used = False
         """True once a mark was put in: only then does a rendered text have to be split."""
 
     def text(self, text: str) -> str:
         """Return the text with marks in it; without control strings it is returned as it is."""
+        if text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
+            return text
         text = clean_unicode(text)
         if self.mark in text:  # only when the text holds every candidate
             text = text.replace(self.mark, "\ufffd")
@@ -127,7 +143,7 @@ class Neutraliser:
         """Return a JSON value with every string in it marked, keys included."""
         if isinstance(value, str):
             return self.text(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):
             items = cast("Mapping[object, object]", value).items()
             return {self.text(key) if isinstance(key, str) else key: self.value(item) for key, item in items}
         if isinstance(value, (list, tuple)):

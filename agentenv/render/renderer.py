@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -153,7 +153,7 @@ class Renderer:
         ids = list(token_ids)
         while ids and ids[-1] in self._reading.end_ids:
             ids.pop()
-        turn = TurnText.decode(ids, self.tokenizer, self._found.control.strings)
+        turn = TurnText.decode(ids, self.tokenizer, self._found.control, self._names)
         ended = len(ids) < len(token_ids)
         seed = blake2b(repr(ids).encode(), digest_size=16).digest()
         return self._reading.read(turn, self._tool_index, seed, ended=ended)
@@ -341,14 +341,18 @@ def _text_content(message: Message) -> str:
     return "".join(part.get("text", "") for part in content)
 
 
-def _strings(value: object) -> Iterator[str]:
-    """Yield every string inside messages and schemas."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[object, object]", value).items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, (list, tuple)):
-        for item in cast("Sequence[object]", value):
-            yield from _strings(item)
+def _strings(value: object) -> list[str]:
+    """Return every string inside messages and schemas."""
+    found: list[str] = []
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, (dict, Mapping)):
+            entries = cast("Mapping[object, object]", value)
+            waiting += entries.keys()
+            waiting += entries.values()
+        elif isinstance(value, (list, tuple)):
+            waiting += cast("Sequence[object]", value)
+    return found

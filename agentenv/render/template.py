@@ -17,7 +17,9 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
+import jinja2.utils
 
 from agentenv.errors import RenderError
 
@@ -55,11 +57,30 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)  # noqa: DTZ005 - templates print the local date
 
 
+_DICT_ATTRIBUTES = frozenset(dir({}))
+_TEMPLATE_OBJECTS = (jinja2.runtime.LoopContext, jinja2.utils.Namespace)
+_ABSENT = object()
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The same sandbox; reads of message keys, `loop` and namespaces skip checks that cannot fail."""
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        """Return what `obj.attribute` is in a template."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            entries = cast("dict[str, object]", obj)
+            return entries[attribute] if attribute in entries else self.undefined(obj=obj, name=attribute)
+        if kind in _TEMPLATE_OBJECTS and not attribute.startswith("_"):
+            value = getattr(obj, attribute, _ABSENT)
+            if value is not _ABSENT:
+                return value
+        return super().getattr(obj, attribute)
+
+
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
+def _environment() -> _Sandbox:
+    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
     env.filters["tojson"] = _tojson
     global_names = cast("dict[str, object]", env.globals)
     global_names.update(raise_exception=_raise_exception, strftime_now=_strftime_now)

@@ -52,7 +52,7 @@ def _reads(
     places: dict[str, list[int]] = {}
     for position, string in control.finditer(text):
         places.setdefault(string, []).append(position)
-    turn = TurnText(text, places, control.strings)
+    turn = TurnText(text, places, control)
     found = TurnReader(grammar, control.strings, frozenset()).read(turn, ToolIndex.of(tools), b"").tool_calls
     if len(found) != len(expected):
         return False

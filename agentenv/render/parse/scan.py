@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agentenv.render.control import ControlSet
     from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["TurnText"]
@@ -25,27 +26,37 @@ class TurnText:
     Args:
         text: the decoded completion.
         places: start of each control token in the text, by its string, ascending.
-        control: every control string of the vocabulary.
+        control: the vocabulary's control strings.
     """
 
-    __slots__ = ("_control", "_covered", "_inner", "_memo", "_places", "text")
+    __slots__ = ("_control", "_covered", "_inside", "_memo", "_places", "text")
 
-    def __init__(self, text: str, places: Mapping[str, Sequence[int]], control: Mapping[str, int]) -> None:
+    def __init__(self, text: str, places: Mapping[str, Sequence[int]], control: ControlSet) -> None:
         self.text = text
         self._places = places
-        self._control = control
+        self._control = control.strings
+        self._inside = control.inside
         self._covered = sorted(
             (start, start + len(tag)) for tag, starts in places.items() for start in starts
         )
         self._memo: dict[str, tuple[int, int]] = {}
-        self._inner: dict[str, list[tuple[int, str]]] = {}
 
     @classmethod
     def decode(
-        cls, token_ids: Sequence[int], tokenizer: ChatTokenizer, control: Mapping[str, int]
+        cls,
+        token_ids: Sequence[int],
+        tokenizer: ChatTokenizer,
+        control: ControlSet,
+        names: Mapping[int, str],
     ) -> TurnText:
-        """Decode a completion; runs of ordinary tokens are decoded together."""
-        names = {token_id: string for string, token_id in control.items()}
+        """Decode a completion; runs of ordinary tokens are decoded together.
+
+        Args:
+            token_ids: the completion.
+            tokenizer: decodes the ordinary tokens.
+            control: the vocabulary's control strings.
+            names: the same by id.
+        """
         pieces: list[str] = []
         places: dict[str, list[int]] = {}
         length = start = 0
@@ -102,8 +113,4 @@ class TurnText:
             index = bisect_left(self._covered, (edge, 0))
             if index > 0 and self._covered[index - 1][1] > edge:
                 return False
-        inner = self._inner.get(tag)
-        if inner is None:
-            inner = [(tag.index(string), string) for string in self._control if string in tag]
-            self._inner[tag] = inner
-        return all(self.at(string, start + offset) for offset, string in inner)
+        return all(self.at(string, start + offset) for offset, string in self._inside(tag))
