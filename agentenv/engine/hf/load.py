@@ -158,7 +158,25 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
             logging.enable_progress_bar()
     if files.gguf_file:
         forget_quantization(model)
-    return model.to(where).eval()
+    model = model.to(where).eval()
+    if where == "cpu" and options["dtype"] == pick_dtype("float32", where):
+        lay_out_for_few_rows(model)
+    return model
+
+
+def lay_out_for_few_rows(model: Any) -> None:
+    """Keep the matrices input-major: the same numbers with other strides.
+
+    Decoding multiplies a few rows with every matrix. On the CPU in float32 that is two to five times
+    as fast in this order at 8 to 32 rows, and equally fast at many. A matrix that is also an
+    embedding's stays as it is, because transformers cannot save tied tensors of other strides.
+    """
+    from torch.nn import Embedding, Linear
+
+    looked_up = {id(one.weight) for one in model.modules() if isinstance(one, Embedding)}
+    for module in model.modules():
+        if isinstance(module, Linear) and id(module.weight) not in looked_up:
+            module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def forget_quantization(model: Any) -> None:

@@ -13,19 +13,15 @@ import torch
 from agentenv.engine.hf.adapters import AdapterSwitch
 from agentenv.engine.hf.buffers import SavedRow
 from agentenv.engine.hf.core import PREFILL_TOKENS, ForwardCore
+from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
 from agentenv.engine.hf.request import Request
 from agentenv.engine.hf.sampler import draw
 from agentenv.errors import EngineError
 
 __all__ = ["Scheduler"]
 
-
-@dataclass(frozen=True, slots=True)
-class KeptRow:
-    """An episode's keys and values between two turns, with the tokens they belong to."""
-
-    tokens: list[int]
-    row: SavedRow
+SHARED_TOKENS = 32
+"""Prompts that begin with at least so many equal tokens have them computed once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +33,13 @@ class Joining:
     kept: KeptRow | None
     reused: int
     """Leading tokens whose keys and values are kept."""
+
+    @classmethod
+    def of(cls, request: Request, kept: KeptRow | None) -> Joining:
+        """Say what of a request's context is kept; its last token is always computed."""
+        context = request.context
+        reused = 0 if kept is None else min(common_prefix(kept.tokens, context), len(context) - 1)
+        return cls(request, context, kept, reused)
 
     @property
     def new(self) -> list[int]:
@@ -61,6 +64,7 @@ class Scheduler:
         self._live: list[Request] = []
         self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
         self._kept_bytes = 0
+        self._beginnings = Beginnings(kept_bytes // 4)
         self._version = 0
         self._counts = {"prefilled": 0, "reused": 0, "decoded": 0, "prefills": 0, "decodes": 0}
 
@@ -78,7 +82,7 @@ class Scheduler:
         return {
             **self._counts,
             "kept_rows": len(self._kept),
-            "kept_bytes": self._kept_bytes,
+            "kept_bytes": self._kept_bytes + self._beginnings.nbytes,
             "live_bytes": self.core.buffers.nbytes,
         }
 
@@ -95,9 +99,7 @@ class Scheduler:
         self._version = version
         if not stale:
             return
-        self._kept.clear()
-        self._kept_bytes = 0
-        self.core.buffers.clear()
+        self._drop_computed()
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()
 
@@ -106,6 +108,7 @@ class Scheduler:
         self._drop_ended()
         joining = self._admit()
         with self._adapters.on():
+            self._share_beginnings(joining)
             for group in self._groups(joining):
                 self._prefill(group)
             if self._live:
@@ -120,14 +123,18 @@ class Scheduler:
             request.fail(error)
         self._live.clear()
         self._waiting.clear()
-        self._kept.clear()
-        self._kept_bytes = 0
-        self.core.buffers.clear()
+        self._drop_computed()
 
     def close(self, requests: Sequence[Request], reason: str) -> None:
         """Fail what is left and free the memory."""
         self._waiting.extend(requests)
         self.fail(EngineError(reason), EngineError(reason))
+
+    def _drop_computed(self) -> None:
+        self._kept.clear()
+        self._kept_bytes = 0
+        self._beginnings.clear()
+        self.core.buffers.clear()
 
     def _drop_ended(self) -> None:
         for row in reversed(range(len(self._live))):
@@ -162,12 +169,34 @@ class Scheduler:
         return joining
 
     def _join(self, request: Request) -> Joining:
-        context = request.context
         key = request.key
         kept = None if key is None else self._forget(key)
-        reused = 0 if kept is None else min(common_prefix(kept.tokens, context), len(context) - 1)
-        self._counts["reused"] += reused
-        return Joining(request, context, kept, reused)
+        return Joining.of(request, kept or self._beginnings.find(self._adapters.current, request.context))
+
+    def _share_beginnings(self, joining: list[Joining]) -> None:
+        """Compute what several new prompts begin with once; they then start from it."""
+        fresh = [place for place, entry in enumerate(joining) if entry.kept is None]
+        while fresh:
+            first = joining[fresh[0]].context
+            shared = {place: common_prefix(first, joining[place].context) for place in fresh}
+            alike = {place: length for place, length in shared.items() if length >= SHARED_TOKENS}
+            fresh = [place for place in fresh[1:] if place not in alike]
+            length = min(alike.values(), default=0)
+            if length < SHARED_TOKENS or all(joining[place].context == first for place in alike):
+                continue
+            beginning = self._beginning(first[:length])
+            for place in alike:
+                joining[place] = Joining.of(joining[place].request, beginning)
+
+    def _beginning(self, tokens: list[int]) -> KeptRow:
+        row = self.core.live
+        self.core.prefill([(None, 0, tokens)])
+        beginning = KeptRow(tokens, self.core.buffers.save(row))
+        self.core.buffers.remove(row)
+        self._counts["prefilled"] += len(tokens)
+        self._counts["prefills"] += 1
+        self._beginnings.keep(self._adapters.current, beginning)
+        return beginning
 
     def _groups(self, joining: list[Joining]) -> list[list[Joining]]:
         """Group requests of like length, so that a pass holds few pads and bounded tokens."""
@@ -196,6 +225,7 @@ class Scheduler:
             saved = None if entry.kept is None else entry.kept.row
             entries.append((saved, entry.reused, entry.new))
             self._start(entry.request)
+            self._counts["reused"] += entry.reused
             self._counts["prefilled"] += len(entry.new)
         self._counts["prefills"] += 1
         logits = self.core.prefill(entries)
@@ -256,18 +286,3 @@ class Scheduler:
         if kept is not None:
             self._kept_bytes -= kept.row.nbytes
         return kept
-
-
-def common_prefix(left: list[int], right: list[int]) -> int:
-    """Return how many leading tokens two lists share."""
-    shorter = min(len(left), len(right))
-    if left[:shorter] == right[:shorter]:
-        return shorter
-    low, high = 0, shorter
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -155,6 +156,32 @@ async def test_equal_prompts_are_prefilled_once_and_sampled_apart(engine):
     assert len({done.token_ids for done in group}) > 1
 
 
+async def test_a_beginning_that_prompts_share_is_computed_once():
+    model = build(seed=6)
+    engine = TransformersEngine(model)
+    common = prompt_of(40)
+
+    async def ask(number):
+        prompt = [*common, *prompt_of(3 + number % 2, number)]
+        done = await say(engine, prompt, seed=number)
+        return max(
+            abs(a - b) for a, b in zip(done.logprobs, expected_logprobs(model, prompt, done), strict=True)
+        )
+
+    worst = await asyncio.gather(*map(ask, range(6)))
+    first = engine.stats()["prefilled"]
+    worst += await asyncio.gather(*map(ask, range(6, 10)))
+
+    assert max(worst) < 5e-5
+    assert first <= 44 + 40 + 5 * 4  # the first one may come alone
+    assert engine.stats()["prefilled"] - first == 14
+    model.load_state_dict(build(seed=7).state_dict())
+    engine.weights_updated()
+    assert await ask(3) < 5e-5
+    assert engine.stats()["kept_bytes"] == 0
+    await engine.close()
+
+
 async def test_a_rewritten_prompt_reuses_only_what_still_holds(engine, model):
     prompt = prompt_of(20)
     await say(engine, prompt, session="a")
@@ -227,9 +254,10 @@ async def test_tokens_carry_the_version_that_sampled_them_across_an_update():
     other = build(seed=2).state_dict()
     prompt = prompt_of(6)
     request = asyncio.create_task(say(engine, prompt, max_tokens=600, session="a"))
-    await say(engine, prompt_of(4), max_tokens=2)
 
     def update():
+        while engine.stats()["decoded"] < 5:
+            time.sleep(0.001)
         with engine.updating():
             model.load_state_dict(other)
 
