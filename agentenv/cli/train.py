@@ -89,7 +89,9 @@ class _Job:
         if not config.model:
             raise UsageError("no model to train; give one with -m, such as -m ./SmolLM2 or a .gguf file")
         _locate(config.model)
-        record = {"envs": self.envs, "grpo": asdict(config), "limits": asdict(limits), "demos": self.demos}
+        # An address of apprise may hold a password: it is given again with --resume, never written down.
+        grpo = {name: value for name, value in asdict(config).items() if name != "notify"}
+        record = {"envs": self.envs, "grpo": grpo, "limits": asdict(limits), "demos": self.demos}
         with RunWriter.create(
             ids[0],
             kind="train",
@@ -117,6 +119,8 @@ class _Job:
             )
         wanted = {**_mapping(record["grpo"]), "output_dir": str(run.path)}
         wanted["max_steps"] = max(wanted["max_steps"], self.given["max_steps"])
+        for source in self.sources:
+            wanted["notify"] = source.get("notify", wanted.get("notify", ()))
         config = build(_grpo_config(), wanted)
         limits = build(RunLimits, _mapping(record["limits"]))
         names = dict(map(_weighted, cast("Sequence[str]", record["envs"])))
@@ -196,17 +200,11 @@ def _train(
             f"{', '.join(names)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
             f" tasks × {config.num_generations} · seed {config.seed}   run {writer.id}"
         )
-        cursors: dict[str, int] = {}
-
-        def after_step(step: int, metrics: Mapping[str, float]) -> None:
-            cursors.update(trainer.cursors)
-            board.step(step, metrics)
-
         trainer = GRPOTrainer(
             replace(config, output_dir=str(writer.path)),
             envs=dict(names),
             limits=limits,
-            on_metrics=after_step,
+            on_metrics=board.step,
             on_trajectory=writer.append,
             on_trained=lambda one, note: writer.annotate(one, **note),
         )
@@ -214,7 +212,6 @@ def _train(
             writer.keep_texts(trainer.tokenizer.backend)
         if checkpoint is not None:
             trainer.resume(checkpoint)
-            cursors.update(trainer.cursors)
             board.say(f" resumed at step {trainer.steps_done}")
         elif job.demos:
             _warm_up(trainer, spec(next(iter(names))), job, limits, board)
@@ -223,7 +220,6 @@ def _train(
             history = trainer.train()
         except KeyboardInterrupt:
             stopped, history = True, []
-            trainer.cursors = dict(cursors)
             if trainer.steps_done:
                 trainer.save_step()
         writer.close(RunStatus.INTERRUPTED if stopped else RunStatus.FINISHED)

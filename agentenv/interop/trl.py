@@ -6,6 +6,12 @@ ids, the sampler's logprobs, a mask over tool output and the reward.
     spec = agentenv.spec("agentenv/Calculator-v0")
     GRPOTrainer(model, environment_reward, args, Dataset.from_list(task_rows(spec)),
                 rollout_func=rollout_func(spec, limits=RunLimits(max_turns=3)))
+
+`environment_factory(spec)`: TRL plays the episodes itself, with its own tool loop, also on vLLM; ours are
+the task, the tools and the reward. It needs a chat template with tools that TRL can parse.
+
+    GRPOTrainer(model, environment_reward, args, Dataset.from_list(environment_rows(spec)),
+                environment_factory=environment_factory(spec))
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from agentenv.engine.base import Sampling
 from agentenv.envspec import EnvSpec
 from agentenv.errors import UsageError
 from agentenv.interop.split import split_sequence
+from agentenv.interop.trl_methods import TrlEnvironment, environment_class
 from agentenv.limits import RunLimits
 from agentenv.messages import text_of
 from agentenv.render import Renderer
@@ -27,7 +34,14 @@ from agentenv.runner import Runner
 from agentenv.tasks import Task
 from agentenv.trajectory import Trajectory
 
-__all__ = ["environment_reward", "rollout_func", "task_rows", "trl_samples"]
+__all__ = [
+    "environment_factory",
+    "environment_reward",
+    "environment_rows",
+    "rollout_func",
+    "task_rows",
+    "trl_samples",
+]
 
 MARK = "agentenv task "
 IGNORED = -100
@@ -71,10 +85,60 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
 
 
 def environment_reward(
-    completions: Sequence[Any], env_reward: Sequence[float | None], **_: Any
+    completions: Sequence[Any],
+    env_reward: Sequence[float | None] = (),
+    environments: Sequence[TrlEnvironment] | None = None,
+    **_: Any,
 ) -> list[float | None]:
-    """Return the environment's own rewards: a reward function for TRL, beside `rollout_func`."""
-    return list(env_reward)
+    """Return the environment's own rewards: a reward function for TRL.
+
+    Args:
+        completions: what the model said, as messages.
+        env_reward: the column that `rollout_func` adds.
+        environments: the objects that `environment_factory` made; the episodes end here.
+    """
+    if environments is None:
+        return list(env_reward)
+    return [
+        env._finish(said)  # noqa: SLF001 - a public method would be a tool to TRL
+        for env, said in zip(environments, completions, strict=True)
+    ]
+
+
+def environment_rows(
+    spec: EnvSpec, *, split: str | None = None, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Return rows for TRL's `train_dataset` beside `environment_factory`: system prompt and task.
+
+    The first observation is written by the environment's `reset`, after the row's last message.
+    """
+    system = str(getattr(spec.make(), "system_prompt", ""))
+    before = [{"role": "system", "content": system}] if system else []
+    prompt = [*before, {"role": "user", "content": ""}]
+    tasks = spec.task_set(split)
+    chosen = tasks.take(limit) if limit is not None else list(tasks)
+    return [{"prompt": prompt, "task_id": task.id} for task in chosen]
+
+
+def environment_factory(
+    spec: EnvSpec, *, split: str | None = None, limits: RunLimits | None = None, seed: int = 0
+) -> type[TrlEnvironment]:
+    """Return an `environment_factory`: a class whose objects play the environment in TRL's own tool loop.
+
+    TRL, not the runner, holds the limits on turns and tokens (`max_tool_calling_iterations`,
+    `max_completion_length`); the limits here bound the tools. A failing episode is logged and gets no
+    reward. Environments that answer the model's text need `rollout_func`.
+
+    Args:
+        spec: the environment.
+        split: of its tasks, as given to `environment_rows`.
+        limits: of the tools.
+        seed: of the run.
+
+    Raises:
+        UsageError: TRL's tool loop cannot play the environment.
+    """
+    return environment_class(spec, spec.task_set(split), limits=limits, seed=seed)
 
 
 def rollout_func(

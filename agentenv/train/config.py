@@ -57,6 +57,7 @@ _NOT_NEGATIVE = frozenset(
         "max_steps",
         "eval_steps",
         "save_steps",
+        "top_kl_tokens",
     }
 )
 
@@ -105,7 +106,8 @@ class GRPOConfig:
     refill_rounds: int = 0
     """DAPO's dynamic sampling: rounds of further tasks while groups with a gradient are missing."""
     max_staleness: int | None = None
-    """Episodes sampled more than this many weight versions ago are left out; None keeps all."""
+    """Episodes with a token sampled more than this many weight versions (optimiser steps) ago are left
+    out; None keeps all. What is kept is corrected by its importance ratio, to the sampler's logprobs."""
     mask_truncated_completions: bool = False
     """Leave out episodes whose stop reason is a limit; they stay in the group's statistics."""
     overlong_penalty_tokens: int = 0
@@ -193,6 +195,13 @@ class GRPOConfig:
     """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it."""
 
     # The loop
+    asynchronous: bool = False
+    """Play the next batch while this one trains: one step ahead, never more. The in-process engine then
+    samples from a copy of the weights; results depend on timing and so do not repeat to the bit."""
+    max_prompt_length: int | None = None
+    """Tasks with more tokens in their first prompt are left out; None: more than the context leaves."""
+    check_prompts: bool = True
+    """Begin every task that the run will meet once before it starts, to leave out too long prompts."""
     eval_steps: int = 0
     """Evaluate greedily on held-out tasks every so many steps; 0 is only at the end."""
     eval_tasks: int = 0
@@ -201,6 +210,10 @@ class GRPOConfig:
     save_total_limit: int | None = None
     report_to: tuple[str, ...] = ()
     """Trackers beside `metrics.jsonl`: trackio, wandb, tensorboard."""
+    top_kl_tokens: int = 0
+    """So many tokens of each step with the highest KL are listed with their text in `kl_tokens.jsonl`."""
+    notify: tuple[str, ...] = ()
+    """Addresses of apprise (`mailto://...`, `ntfys://...`) that are told when `train` fails."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -216,6 +229,12 @@ class GRPOConfig:
             raise UsageError(f"unknown loss_type {self.loss_type!r}; one of {sorted(REDUCTION_OF)}")
         self._check_bounds()
         self._check_reduction()
+        updates = self.num_iterations * self.num_minibatches
+        if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
+            raise UsageError(
+                f"max_staleness={self.max_staleness} would leave out all that is played asynchronously: it is "
+                f"up to {updates} versions old (num_iterations * num_minibatches); give at least that, or None"
+            )
 
     def _check_bounds(self) -> None:
         if self.epsilon >= 1:
@@ -234,6 +253,8 @@ class GRPOConfig:
     def _check_reduction(self) -> None:
         if self.importance_sampling_level == "sequence" and self.scheme == "token_mean":
             raise UsageError("importance_sampling_level='sequence' (GSPO) needs reduction 'seq_mean'")
+        if self.max_prompt_length is not None and self.max_prompt_length < 1:
+            raise UsageError(f"max_prompt_length must be at least 1, not {self.max_prompt_length}")
         if self.max_completion_length is None:
             if self.scheme == "constant":
                 raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")

@@ -23,7 +23,9 @@ __all__ = ["World"]
 T = TypeVar("T")
 
 SUMMED = ("dropped/", "stop/", "tokens/", "episodes", "loss")
-"""Metrics that add up over ranks; the others are averaged."""
+"""Metrics that add up over ranks."""
+EXTREMES = {"max": max, "max_length": max, "abs_max": max, "min_length": min}
+"""Metrics, by the end of their name, of which the largest or smallest is kept. The others are averaged."""
 
 
 class World:
@@ -78,15 +80,13 @@ class World:
             dist.all_reduce(master.grad)
 
     def merge(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return metrics over all ranks: counts added, the rest averaged."""
+        """Return metrics over all ranks: counts added, extremes kept, the rest averaged."""
         if self.size == 1:
             return dict(metrics)
         gathered = self.gather([dict(metrics)])
         merged: dict[str, float] = {}
         for name in dict.fromkeys(name for one in gathered for name in one):
-            values = [one[name] for one in gathered if name in one]
-            added = any(name.startswith(start) for start in SUMMED)
-            merged[name] = sum(values) if added else sum(values) / len(values)
+            merged[name] = _merged(name, [one[name] for one in gathered if name in one])
         return merged
 
     def gather(self, values: Sequence[T]) -> list[T]:
@@ -96,3 +96,10 @@ class World:
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, list(values))
         return [value for part in gathered for value in part]
+
+
+def _merged(name: str, values: Sequence[float]) -> float:
+    if name.startswith(SUMMED):
+        return sum(values)
+    pick = EXTREMES.get(name.rpartition("/")[2])
+    return sum(values) / len(values) if pick is None else pick(values)

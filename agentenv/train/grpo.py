@@ -7,8 +7,8 @@ One step, as GRPO (DeepSeekMath, section 4.1) with DAPO's changes as defaults:
 3. rows are laid out with shared prefixes and scored (`packing`, `policy`, `logprob`);
 4. the loss goes backward, gradients are summed in float32, clipped and applied (`loss`, `optim`).
 
-What makes the groups (environments, tools, text) lives in `agentenv.train.loop`, and this module
-works without it: `step` takes trajectories from any source.
+What makes the groups (environments, tools, text) lives in `rollouts` and `loop`, and this module works
+without it: `step` takes trajectories from any source.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,15 +31,17 @@ from agentenv.train.batch import AdvantageFn, Row, TrainBatch, build_batch, demo
 from agentenv.train.checkpoint import load_checkpoint, save_checkpoint, save_numbered
 from agentenv.train.config import GRPOConfig
 from agentenv.train.distributed import World
-from agentenv.train.loop import Rollouts, run_blocking, train
+from agentenv.train.loop import run_blocking, train
 from agentenv.train.loss import LossInputs
-from agentenv.train.metrics import Meter, episode_metrics
+from agentenv.train.metrics import Meter, episode_metrics, update_metrics
 from agentenv.train.notes import episode_notes
 from agentenv.train.optim import MasterOptimizer, learning_rate
 from agentenv.train.policy import Policy, add_lora, load_model, load_tokenizer
 from agentenv.train.reference import Reference, episode_kl
+from agentenv.train.rollouts import Rollouts
 from agentenv.train.sync import held_still
-from agentenv.train.update import accumulate, assign_weights, score_rows
+from agentenv.train.toptokens import TokenKL, top_tokens
+from agentenv.train.update import accumulate, assign_weights, minibatches, score_rows
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -98,7 +100,9 @@ class GRPOTrainer:
         """Optimiser steps applied by `step`."""
         self.weights_version = 0
         self.cursors: dict[str, int] = {}
-        """Tasks taken so far, by environment."""
+        """Tasks trained on so far, by environment."""
+        self.top_tokens: list[TokenKL] = []
+        """Of the last step, if `top_kl_tokens` asks for them."""
         self._optimizer: MasterOptimizer | None = None
         self._rollouts: Rollouts | None = None
         self._renderer: Renderer | None = None
@@ -133,40 +137,49 @@ class GRPOTrainer:
             UsageError: The trajectories were made with another tokenizer.
         """
         started = time.perf_counter()
+        version = self.weights_version
         batch = self._batch(groups)
         batch.rows += demonstration_rows(demonstrations, max_length=self.policy.max_length)
+        parts = minibatches(
+            batch.rows,
+            self.world.most(min(self.config.num_minibatches, len({row.group for row in batch.rows}))),
+            seed=derive_seed(self.config.seed, "minibatches", self.steps_done),
+        )
+        passes = len(parts) * self.config.num_iterations
+        self._score_before(batch.rows, passes)
         meter = Meter()
-        norms: list[float] = []
-        losses: list[float] = []
-        parts = self._minibatches(batch.rows)
-        if self.config.old_logprobs == "recompute" and len(parts) * self.config.num_iterations > 1:
-            for row, old_n in zip(batch.rows, score_rows(self.policy, batch.rows), strict=True):
-                row.old_n = old_n
-        if self.reference is not None:
-            self.reference.score(batch.rows)
-        for _ in range(self.config.num_iterations):
-            for rows in parts:
-                rate = learning_rate(self.config, self.updates_done, total_steps=self._total_updates(parts))
-                loss, norm = self.update(rows, self.optimizer, rate, meter)
-                losses.append(loss)
-                norms.append(norm)
-                self.updates_done += isfinite(norm)
+        updates: list[tuple[float, float]] = []
+        for part in parts * self.config.num_iterations:
+            rate = learning_rate(self.config, self.updates_done, total_steps=self.config.max_steps * passes)
+            updates.append(self.update(part, self.optimizer, rate, meter))
+            self.updates_done += isfinite(updates[-1][1])
         self.steps_done += 1
-        if self.on_trained is not None:
-            for one, note in episode_notes(groups, batch):
-                self.on_trained(one, {"step": self.steps_done, **note})
-        metrics = episode_metrics(groups) | batch.metrics | meter.result()
-        metrics |= {
-            "loss": sum(losses) / len(losses) if losses else 0.0,
-            "grad_norm": sum(norms) / len(norms) if norms else 0.0,
+        self._note(groups, batch)
+        metrics = episode_metrics(groups, weights_version=version) | batch.metrics | meter.result()
+        metrics |= update_metrics(updates) | {
             "learning_rate": learning_rate(self.config, self.updates_done),
-            "updates": float(sum(map(isfinite, norms))),
-            "updates/not_finite": float(sum(not isfinite(norm) for norm in norms)),
             "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
             "weights_version": float(self.weights_version),
             "time/update": time.perf_counter() - started,
         }
         return self.world.merge(metrics)
+
+    def _score_before(self, rows: Sequence[Row], passes: int) -> None:
+        """Score the rows under what stays fixed in this step: the proximal policy and the reference."""
+        if self.config.old_logprobs == "recompute" and passes > 1:
+            for row, old_n in zip(rows, score_rows(self.policy, rows), strict=True):
+                row.old_n = old_n
+        if self.reference is not None:
+            self.reference.score(rows)
+
+    def _note(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
+        """Tell what the update made of each episode, and keep the tokens that it moved most."""
+        if self.on_trained is not None:
+            for one, note in episode_notes(groups, batch):
+                self.on_trained(one, {"step": self.steps_done, **note})
+        count = self.config.top_kl_tokens
+        found = self.world.gather(top_tokens(batch.rows, groups, count))
+        self.top_tokens = sorted(found, key=lambda one: -one.kl)[:count]
 
     def warmup(
         self,
@@ -197,16 +210,14 @@ class GRPOTrainer:
         """
         from agentenv.train.sft import warm_up
 
-        schedule = {"warmup_steps": warmup_steps, "lr_scheduler_type": lr_scheduler_type}
-        return warm_up(
-            self,
-            demonstrations,
-            on_metrics=on_metrics,
-            steps=steps,
-            batch_size=batch_size,
+        config = replace(
+            self.config,
+            max_steps=steps,
             learning_rate=learning_rate,
-            **schedule,
+            warmup_steps=warmup_steps,
+            lr_scheduler_type=lr_scheduler_type,
         )
+        return warm_up(self, demonstrations, config, batch_size=batch_size, on_metrics=on_metrics)
 
     def train(self) -> list[dict[str, float]]:
         """Play, step, sync, evaluate and save until `max_steps`; return each step's metrics.
@@ -240,6 +251,7 @@ class GRPOTrainer:
         """Go on from a checkpoint, bit-equal on CPU."""
         with held_still(self):
             load_checkpoint(self, Path(path))
+        self._rollouts = None  # an engine with weights of its own has none of these yet
 
     @property
     def rollouts(self) -> Rollouts:
@@ -272,23 +284,8 @@ class GRPOTrainer:
         )
 
     def _kl_in_reward(self, groups: Sequence[TrajectoryGroup]) -> Callable[[Trajectory], float] | None:
-        if self.reference is None or self.config.kl_in != "reward":
-            return None
-        return episode_kl(self.reference, groups, self.config.kl_estimator)
-
-    def _minibatches(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """Deal the groups out to the optimiser steps, whole and in an order drawn from the seed."""
-        groups: dict[int, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(row.group, []).append(row)
-        order = list(groups.values())
-        count = self.world.most(min(self.config.num_minibatches, len(order)))
-        if count > 1:
-            Random(derive_seed(self.config.seed, "minibatches", self.steps_done)).shuffle(order)
-        return [[row for group in order[start::count] for row in group] for start in range(count)]
-
-    def _total_updates(self, parts: Sequence[object]) -> int:
-        return self.config.max_steps * self.config.num_iterations * max(1, len(parts))
+        in_reward = self.reference is not None and self.config.kl_in == "reward"
+        return episode_kl(self.reference, groups, self.config.kl_estimator) if in_reward else None
 
     def update(
         self, rows: Sequence[Row], optimizer: MasterOptimizer, rate: float, meter: Meter

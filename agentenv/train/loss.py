@@ -196,40 +196,57 @@ def grpo_loss(
         loss_fn: the user's own surrogate instead of the configured one.
     """
     mask = torch.ones_like(logprobs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
-    rows = torch.arange(logprobs.shape[0], device=logprobs.device)
-    by_row = rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
-    owner: Tensor = by_row if sequence_ids is None else sequence_ids
-    lp_N, old_N, weights_N, advantages_N = (t[mask] for t in (logprobs, old_logprobs, weights, advantages))
+    lp_N, old_N = logprobs[mask], old_logprobs[mask]
     if lp_N.numel() == 0:
-        return LossOutput(logprobs[mask].sum(), {}, {}, 0)
-    sequence_N: Tensor = torch.unique(owner[mask], return_inverse=True)[1]
-    sampler_N = old_N if sampler_logprobs is None else sampler_logprobs[mask]
-    ref_N = None if ref_logprobs is None else ref_logprobs[mask]
-    log_ratio_N = lp_N - old_N
+        return LossOutput(lp_N.sum(), {}, {}, 0)
+    sequence_N = _sequences(logprobs, sequence_ids)[mask].unique(return_inverse=True)[1]
+    x = LossInputs(
+        logprobs_N=lp_N,
+        old_N=old_N,
+        sampler_N=old_N if sampler_logprobs is None else sampler_logprobs[mask],
+        ref_N=None if ref_logprobs is None else ref_logprobs[mask],
+        advantages_N=advantages[mask],
+        sequence_N=sequence_N,
+        ratio_N=_ratio(lp_N - old_N, sequence_N, config),
+        config=config,
+    )
+    correction_N = correction_weights(x.old_N, x.sampler_N, sequence_N, config) * off_policy_mask(x)
+    total_N = (loss_fn or SURROGATES[config.loss_type])(x) * correction_N + _kl_term(x)
+    entropy_N = None if entropy is None else entropy[mask]
+    if entropy_N is not None and config.entropy_coef:
+        total_N = total_N - config.entropy_coef * entropy_N
+    with torch.no_grad():
+        sums, maxima = _observe(x, correction_N, entropy_N)
+    return LossOutput((weights[mask] * total_N).sum(), sums, maxima, lp_N.numel())
+
+
+def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:
+    """Return the sequence of each token: as given, else the row, else one for all."""
+    if sequence_ids is not None:
+        return sequence_ids
+    rows = torch.arange(logprobs.shape[0], device=logprobs.device)
+    return rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
+
+
+def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:
+    """Return exp(lp - old), at the level that the importance ratio has."""
     if config.importance_sampling_level == "sequence":
         log_ratio_N = sequence_mean(log_ratio_N, sequence_N)
-    ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    inputs = LossInputs(lp_N, old_N, sampler_N, ref_N, advantages_N, sequence_N, ratio_N, config)
-    loss_N = (loss_fn or SURROGATES[config.loss_type])(inputs)
-    correction_N = correction_weights(old_N, sampler_N, sequence_N, config) * off_policy_mask(inputs)
-    total_N = loss_N * correction_N
-    sums: dict[str, Tensor] = {}
-    if ref_N is not None:
-        kl_N = kl_penalty(lp_N, ref_N, config.kl_estimator)
-        sums["kl"] = kl_N.detach().sum()
-        if config.beta and config.kl_in == "loss":
-            total_N = total_N + config.beta * (kl_N * ratio_N if config.use_bias_correction_kl else kl_N)
-    if entropy is not None:
-        entropy_N = entropy[mask]
-        sums["entropy"] = entropy_N.detach().sum()
-        if config.entropy_coef:
-            total_N = total_N - config.entropy_coef * entropy_N
-    with torch.no_grad():
-        observed, maxima = _observe(inputs, correction_N)
-    return LossOutput((weights_N * total_N).sum(), sums | observed, maxima, lp_N.numel())
+    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _observe(x: LossInputs, correction_N: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _kl_term(x: LossInputs) -> Tensor | float:
+    """Return `beta * kl` of each token; 0 if the KL is not in the loss."""
+    c = x.config
+    if x.ref_N is None or not c.beta or c.kl_in != "loss":
+        return 0.0
+    kl_N = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator)
+    return c.beta * (kl_N * x.ratio_N if c.use_bias_correction_kl else kl_N)
+
+
+def _observe(
+    x: LossInputs, correction_N: Tensor, entropy_N: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return sums and maxima for the metrics, under TRL's names where it has one."""
     c = x.config
     low_N = (x.ratio_N < 1 - c.epsilon) & (x.advantages_N < 0)
@@ -247,4 +264,8 @@ def _observe(x: LossInputs, correction_N: Tensor) -> tuple[dict[str, Tensor], di
         "importance/weight_mean": correction_N.sum(),
         "importance/frac_dropped": (correction_N == 0).sum(),
     }
+    if x.ref_N is not None:
+        sums["kl"] = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator).sum()
+    if entropy_N is not None:
+        sums["entropy"] = entropy_N.sum()
     return sums, {"mismatch/abs_max": gap_N.abs().max(), "ratio/max": x.ratio_N.max()}

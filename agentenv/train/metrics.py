@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["Meter", "MetricsFile", "episode_metrics"]
+__all__ = ["Meter", "MetricsFile", "episode_metrics", "update_metrics"]
 
 
 class Meter:
@@ -46,12 +46,17 @@ class Meter:
         return means | {name: max(map(float, values)) for name, values in self._maxima.items()}
 
 
-def episode_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Return what the episodes of a batch were like, over all and per environment."""
+def episode_metrics(groups: Sequence[TrajectoryGroup], *, weights_version: int = 0) -> dict[str, float]:
+    """Return what the episodes of a batch were like, over all and per environment.
+
+    Args:
+        groups: the episodes.
+        weights_version: of the trainer before the step, from which their age is counted.
+    """
     episodes = [one for group in groups for one in group]
     if not episodes:
         return {}
-    metrics = _describe(episodes)
+    metrics = _describe(episodes) | _staleness(episodes, weights_version)
     environments = sorted({one.env_id for one in episodes})
     if len(environments) > 1:
         for env_id in environments:
@@ -61,6 +66,25 @@ def episode_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
             if rewards:
                 metrics[f"{env_id}/reward"] = sum(rewards) / len(rewards)
     return metrics
+
+
+def _staleness(episodes: Sequence[Trajectory], weights_version: int) -> dict[str, float]:
+    """Return how many versions old the sampled tokens are: the mean over tokens, and the oldest."""
+    spans = [span for one in episodes for sequence in one.sequences for span in sequence.spans]
+    ages = [
+        (weights_version - span.weights_version, len(span))
+        for span in spans
+        if span.trained and span.weights_version is not None
+    ]
+    tokens = sum(length for _, length in ages)
+    if not tokens:
+        return {}
+    mixed = sum(len(set(one.weights_versions)) > 1 for one in episodes)
+    return {
+        "staleness/mean": sum(age * length for age, length in ages) / tokens,
+        "staleness/max": float(max(age for age, _ in ages)),
+        "staleness/mixed_episodes": float(mixed),
+    }
 
 
 def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
@@ -98,6 +122,18 @@ def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
         if len(values) > 1:
             metrics[f"rewards/{name}/std"] = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
     return metrics
+
+
+def update_metrics(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return what a step's updates were like, each given as its loss and its gradient norm."""
+    number = max(1, len(updates))
+    finite = sum(isfinite(norm) for _, norm in updates)
+    return {
+        "loss": sum(loss for loss, _ in updates) / number,
+        "grad_norm": sum(norm for _, norm in updates) / number,
+        "updates": float(finite),
+        "updates/not_finite": float(len(updates) - finite),
+    }
 
 
 class MetricsFile:

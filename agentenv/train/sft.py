@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from agentenv.context import Context
 from agentenv.engine.scripted import ScriptedEngine
@@ -24,6 +23,7 @@ from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.tasks import Task
 from agentenv.train.batch import demonstration_rows
+from agentenv.train.config import GRPOConfig
 from agentenv.train.loop import run_blocking
 from agentenv.train.metrics import Meter
 from agentenv.train.optim import MasterOptimizer, learning_rate
@@ -119,33 +119,30 @@ class _Watched:
 def warm_up(
     trainer: GRPOTrainer,
     demonstrations: Sequence[Trajectory],
+    config: GRPOConfig,
     *,
-    on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
-    steps: int,
     batch_size: int,
-    **schedule: Any,
+    on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> list[dict[str, float]]:
-    """Do what `GRPOTrainer.warmup` says."""
+    """Do what `GRPOTrainer.warmup` says, with the steps and the schedule of a configuration."""
     rows = demonstration_rows(demonstrations, max_length=trainer.policy.max_length)
     if not rows:
         raise UsageError(
             f"none of {len(demonstrations)} demonstrations has a sampled token to train on; "
             "were they played by an engine that only speaks text?"
         )
-    config = replace(trainer.config, max_steps=steps, **schedule)
     optimizer = MasterOptimizer(trainer.model.parameters(), config)
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
-    for step in range(steps):
+    for step in range(config.max_steps):
         started = time.perf_counter()
         while len(queue) < batch_size:
             queue += random.sample(range(len(rows)), len(rows))
         chosen, queue = queue[:batch_size], queue[batch_size:]
         meter = Meter()
-        _, norm = trainer.update(
-            [rows[number] for number in chosen], optimizer, learning_rate(config, step), meter
-        )
+        rate = learning_rate(config, step)
+        _, norm = trainer.update([rows[number] for number in chosen], optimizer, rate, meter)
         metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
         metrics["time/update"] = time.perf_counter() - started
         history.append(metrics)

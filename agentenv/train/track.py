@@ -36,9 +36,10 @@ class Trackers:
             if name == "tensorboard":
                 self._writer = module.SummaryWriter(str(directory / "tensorboard"))
             else:
-                self._loggers.append(
-                    module.init(project="agentenv", name=directory.name, config=dict(config))
-                )
+                # Weights & Biases writes into the working directory unless it is told where.
+                where = {"dir": str(directory)} if name == "wandb" else {}
+                run = module.init(project="agentenv", name=directory.name, config=dict(config), **where)
+                self._loggers.append(run)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send one step's metrics; numbers that are not finite are left out."""

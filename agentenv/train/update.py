@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from random import Random
 
 import torch
 
@@ -15,7 +16,7 @@ from agentenv.train.packing import MicroBatch, pad_rows, plan
 from agentenv.train.policy import Policy
 from agentenv.train.weighting import token_weights
 
-__all__ = ["accumulate", "assign_weights", "score_rows"]
+__all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
 
 
 def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:
@@ -35,6 +36,17 @@ def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[flo
     weights = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
     for row, weight in zip(shown, weights, strict=True):
         row.weight = config.sft_coef * weight
+
+
+def minibatches(rows: Sequence[Row], count: int, *, seed: int) -> list[list[Row]]:
+    """Deal the groups out to optimiser steps, whole and in an order drawn from the seed."""
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    order = list(groups.values())
+    if count > 1:
+        Random(seed).shuffle(order)
+    return [[row for group in order[start::count] for row in group] for start in range(count)]
 
 
 def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
@@ -74,39 +86,18 @@ def _backward(
     with torch.enable_grad():
         logprobs_N, entropy_N = policy.score(micro)
         _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
-
-        def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
-            return torch.cat(list(values)).to(logprobs_N)
-
-        rows = micro.rows
-        sampler_N = gather([row.sampler_n for row in rows])
-        kept = [row.old_n for row in rows]
-        if policy.config.old_logprobs == "recompute" and any(old is None for old in kept):
-            old_N = logprobs_N.detach()  # the only update of this batch: old is the policy itself
-        else:
-            old_N = gather(
-                [row.sampler_n if old is None else old for row, old in zip(rows, kept, strict=True)]
-            )
-        ref = [row.ref_n for row in rows if row.ref_n is not None]
-        weights_N = gather(
-            [torch.full(row.positions_n.shape, row.weight, dtype=torch.float64) for row in rows]
-        )
-        shown_N = gather([torch.full(row.positions_n.shape, float(row.demonstration)) for row in rows]).bool()
+        given = _given(micro.rows, logprobs_N, recompute=policy.config.old_logprobs == "recompute")
+        shown_N = _spread(micro.rows, lambda row: float(row.demonstration), logprobs_N).bool()
         output = grpo_loss(
             logprobs_N,
-            old_logprobs=old_N,
-            advantages=gather([row.advantages_n for row in rows]),
-            weights=weights_N,
+            **given,
             config=policy.config,
             loss_mask=~shown_N,
-            sampler_logprobs=sampler_N,
-            ref_logprobs=gather(ref) if len(ref) == len(rows) else None,
             entropy=entropy_N if policy.config.entropy_coef else entropy_N.detach(),
             sequence_ids=micro.sequence_N.to(policy.device),
             loss_fn=loss_fn,
         )
-        cross_entropy = -(weights_N[shown_N] * logprobs_N[shown_N]).sum()
-        loss = output.loss + cross_entropy
+        loss = output.loss - (given["weights"][shown_N] * logprobs_N[shown_N]).sum()
         # FSDP takes the mean over the ranks where the sum is wanted.
         (loss * policy.world.size if policy.world.sharded else loss).backward()
     if micro.idle:
@@ -115,6 +106,31 @@ def _backward(
     meter.add_maxima(output.maxima)
     meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
     return float(loss.detach())
+
+
+def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) -> dict[str, torch.Tensor]:
+    """Return what the loss is given for each token, in the format and on the device of the scores."""
+
+    def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(values)).to(logprobs_N)
+
+    given = {
+        "advantages": gather([row.advantages_n for row in rows]),
+        "sampler_logprobs": gather([row.sampler_n for row in rows]),
+        "weights": _spread(rows, lambda row: row.weight, logprobs_N),
+    }
+    if recompute and any(row.old_n is None for row in rows):
+        given["old_logprobs"] = logprobs_N.detach()  # the only update of this batch: old is the policy itself
+    else:
+        given["old_logprobs"] = gather([row.sampler_n if row.old_n is None else row.old_n for row in rows])
+    ref = [row.ref_n for row in rows if row.ref_n is not None]
+    return given | {"ref_logprobs": gather(ref)} if len(ref) == len(rows) else given
+
+
+def _spread(rows: Sequence[Row], value: Callable[[Row], float], like: torch.Tensor) -> torch.Tensor:
+    """Return each row's number at each of its trained tokens."""
+    parts = [torch.full(row.positions_n.shape, value(row), dtype=torch.float64) for row in rows]
+    return torch.cat(parts).to(like)
 
 
 def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> None:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isfinite
+from typing import TYPE_CHECKING
 
-__all__ = ["early_warnings"]
+from agentenv.trajectory import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentenv.train.distributed import World
+
+__all__ = ["TaskLedger", "early_warnings"]
 
 FIRST_STEPS = 3
 MAX_MISMATCH = 0.05
@@ -12,6 +19,38 @@ MAX_MISMATCH = 0.05
 MAX_OUTSIDE = 0.3
 MIN_ENTROPY = 0.01
 MAX_TRUNCATED = 0.5
+MIN_TASKS = 8
+"""Different tasks to have met before it says something that only one of them earned a reward."""
+
+
+class TaskLedger:
+    """Counts over a run which tasks ever earned more than the worst reward of all."""
+
+    def __init__(self) -> None:
+        self._best: dict[tuple[str, str], float] = {}
+        self._worst = inf
+
+    def add(self, world: World, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """Add the episodes of a step, of all processes, and return the counts so far.
+
+        Returns:
+            `tasks/met` and `tasks/rewarded`; of several environments also `envs/met`, `envs/rewarded`.
+        """
+        own = [
+            ((one.env_id, one.task_id), one.reward)
+            for group in groups
+            for one in group
+            if one.reward is not None and isfinite(one.reward)
+        ]
+        for task, reward in world.gather(own):
+            self._best[task] = max(self._best.get(task, -inf), reward)
+            self._worst = min(self._worst, reward)
+        rewarded = [task for task, best in self._best.items() if best > self._worst]
+        counts = {"tasks/met": float(len(self._best)), "tasks/rewarded": float(len(rewarded))}
+        met = {env for env, _ in self._best}
+        if len(met) > 1:
+            counts |= {"envs/met": float(len(met)), "envs/rewarded": float(len({env for env, _ in rewarded}))}
+        return counts
 
 
 def early_warnings(history: Sequence[dict[str, float]]) -> list[str]:
@@ -55,6 +94,16 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
         found["truncated"] = (
             f"{last['completions/clipped_ratio']:.0%} of the episodes hit a limit: raise max_turns or "
             "max_tokens_per_turn, or shorten the task"
+        )
+    if last.get("tasks/rewarded") == 1.0 and last["tasks/met"] >= MIN_TASKS:
+        found["one_task"] = (
+            f"of {last['tasks/met']:.0f} different tasks only one has ever earned a reward: the model will "
+            "learn that one; choose easier tasks or warm the model up on more of them"
+        )
+    if last.get("envs/rewarded") == 1.0 and last["tasks/met"] >= MIN_TASKS:
+        found["one_environment"] = (
+            f"of {last['envs/met']:.0f} environments only one has ever earned a reward: the others cost time "
+            "and teach nothing; see <environment>/reward"
         )
     if last.get("updates/not_finite", 0.0):
         found["not_finite"] = "a gradient was not finite; that update was left out"

@@ -16,6 +16,7 @@ from agentenv.render import byte_tokenizer
 from agentenv.toolenv import ToolEnv
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.train.loop import run_blocking
+from agentenv.train.rollouts import Played
 from agentenv.train.sync import sync_engine
 
 
@@ -53,7 +54,14 @@ def make_trainer(*, own_model: bool, **options) -> GRPOTrainer:
 
 
 def play_and_train(trainer: GRPOTrainer) -> dict[str, float]:
-    return trainer.step(run_blocking(trainer.rollouts.batch(trainer.steps_done)))
+    return trainer.step(play(trainer, trainer.steps_done).groups)
+
+
+def play(trainer: GRPOTrainer, step: int = 0) -> Played:
+    async def batch() -> Played:
+        return await trainer.rollouts.refill(step, await trainer.rollouts.play(step, trainer.cursors))
+
+    return run_blocking(batch())
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": LoraOptions(r=8)}])
@@ -104,7 +112,7 @@ def test_a_mixture_plays_every_environment_and_keeps_groups_apart(tmp_path):
     second = EnvSpec.of("test/Two-v0", Parrot, tasks=[{"n": n} for n in range(3)])
     trainer.envs = [(first, 2.0), (second, 1.0)]
 
-    groups = run_blocking(trainer.rollouts.batch(0))
+    groups = play(trainer).groups
 
     assert {group.trajectories[0].env_id for group in groups} == {"test/One-v0", "test/Two-v0"}
     assert len(groups) == 6
@@ -128,18 +136,20 @@ def test_refills_play_further_tasks_until_enough_groups_have_a_gradient():
     trainer = make_trainer(own_model=False, refill_rounds=5)
     trainer.envs = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in range(6)])
 
-    groups = run_blocking(trainer.rollouts.batch(0))
+    played = play(trainer)
 
+    groups = played.groups
     assert trainer.count_mixed(groups) == 2
     assert len({group.trajectories[0].task_id for group in groups}) == len(groups) <= 6
-    assert trainer.cursors == {"test/Dull-v0": len(groups)}
+    assert played.cursors == {"test/Dull-v0": len(groups)}
+    assert trainer.cursors == {}  # until they are trained on
 
 
 def test_refills_end_where_nothing_has_a_gradient():
     trainer = make_trainer(own_model=False, refill_rounds=2)
     trainer.envs = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in (0, 1, 3, 4)])
 
-    groups = run_blocking(trainer.rollouts.batch(0))
+    groups = play(trainer).groups
 
     assert len(groups) == 6
     assert trainer.step(groups)["updates"] == 0

@@ -1,0 +1,81 @@
+"""Where a run's steps are written: `metrics.jsonl`, trackers, warnings, and a notice if it fails.
+
+Only the first process writes; every process may send the one notice, for any of them can fail alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from agentenv.train.metrics import MetricsFile
+from agentenv.train.notices import FailureNotice
+from agentenv.train.track import Trackers
+from agentenv.train.warn import early_warnings
+
+if TYPE_CHECKING:
+    from agentenv.train.grpo import GRPOTrainer
+
+__all__ = ["Journal"]
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes the steps of one run; a context around the run.
+
+    Raises:
+        DependencyMissing: A tracker or apprise is asked for and not installed.
+        UsageError: A tracker is unknown.
+    """
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self._trainer = trainer
+        config = trainer.config
+        self._directory = Path(config.output_dir)
+        self._writes = trainer.world.rank == 0
+        self._notice = FailureNotice(config.notify, directory=self._directory)
+        # An address of apprise may hold a password: it stays out of what trackers show.
+        shown = {name: value for name, value in asdict(config).items() if name != "notify"}
+        names = config.report_to if self._writes else ()
+        self._file = MetricsFile(self._directory / "metrics.jsonl")
+        self._trackers = Trackers(names, directory=self._directory, config=shown)
+        if self._writes:
+            self._file.forget_after(trainer.steps_done)
+
+    def write(self, history: Sequence[dict[str, float]]) -> None:
+        """Write the last step, and in words what is wrong with it."""
+        if not self._writes:
+            return
+        step = self._trainer.steps_done
+        self._file.write(step, history[-1])
+        self._trackers.log(step, history[-1])
+        for warning in early_warnings(history):
+            log.warning("step %d: %s", step, warning)
+        if self._trainer.top_tokens:
+            self._write_tokens(step, [one.record(self._text) for one in self._trainer.top_tokens])
+
+    def _write_tokens(self, step: int, tokens: Sequence[Mapping[str, object]]) -> None:
+        with (self._directory / "kl_tokens.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "tokens": tokens}) + "\n")
+
+    def _text(self, ids: Sequence[int]) -> str:
+        tokenizer = self._trainer.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(ids)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception):
+                self._notice.send(error, step=self._trainer.steps_done + 1)
+        finally:
+            self._trackers.close()
