@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import cast
 
 from agentenv.boundary import at
@@ -56,6 +56,7 @@ class ChatConversation:
         self._names: frozenset[str] = frozenset()
         self._used = 0
         self.forks: dict[str, int] = {}
+        self.usage: dict[str, float] = {}
         self.has_policy_tokens = False
         self.untrainable_reason = f"{engine.name} only speaks text: no token ids and logprobs"
 
@@ -87,6 +88,9 @@ class ChatConversation:
             calls = tuple(map(self._check, answer.message.get("tool_calls") or ()))
         self._messages.append(answer.message)
         self._used = answer.usage.prompt_tokens + answer.usage.completion_tokens
+        for name, value in asdict(answer.usage).items():
+            if value is not None:
+                self.usage[name] = self.usage.get(name, 0.0) + value
         return Reply(answer.message, calls, answer.finish_reason, answer.usage.completion_tokens)
 
     def _check(self, raw: object) -> ToolCall:

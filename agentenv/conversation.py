@@ -83,6 +83,11 @@ class Conversation(Protocol):
         ...
 
     @property
+    def usage(self) -> Mapping[str, float]:
+        """What an API reported over the episode: tokens by kind, and the cost; empty without an API."""
+        ...
+
+    @property
     def sequences(self) -> tuple[TokenSequence, ...]:
         """The tokens of the episode."""
         ...

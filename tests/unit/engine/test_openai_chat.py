@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+import agentenv as ae
 from agentenv.engine import ChatEngine, Sampling
 from agentenv.engine.openai_chat import OpenAIChatEngine
 from agentenv.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
+from agentenv.limits import RunLimits
+from agentenv.runner import Runner
 
 TOOL = {
     "type": "function",
@@ -83,6 +86,9 @@ async def engine_on(*plan, **options):
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         for event in planned:
+            if event == "close":
+                request.transport.close()
+                break
             text = event if isinstance(event, str) else json.dumps(event)
             await stream.write(f"data: {text}\n\n".encode())
         await stream.write_eof()
@@ -231,6 +237,85 @@ async def test_a_stream_that_breaks_is_an_error(events, said):
             await engine.chat(ASK, [], Sampling())
 
 
+@pytest.mark.parametrize("code", [429, "rate_limit_exceeded", 503])
+async def test_a_stream_that_is_cut_off_by_load_may_be_tried_again(code):
+    events = [chunk({"content": "a"}), {"error": {"message": "slow down", "code": code}}]
+    async with engine_on(events, stream=True) as (engine, _):
+        with pytest.raises(EngineUnavailable, match="slow down"):
+            await engine.chat(ASK, [], Sampling())
+
+
+async def test_a_connection_closed_in_mid_stream_is_an_error():
+    async with engine_on([chunk({"content": "a"}), "close"], stream=True) as (engine, _):
+        with pytest.raises(EngineUnavailable, match="APIConnectionError"):
+            await engine.chat(ASK, [], Sampling())
+
+
+async def test_reasoning_under_its_other_name_and_the_cost_that_an_api_says_are_read():
+    said = answer(reasoning="hm") | {"usage": {**USAGE, "cost": 0.25}}
+    parts = [chunk({"reasoning": "h"}), chunk({"reasoning": "m", "content": "hello"}, finish="stop")]
+    async with engine_on(said, price_in=2.0, price_out=4.0) as (engine, _):
+        whole = await engine.chat(ASK, [], Sampling())
+    async with engine_on(parts, stream=True) as (engine, _):
+        streamed = await engine.chat(ASK, [], Sampling())
+
+    assert whole.message == streamed.message
+    assert whole.message["reasoning_content"] == "hm"
+    assert (whole.usage.cost_usd, streamed.usage.cost_usd) == (0.25, None)
+
+
+async def test_a_refusal_is_the_answer():
+    async with engine_on(answer(content=None, refusal="I cannot.")) as (engine, _):
+        assert (await engine.chat(ASK, [], Sampling())).message["content"] == "I cannot."
+
+
+async def test_a_proxy_that_answers_with_its_upstreams_error_is_understood():
+    body = {"error": {"message": "upstream is full", "code": 429}}
+    async with engine_on(body, {"error": {"message": "no credit", "code": 402}}) as (engine, _):
+        with pytest.raises(EngineUnavailable, match="upstream is full"):
+            await engine.chat(ASK, [], Sampling())
+        with pytest.raises(EngineError, match="no credit") as caught:
+            await engine.chat(ASK, [], Sampling())
+    assert not isinstance(caught.value, EngineUnavailable)
+
+
+class Sums(ae.ToolEnv):
+    """An environment that knows nothing of who plays it."""
+
+    def start(self) -> str:
+        return "What is 1 + 2, and 3 + 4?"
+
+    @ae.tool
+    def add(self, a: int, b: int = 0) -> int:
+        """Add."""
+        return a + b
+
+    def reward(self, answer: str) -> float:
+        return float("3 and 7" in answer)
+
+
+async def test_the_same_environment_is_played_with_parallel_calls_and_never_trained_on():
+    calls = [call(1, arguments='{"a": 1, "b": 2}'), call(2, arguments='{"a": 3, "b": 4}')]
+    plan = [
+        refusal(429, "slow down", **{"Retry-After": "0"}),
+        answer("tool_calls", content=None, tool_calls=calls),
+        answer(content="3 and 7"),
+    ]
+    async with engine_on(*plan, price_in=2.0, price_out=4.0) as (engine, seen):
+        runner = Runner(engine, None, RunLimits(max_turns=4))
+        played = await runner.run_episode(Sums(), {})
+
+    assert [(one["tool_call_id"], one["content"]) for one in seen[2]["messages"][2:]] == [
+        ("c1", "3"),
+        ("c2", "7"),
+    ]
+    assert (played.stop_reason, played.reward, len(played.turns)) == ("final_answer", 1.0, 2)
+    assert (played.sequences, played.trainable) == ((), False)
+    assert "no token ids" in played.untrainable_reason
+    assert played.metrics["cost_usd"] == pytest.approx(80e-6)
+    assert (played.metrics["prompt_tokens"], played.metrics["cached_tokens"]) == (20, 16)
+
+
 async def test_a_deadline_aborts():
     gate = asyncio.Event()
     async with engine_on(answer(), concurrency=1) as (engine, _):
@@ -248,7 +333,7 @@ async def test_a_deadline_aborts():
         (refusal(400, "bad"), EngineError, "refused the request: .*bad"),
         (refusal(401, "Incorrect API key"), EngineError, "AuthenticationError"),
         (refusal(404, "no such model"), EngineError, "NotFoundError"),
-        ({"nothing": 1}, EngineError, "no chat completion"),
+        ({"nothing": 1}, EngineError, "no choice"),
         (web.Response(text="<html>"), EngineError, "no chat completion"),
     ],
     ids=["context", "bad", "key", "model", "empty", "nonsense"],
