@@ -17,6 +17,8 @@ from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
 from agentenv.render.parse import GRAMMARS, Grammar
+from agentenv.render.parse.renderers_parsers import renderers_parser
+from agentenv.render.parse.vllm_parsers import vllm_parser
 from agentenv.render.tail import Kind, TailReader, TurnEnd
 from agentenv.render.template import ChatTemplate
 from agentenv.render.tokenizer import ChatTokenizer
@@ -109,21 +111,33 @@ def _examine(
     )
 
 
-def with_grammar(found: Diagnosis, grammar: str | Grammar) -> Diagnosis:
+def with_grammar(found: Diagnosis, grammar: str | Grammar, tokenizer: ChatTokenizer) -> Diagnosis:
     """Return the diagnosis with a grammar that the user named.
 
     Raises:
         UsageError: There is no grammar of this name.
+        DependencyMissing: It is read by a package that is not installed.
     """
     if isinstance(grammar, str):
-        if grammar not in GRAMMARS:
-            near = get_close_matches(grammar, GRAMMARS, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"unknown grammar {grammar!r}; {hint}one of: {', '.join(GRAMMARS)}")
-        grammar = GRAMMARS[grammar]
+        grammar = _named(found, grammar, tokenizer)
     warnings = tuple(text for text in found.report.warnings if "writes tool calls is not known" not in text)
     report = replace(found.report, grammar=grammar.name, warnings=warnings)
     return replace(found, grammar=grammar, report=report)
+
+
+def _named(found: Diagnosis, name: str, tokenizer: ChatTokenizer) -> Grammar:
+    package, _, parser = name.partition(":")
+    if parser and package == "vllm":
+        return replace(found.grammar, name=name, whole=None, foreign=vllm_parser(parser, tokenizer))
+    if parser and package == "renderers":
+        foreign = renderers_parser(parser, tokenizer, found.thinking_open)
+        return replace(found.grammar, name=name, whole=None, foreign=foreign)
+    if name not in GRAMMARS:
+        near = get_close_matches(name, GRAMMARS, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = f"{', '.join(GRAMMARS)}, vllm:NAME, renderers:NAME"
+        raise UsageError(f"unknown grammar {name!r}; {hint}one of: {known}")
+    return GRAMMARS[name]
 
 
 def doctor_report(path: str | Path, *, chat_template: str | None = None) -> str:

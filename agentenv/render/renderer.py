@@ -41,11 +41,13 @@ class Renderer:
         template_kwargs: values for the template, such as `enable_thinking`.
         protocol: tell tools in plain text in this way, whatever the template can do; None: in plain
             text only where the template has no place for tools.
-        grammar: how calls are written, by name (`agentenv.render.parse.GRAMMARS`) or as a grammar of
-            your own; None: what the doctor recognised.
+        grammar: how calls are written, by name (`agentenv.render.parse.GRAMMARS`), as a grammar of
+            your own, or `vllm:NAME` and `renderers:NAME` for a parser of those packages; None: what
+            the doctor recognised.
 
     Raises:
         UsageError: There is no grammar of this name.
+        DependencyMissing: The grammar is read by a package that is not installed.
 
     Example:
         >>> from agentenv.render import Renderer, byte_tokenizer
@@ -77,7 +79,7 @@ class Renderer:
             text_protocol=protocol is not None,
         )
         if grammar is not None:
-            found = with_grammar(found, grammar)
+            found = with_grammar(found, grammar, self.tokenizer)
         self._found: Diagnosis = found
         self._encoder = PieceEncoder(self.tokenizer, self._found.control)
         self._names = {token_id: string for string, token_id in self._found.control.strings.items()}

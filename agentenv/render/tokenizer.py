@@ -106,7 +106,8 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text; control strings in it become control tokens, nothing is added."""
-        return self.backend.encode(text, add_special_tokens=False).ids
+        # Without offsets, which nobody reads: a quarter less for long texts.
+        return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens visible."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 from agentenv.messages import CallStatus
 from agentenv.render.parse.scan import TurnText
 
-__all__ = ["Block", "Grammar", "RawCall", "Reader", "Span", "ToolIndex", "WholeTurn"]
+__all__ = ["Block", "Foreign", "Grammar", "RawCall", "Reader", "Span", "ToolIndex", "WholeTurn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class Grammar:
     """Reads thinking and content too: called with the turn and `ended=`."""
     wrappers: tuple[str, ...] = ()
     """Tags around blocks that carry nothing themselves."""
+    foreign: Foreign | None = None
+    """Reads the turn with another package's parser; `blocks` then only tell unclosed calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,15 @@ class ToolIndex:
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Parameter schema by tool name."""
+    entries: tuple[Mapping[str, object], ...] = ()
+    """The tools as they were given."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, object]]) -> ToolIndex:
         """Index tool schemas in OpenAI's shape."""
-        entries = [cast("Mapping[str, Any]", tool.get("function") or tool) for tool in tools]
-        return cls({str(entry["name"]): entry.get("parameters") or {} for entry in entries})
+        functions = [cast("Mapping[str, Any]", tool.get("function") or tool) for tool in tools]
+        schemas = {str(entry["name"]): entry.get("parameters") or {} for entry in functions}
+        return cls(schemas, tuple(tools))
 
     def typed(self, name: str, values: Mapping[str, str], is_text: Mapping[str, bool]) -> str:
         """Return untyped arguments as JSON text, typed by the call itself or by the tool's schema."""
@@ -96,6 +101,9 @@ class ToolIndex:
         }
         return json.dumps(typed, ensure_ascii=False)
 
+
+Foreign: TypeAlias = Callable[[TurnText, str, ToolIndex], WholeTurn]
+"""A parser of another package: gets the turn, its text outside of thinking, and the tools."""
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 

@@ -27,12 +27,20 @@ class TurnText:
         text: the decoded completion.
         places: start of each control token in the text, by its string, ascending.
         control: the vocabulary's control strings.
+        token_ids: what was decoded, where there are tokens.
     """
 
-    __slots__ = ("_control", "_covered", "_inside", "_memo", "_places", "text")
+    __slots__ = ("_control", "_covered", "_inside", "_memo", "_places", "text", "token_ids")
 
-    def __init__(self, text: str, places: Mapping[str, Sequence[int]], control: ControlSet) -> None:
+    def __init__(
+        self,
+        text: str,
+        places: Mapping[str, Sequence[int]],
+        control: ControlSet,
+        token_ids: Sequence[int] = (),
+    ) -> None:
         self.text = text
+        self.token_ids = token_ids
         self._places = places
         self._control = control.strings
         self._inside = control.inside
@@ -73,7 +81,7 @@ class TurnText:
             start = index + 1
         if start < len(token_ids):
             pieces.append(tokenizer.decode(token_ids[start:]))
-        return cls("".join(pieces), places, control)
+        return cls("".join(pieces), places, control, token_ids)
 
     def find(self, tag: str, start: int = 0) -> int:
         """Return where the tag stands at or after `start`, or -1."""

@@ -9,7 +9,7 @@ from itertools import chain
 
 from agentenv.messages import CallStatus, Message, ToolCall
 from agentenv.render.base import ParsedTurn
-from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex
+from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, WholeTurn
 from agentenv.render.parse.scan import TurnText
 
 __all__ = ["THINK_TAGS", "TurnReader"]
@@ -47,6 +47,9 @@ class TurnReader:
             seed: bytes from which ids are made for calls that have none.
             ended: a stop token stood at the end.
         """
+        if self.grammar.foreign is not None:
+            whole = self._foreign(turn, tools, ended=ended)
+            return _parsed(whole.content, whole.thinking, whole.calls, tools, seed)
         if self.grammar.whole is not None:
             whole = self.grammar.whole(turn, ended=ended)
             return _parsed(whole.content, whole.thinking, whole.calls, tools, seed)
@@ -57,8 +60,32 @@ class TurnReader:
         content = _left(turn.text, [*taken, *thinking])
         for wrapper in self.grammar.wrappers if calls else ():
             content = content.replace(wrapper, "").strip()
-        thoughts = "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
-        return _parsed(content, thoughts, calls, tools, seed)
+        return _parsed(content, self._thoughts(turn, thinking), calls, tools, seed)
+
+    def _foreign(self, turn: TurnText, tools: ToolIndex, *, ended: bool) -> WholeTurn:
+        """Read with another package's parser; what it raises is the last word on the turn's call.
+
+        Some parsers give out a call that has no end. It is not run where the turn was cut, or where
+        the template's own grammar finds a call that was not closed.
+        """
+        thinking = self._thinking(turn)
+        outside = _left(turn.text, thinking)
+        try:
+            assert self.grammar.foreign is not None
+            found = self.grammar.foreign(turn, outside, tools)
+        except Exception as error:  # noqa: BLE001 - whatever it raises came from what the model wrote
+            text = f"the completion cannot be read: {type(error).__name__}: {error}"
+            call = RawCall(status=CallStatus.INVALID_JSON, error=text)
+            return WholeTurn(outside, self._thoughts(turn, thinking), (call,))
+        calls = found.calls
+        unclosed = any(call.status is CallStatus.UNCLOSED for call in self._calls(turn, thinking)[0])
+        if calls and calls[-1].status is CallStatus.OK and (unclosed or not ended):
+            error = "the call was not closed, so it was not run"
+            calls = (*calls[:-1], replace(calls[-1], status=CallStatus.UNCLOSED, error=error))
+        return WholeTurn(found.content, found.thinking or self._thoughts(turn, thinking), calls)
+
+    def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
+        return "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
 
     def _cut(self, call: RawCall) -> RawCall:
         """Return the last call of a turn that was cut: what it lacks is its end."""

@@ -1,0 +1,72 @@
+"""Read calls with one of vLLM's tool parsers, named as vLLM names it: `grammar="vllm:hermes"`.
+
+The parser gets the text outside of thinking. Its call ids are kept only where the model wrote them:
+the others are random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from agentenv.errors import DependencyMissing, UsageError
+from agentenv.render.parse.grammar import Foreign, ToolIndex, WholeTurn
+from agentenv.render.parse.json_calls import arguments_call
+from agentenv.render.parse.scan import TurnText
+
+if TYPE_CHECKING:
+    from agentenv.render.tokenizer import ChatTokenizer
+
+__all__ = ["vllm_parser"]
+
+_PARSERS = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
+_PROTOCOLS = ("vllm.entrypoints.openai.chat_completion.protocol", "vllm.entrypoints.openai.protocol")
+
+
+def vllm_parser(name: str, tokenizer: ChatTokenizer) -> Foreign:
+    """Return a reader around vLLM's parser of this name.
+
+    Raises:
+        DependencyMissing: vLLM is not installed.
+        UsageError: It has no parser of this name.
+    """
+    manager, request_of = _first(_PARSERS).ToolParserManager, _first(_PROTOCOLS).ChatCompletionRequest
+    try:
+        parser = manager.get_tool_parser(name)
+    except KeyError:
+        known: list[str] = manager.list_registered()
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        message = f"vLLM has no tool parser {name!r}; {hint}one of: {', '.join(known)}"
+        raise UsageError(message) from None
+    fast = import_module("transformers").PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend, **tokenizer.special_tokens
+    )
+
+    def read(turn: TurnText, outside: str, tools: ToolIndex) -> WholeTurn:
+        request = request_of(messages=[], model=tokenizer.name, tools=list(tools.entries) or None)
+        found = parser(fast, request.tools).extract_tool_calls(outside, request)
+        calls = [
+            arguments_call(
+                call.function.name,
+                call.function.arguments,
+                call.id if call.id and call.id in outside else "",
+            )
+            for call in found.tool_calls
+        ]
+        return WholeTurn(found.content or "", "", tuple(calls))
+
+    return read
+
+
+def _first(names: Sequence[str]) -> Any:
+    """Import the first module that this version of vLLM has."""
+    error: ImportError | None = None
+    for name in names:
+        try:
+            return import_module(name)
+        except ImportError as missing:
+            error = missing
+    raise DependencyMissing.of("vllm", "vllm", purpose="its tool parsers") from error
