@@ -27,7 +27,10 @@ def run(
         None, metavar="ENV...", help="Ids, files or modules; ENV=WEIGHT for a mixture."
     ),
     model: str = typer.Option(
-        "", "-m", "--model", help="Directory or Hub id of a causal model, or a .gguf file."
+        "",
+        "-m",
+        "--model",
+        help="Directory or Hub id of a causal model, a .gguf file, or http://HOST:PORT/v1 of a vLLM server.",
     ),
     steps: int = typer.Option(20, "--steps", help="Training steps."),
     group_size: int = typer.Option(
@@ -49,8 +52,12 @@ def run(
     Settings for -o are those of GRPOConfig (learning_rate=1e-5, groups_per_step=4, eval_steps=5,
     save_steps=10) and the limits of episodes (max_turns=3, max_tokens_per_turn=64).
     """
+    from agentenv.engine.factory import weights_and_engine
+
+    weights, engine = weights_and_engine(model)
     given = {
-        "model": model.removeprefix("hf:"),
+        "model": weights,
+        **({"engine": engine} if engine else {}),
         "max_steps": steps,
         "num_generations": group_size,
         "seed": seed,
