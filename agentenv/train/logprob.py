@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
-KEPT_BYTES = 16 << 20
+KEPT_BYTES = 96 << 20
 """Memory for probabilities kept from the forward to the backward pass: a matrix product less."""
 
 
@@ -40,7 +40,10 @@ def chunked_logprobs(
         chunk: positions at once.
         softcap: logits become `softcap * tanh(logits / softcap)` first (Gemma's final cap).
     """
-    logprobs_N, entropy_N = _HeadLogprobs.apply(hidden_NH, weight_VH, labels_N, temperature, chunk, softcap)
+    head = _Head(weight_VH, max(1, min(chunk, labels_N.numel())), temperature, softcap)
+    # No pass backward, nothing to keep. (Inside an autograd function gradients always look disabled.)
+    kept = head.rows_within(KEPT_BYTES, labels_N.numel()) if torch.is_grad_enabled() else 0
+    logprobs_N, entropy_N = _HeadLogprobs.apply(hidden_NH, weight_VH, labels_N, head, kept)
     return logprobs_N, entropy_N
 
 
@@ -56,117 +59,131 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBaseClass]
-    """Forward: the logits of a chunk, reduced at once. Backward: its probabilities, then the gradients.
+    """Forward: the logits of a chunk, reduced at once. Backward: from its probabilities, the gradients.
 
     With p = softmax(z / T), H = -sum p ln p, and incoming gradients g (of the logprob) and h (of H):
-    dz = (g * (onehot - p) - h * p * (ln p + H)) / T. The probabilities of the first chunks are kept,
+    dz = (g * (onehot - p) - h * p * (ln p + H)) / T. The probabilities of the first tokens are kept,
     up to `KEPT_BYTES`; those of the others are made again.
     """
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes by position
-        ctx: Any,
-        hidden_NH: Tensor,
-        weight_VH: Tensor,
-        labels_N: Tensor,
-        temperature: float,
-        chunk: int,
-        softcap: float | None,
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, labels_N: Tensor, head: _Head, kept: int
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
-        logprobs_N = torch.empty(labels_N.shape, dtype=dtype, device=hidden_NH.device)
+        logprobs_N = hidden_NH.new_empty(labels_N.shape, dtype=head.dtype)
         entropy_N = torch.empty_like(logprobs_N)
-        kept: list[Tensor] = []
-        room = KEPT_BYTES if any(ctx.needs_input_grad[:2]) and softcap is None else 0
-        for start in range(0, labels_N.numel(), chunk):
-            part = slice(start, start + chunk)
-            log_p, _ = _log_softmax(hidden_NH[part], weight_VH, temperature, softcap)
-            logprobs_N[part] = log_p.gather(-1, labels_N[part, None]).squeeze(-1)
-            p = log_p.exp()
-            entropy_N[part] = -torch.bmm(p[:, None], log_p[:, :, None]).flatten()
-            room -= p.nbytes
-            if room >= 0:
-                kept.append(p)
+        kept_KV = head.new_rows(kept)
+        for part in _chunks(labels_N.numel(), kept, head.chunk):
+            logits, p, _ = head.probabilities(hidden_NH[part], kept_KV[part] if part.stop <= kept else None)
+            # From the largest: ln of a label's own p would be lost where that is too small to hold.
+            lse = logits.amax(-1) - p.amax(-1).log()
+            logprobs_N[part] = logits.gather(-1, labels_N[part, None]).squeeze(-1) - lse
+            entropy_N[part] = lse - logits.mul_(p).sum(-1)
         ctx.save_for_backward(hidden_NH, weight_VH, labels_N, entropy_N)
-        ctx.kept = kept
-        ctx.settings = (temperature, chunk, softcap)
+        ctx.head, ctx.kept_KV = head, kept_KV
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(
-        ctx: Any, *grads: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-        grad_logprobs_N, grad_entropy_N = grads
-        if grad_logprobs_N is None and grad_entropy_N is None:
-            return None, None, None, None, None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden_NH, weight_VH, labels_N, entropy_N = ctx.saved_tensors
-        temperature, chunk, softcap = ctx.settings
+        head: _Head = ctx.head
+        kept_KV: Tensor = ctx.kept_KV
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_hidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
-        grad_weight_VH = None
-        if need_weight:
-            grad_weight_VH = torch.zeros(weight_VH.shape, dtype=entropy_N.dtype, device=weight_VH.device)
-        kept: list[Tensor] = ctx.kept if grad_entropy_N is None else []
-        for number, start in enumerate(range(0, labels_N.numel(), chunk)):
-            part = slice(start, start + chunk)
-            given = None if grad_logprobs_N is None else grad_logprobs_N[part]
-            slope = None
-            if number < len(kept) and given is not None:
-                grad_logits = _grad_from_p(kept[number], labels_N[part], given)
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=head.dtype) if need_weight else None
+        for part in _chunks(labels_N.numel(), len(kept_KV), head.chunk):
+            if part.stop <= len(kept_KV):
+                p, slope = kept_KV[part], None
             else:
-                log_p, slope = _log_softmax(hidden_NH[part], weight_VH, temperature, softcap)
-                entropy = None if grad_entropy_N is None else (entropy_N[part], grad_entropy_N[part])
-                grad_logits = _grad_logits(log_p, labels_N[part], given, entropy)
-            if temperature != 1.0:
-                grad_logits /= temperature
+                _, p, slope = head.probabilities(hidden_NH[part])
+            given = [None if grad is None else grad[part, None] for grad in grads]
+            grad_logits = _grad_logits(p, labels_N[part, None], given[0], entropy_N[part, None], given[1])
+            if head.temperature != 1.0:
+                grad_logits /= head.temperature
             if slope is not None:
                 grad_logits *= slope
             if grad_hidden_NH is not None:
                 grad_hidden_NH[part] = grad_logits.to(weight_VH.dtype) @ weight_VH
             if grad_weight_VH is not None:
-                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part].to(grad_logits.dtype))
-        ctx.kept = []
+                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part].to(head.dtype))
+        ctx.kept_KV = head.new_rows(0)  # they were overwritten: a second pass makes its own
         grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
-        return grad_hidden_NH, grad_weight, None, None, None, None
+        return grad_hidden_NH, grad_weight, None, None, None
 
 
-def _log_softmax(
-    hidden: Tensor, weight_VH: Tensor, temperature: float, softcap: float | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return ln p of a chunk, and the slope of the soft cap if there is one."""
-    logits = _wide(hidden @ weight_VH.T)
-    slope = None
-    if softcap is not None:
-        bent = torch.tanh(logits / softcap)
-        logits, slope = softcap * bent, 1 - bent * bent
-    if temperature != 1.0:
-        logits = logits / temperature
-    return torch.log_softmax(logits, dim=-1), slope
+class _Head:
+    """Makes logits and probabilities of chunks in the same memory again and again.
+
+    Fresh memory of this size costs the operating system about as much as the numbers in it.
+    """
+
+    def __init__(self, weight_VH: Tensor, chunk: int, temperature: float, softcap: float | None) -> None:
+        self.weight_VH = weight_VH
+        self.chunk = chunk
+        self.temperature = temperature
+        self.softcap = softcap
+        self.dtype = torch.float64 if weight_VH.dtype == torch.float64 else torch.float32
+        self._logits = self.new_rows(chunk)
+        self._p: Tensor | None = None
+
+    def rows_within(self, num_bytes: int, most: int) -> int:
+        """Return how many positions may be kept: none under a soft cap, whose slope would be lost."""
+        row_bytes = len(self.weight_VH) * self.dtype.itemsize
+        return 0 if self.softcap is not None else min(most, num_bytes // row_bytes)
+
+    def new_rows(self, count: int) -> Tensor:
+        """Return memory for the probabilities of so many positions."""
+        return self.weight_VH.new_empty(count, len(self.weight_VH), dtype=self.dtype)
+
+    def probabilities(
+        self, hidden: Tensor, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return scaled logits, probabilities and the slope of the soft cap; valid until the next call."""
+        logits = self._logits[: len(hidden)]
+        if hidden.dtype == self.dtype:
+            torch.mm(hidden, self.weight_VH.T, out=logits)
+        else:
+            logits.copy_(hidden @ self.weight_VH.T)
+        slope = None
+        if self.softcap is not None:
+            logits.div_(self.softcap).tanh_()
+            slope = 1 - logits * logits
+            logits.mul_(self.softcap)
+        if self.temperature != 1.0:
+            logits.div_(self.temperature)
+        if out is None:
+            self._p = self.new_rows(self.chunk) if self._p is None else self._p
+            out = self._p[: len(hidden)]
+        return logits, torch.softmax(logits, dim=-1, out=out), slope
 
 
-def _grad_from_p(p: Tensor, labels: Tensor, grad_logprobs: Tensor) -> Tensor:
-    """Return the gradient of a chunk's scaled logits from its probabilities, which are overwritten."""
-    grad = p.mul_(-grad_logprobs[:, None])
-    return grad.scatter_add_(-1, labels[:, None], grad_logprobs[:, None])
+def _chunks(count: int, kept: int, chunk: int) -> list[slice]:
+    """Cut positions into chunks, none of which is kept in part."""
+    return [
+        slice(start, min(start + chunk, stop))
+        for first, stop in ((0, kept), (kept, count))
+        for start in range(first, stop, chunk)
+    ]
 
 
 def _grad_logits(
-    log_p: Tensor, labels: Tensor, grad_logprobs: Tensor | None, entropy: tuple[Tensor, Tensor] | None
+    p: Tensor, labels: Tensor, grad_logprobs: Tensor | None, entropy: Tensor, grad_entropy: Tensor | None
 ) -> Tensor:
-    """Return the gradient of a chunk's scaled logits; `log_p` is overwritten.
+    """Return the gradient of a chunk's scaled logits; `p` is overwritten.
 
     Args:
-        log_p: of the chunk.
+        p: probabilities of the chunk, `[n, V]`; the others are `[n, 1]`.
         labels: of the chunk.
         grad_logprobs: incoming gradient of the labels' logprobs.
-        entropy: the entropies and their incoming gradient.
+        entropy: of the chunk.
+        grad_entropy: incoming gradient of the entropies.
     """
-    p = log_p.exp()
-    if entropy is None:
-        assert grad_logprobs is not None, "one of the two gradients is there"
-        return _grad_from_p(p, labels, grad_logprobs)
-    grad = log_p.add_(entropy[0][:, None]).mul_(p).mul_(-entropy[1][:, None])
-    if grad_logprobs is not None:
-        grad += _grad_from_p(p, labels, grad_logprobs)
-    return grad
+    of_entropy = None
+    if grad_entropy is not None:
+        of_entropy = torch.xlogy(p, p).addcmul_(p, entropy).mul_(grad_entropy)
+    if grad_logprobs is None:
+        grad = p.zero_()
+    else:
+        grad = p.mul_(-grad_logprobs).scatter_add_(-1, labels, grad_logprobs)
+    return grad if of_entropy is None else grad.sub_(of_entropy)

@@ -4,20 +4,21 @@ Packed rows form a prefix tree: tokens that several rows begin with (the prompt 
 message, equal first turns, the common part of forks) are computed once. A token attends to its own
 ancestors only, and its position is its depth, so every row sees exactly what it would see alone.
 
-The layout is chosen by cost: a pack of L tokens costs L + L^2 * attention + overhead, in units of one
-token's pass through the weights; a padded batch of B rows of T tokens costs B * (T + T^2 / 2 *
-attention) + overhead, because a causal kernel skips half.
+The layout is chosen by cost, in units of one token's pass through the weights: tokens + attention *
+pairs of a query and a key + overhead of the pass. A causal kernel skips half of the pairs of a padded
+row; attention over the tree computes those that see each other; a block mask computes all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from agentenv.train.attention import Node
 from agentenv.train.batch import Row
 
 __all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
@@ -34,9 +35,12 @@ class CostModel:
     overhead: float = 32.0
     """Of a pass of its own: small matrix products are slow."""
 
-    def packed(self, tokens: int) -> float:
-        """Cost of one pack."""
-        return tokens + self.attention * tokens * tokens + self.overhead
+    block_mask: bool = False
+    """A pack's attention computes every pair, whether they see each other or not."""
+
+    def packed(self, tokens: int, pairs: float) -> float:
+        """Cost of one pack, of which so many pairs see each other."""
+        return tokens + self.attention * (tokens * tokens if self.block_mask else pairs) + self.overhead
 
     def padded(self, rows: int, width: int) -> float:
         """Cost of one padded batch."""
@@ -51,8 +55,8 @@ class MicroBatch:
     ids_BT: Tensor
     positions_BT: Tensor | None
     """Depth of each token in its row; None where it is the column."""
-    keep_TT: Tensor | None
-    """True where a query (row) sees a key (column); None for plain causal attention."""
+    tree: tuple[Node, ...] | None
+    """The prefix tree of a pack; None for plain causal attention."""
     index_N: Tensor
     """Flat position, in B * T, of the hidden state that predicts each trained token."""
     labels_N: Tensor
@@ -91,9 +95,9 @@ def plan(
     if layout == "auto":
         parts = _padded_parts(rows, max_tokens)
         cost_padded = sum(cost.padded(len(part), max(len(r.token_ids) - 1 for r in part)) for part in parts)
-        if cost_padded <= sum(cost.packed(size) for _, size in packs):
+        if cost_padded <= sum(cost.packed(pack.tokens, pack.pairs) for pack in packs):
             return [pad_rows(part) for part in parts]
-    return [pack_rows(part) for part, _ in packs]
+    return [pack_rows(pack.rows) for pack in packs]
 
 
 def pad_rows(rows: Sequence[Row]) -> MicroBatch:
@@ -114,36 +118,51 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
     """Lay rows out as a prefix tree in one sequence."""
     order = sorted(range(len(rows)), key=lambda number: rows[number].token_ids)
     flat: list[int] = []
-    depth: list[int] = []
-    paths: dict[int, Tensor] = {}
-    blocks: list[tuple[Tensor, int]] = []
+    depths: list[Tensor] = []
+    places: dict[int, Tensor] = {}
+    path: list[_Segment] = []
+    nodes: list[Node] = []
     previous: list[int] = []
-    path = torch.empty(0, dtype=torch.long)
     for number in order:
         ids = rows[number].token_ids[:-1]
         shared = _common_prefix(previous, ids)
-        fresh = torch.arange(len(flat), len(flat) + len(ids) - shared)
-        path = torch.cat([path[:shared], fresh])
-        flat.extend(ids[shared:])
-        depth.extend(range(shared, len(ids)))
-        paths[number] = path
-        blocks.append((path, shared))
+        nodes += _cut(path, shared, len(flat))
+        if shared < len(ids):
+            path.append(_Segment(len(flat), shared, len(ids)))
+        flat += ids[shared:]
+        depths.append(torch.arange(shared, len(ids)))
+        places[number] = torch.cat([torch.arange(at, at + bottom - top) for at, top, bottom in path])
         previous = ids
-    keep_TT = torch.zeros(len(flat), len(flat), dtype=torch.bool)
-    for path, shared in blocks:
-        visible = torch.ones(len(path) - shared, len(path), dtype=torch.bool).tril(shared)
-        keep_TT[path[shared:, None], path[None, :]] = visible
-    index = [paths[number][row.positions_n - 1] for number, row in enumerate(rows)]
-    labels = [torch.tensor(row.token_ids)[row.positions_n] for row in rows]
+    nodes += _cut(path, 0, len(flat))
     plain = len(rows) == 1
     return MicroBatch(
         list(rows),
         torch.tensor(flat)[None],
-        None if plain else torch.tensor(depth)[None],
-        None if plain else keep_TT,
-        torch.cat(index),
-        torch.cat(labels),
+        None if plain else torch.cat(depths)[None],
+        None if plain else tuple(nodes),
+        torch.cat([places[number][row.positions_n - 1] for number, row in enumerate(rows)]),
+        torch.cat([torch.tensor(row.token_ids)[row.positions_n] for row in rows]),
     )
+
+
+class _Segment(NamedTuple):
+    """Tokens of the path to the row being laid out, from one depth to another, side by side."""
+
+    at: int
+    top: int
+    bottom: int
+
+
+def _cut(path: list[_Segment], depth: int, end: int) -> list[Node]:
+    """Cut a path at a depth; return what was below as nodes, whose descendants now all lie before `end`."""
+    below: list[Node] = []
+    while path and path[-1].bottom > depth:
+        at, top, bottom = path.pop()
+        cut = max(top, depth)
+        below.append(Node(at + cut - top, at + bottom - top, end))
+        if cut > top:
+            path.append(_Segment(at, top, cut))
+    return below
 
 
 def _common_prefix(left: list[int], right: list[int]) -> int:
@@ -172,20 +191,40 @@ def _padded_parts(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
     return parts
 
 
-def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[tuple[list[Row], int]]:
-    """Fill packs in order of the tokens, so that equal prefixes meet; return each with its size."""
-    packs: list[tuple[list[Row], int]] = []
+@dataclass(slots=True)
+class _Pack:
+    """Rows in order of their tokens, with the cost of their tree."""
+
+    rows: list[Row]
+    tokens: int
+    pairs: float
+
+
+def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]:
+    """Fill packs in order of the tokens, so that equal prefixes meet."""
+    packs: list[_Pack] = []
     previous: list[int] = []
     for row in sorted(rows, key=lambda one: one.token_ids):
         ids = row.token_ids[:-1]
-        if packs:
-            members, size = packs[-1]
-            grown = size + len(ids) - _common_prefix(previous, ids)
-            if grown <= max_tokens and cost.packed(grown) - cost.packed(size) <= cost.packed(len(ids)):
-                members.append(row)
-                packs[-1] = (members, grown)
-                previous = ids
-                continue
-        packs.append(([row], len(ids)))
+        alone = _Pack([row], len(ids), len(ids) ** 2 / 2)
+        joined = _joined(packs[-1], alone, _common_prefix(previous, ids)) if packs else None
+        if joined and joined.tokens <= max_tokens and _saves(packs[-1], alone, joined, cost):
+            packs[-1] = joined
+        else:
+            packs.append(alone)
         previous = ids
     return packs
+
+
+def _joined(pack: _Pack, alone: _Pack, shared: int) -> _Pack:
+    """Return the pack with one more row, which begins like the last one in so many tokens."""
+    return _Pack(
+        pack.rows + alone.rows,
+        pack.tokens + alone.tokens - shared,
+        pack.pairs + alone.pairs - shared**2 / 2,
+    )
+
+
+def _saves(pack: _Pack, alone: _Pack, joined: _Pack, cost: CostModel) -> bool:
+    apart = cost.packed(pack.tokens, pack.pairs) + cost.packed(alone.tokens, alone.pairs)
+    return cost.packed(joined.tokens, joined.pairs) <= apart

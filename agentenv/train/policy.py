@@ -7,12 +7,14 @@ gradients of a small batch against a plain padded step when the trainer starts.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from agentenv.errors import DependencyMissing, UsageError
+from agentenv.train.attention import block_mask, enable_tree_attention
 from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.distributed import World
@@ -95,9 +97,10 @@ class Policy:
         self.device: torch.device = next(model.parameters()).device
         self.window = _window(text)
         self.packable, self.pack_reason = _may_pack(text)
+        self.tree = self.packable and self.window is None and self.device.type == "cpu"
         self.fused = _plain_head(self.head, text)
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        self.cost = _cost(self.decoder, text, self.device)
+        self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
         if config.gradient_checkpointing:
             self.base.gradient_checkpointing_enable({"use_reentrant": False})
             self.base.enable_input_require_grads()
@@ -133,15 +136,19 @@ class Policy:
         inputs: dict[str, Any] = {"input_ids": micro.ids_BT.to(self.device), "use_cache": False}
         if micro.positions_BT is not None:
             inputs["position_ids"] = micro.positions_BT.to(self.device)
-        if micro.keep_TT is not None and micro.positions_BT is not None:
-            keep_TT = micro.keep_TT.to(self.device)
-            mask: Any = keep_TT[None, None]
-            if self.window is not None:
-                depth_T = inputs["position_ids"][0]
-                near_TT = depth_T[:, None] - depth_T[None, :] < self.window
-                mask = {"full_attention": mask, "sliding_attention": (keep_TT & near_TT)[None, None]}
-            inputs["attention_mask"] = mask
-        return inputs
+        if micro.tree is None:
+            return inputs
+        if self.tree:
+            enable_tree_attention(self.base)
+            # A mask of four dimensions, so that the model makes none of its own; nobody looks at it.
+            return inputs | {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "tree": micro.tree}
+        keep_TT = block_mask(micro.tree).to(self.device)
+        mask: Any = keep_TT[None, None]
+        if self.window is not None:
+            depth_T = inputs["position_ids"][0]
+            near_TT = depth_T[:, None] - depth_T[None, :] < self.window
+            mask = {"full_attention": mask, "sliding_attention": (keep_TT & near_TT)[None, None]}
+        return inputs | {"attention_mask": mask}
 
     def check(self) -> list[str]:
         """Compare scoring and packing with the model's own logits on a padded batch.
@@ -162,13 +169,9 @@ class Policy:
             self.fused = probe.fused = False
             refused.append("the LM head is not one plain matrix: logits are made by the model")
         if self.packable:
-            try:
-                difference = _difference(probe, pack_rows(rows), truth)
-                self.pack_reason = f"packed gradients are off by {difference:.1e} (relative)"
-                self.packable = difference <= tolerance
-            except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
-                self.pack_reason = f"the model takes no block mask: {type(error).__name__}: {error}"
-                self.packable = False
+            self.pack_reason = _check_packing(probe, rows, truth, tolerance)
+            self.packable = not self.pack_reason
+            self.tree, self.cost = probe.tree, replace(self.cost, block_mask=not probe.tree)
         if not self.packable:
             refused.append(f"rows are padded, not packed: {self.pack_reason}")
         return refused
@@ -228,12 +231,13 @@ def _plain_head(head: Any, text: Any) -> bool:
     return all(scale in (None, 1, 1.0) for scale in scales)
 
 
-def _cost(decoder: nn.Module, text: Any, device: torch.device) -> CostModel:
+def _cost(decoder: nn.Module, text: Any, device: torch.device, *, block_mask: bool) -> CostModel:
     embeddings = decoder.get_input_embeddings() if hasattr(decoder, "get_input_embeddings") else None  # pyright: ignore[reportCallIssue]
     held = embeddings.weight.numel() if embeddings is not None else 0
     body = max(1, sum(one.numel() for one in decoder.parameters()) - held)
     per_pair = 2.0 * text.hidden_size * text.num_hidden_layers / body
-    return CostModel(attention=per_pair, overhead=2048.0 if device.type == "cuda" else 32.0)
+    overhead = 2048.0 if device.type == "cuda" else 32.0
+    return CostModel(attention=per_pair, overhead=overhead, block_mask=block_mask)
 
 
 def _probe_rows(vocab_size: int) -> list[Row]:
@@ -253,6 +257,19 @@ def _probe_rows(vocab_size: int) -> list[Row]:
             weights_n = torch.randn(positions_n.shape, generator=generator)
             rows.append(Row(ids, positions_n, torch.zeros_like(weights_n), weights_n, member, group))
     return rows
+
+
+def _check_packing(probe: Policy, rows: list[Row], truth: list[Tensor], tolerance: float) -> str:
+    """Return why rows cannot be packed; empty if they can, be it only through a block mask."""
+    try:
+        difference = _difference(probe, pack_rows(rows), truth)
+        reason = "" if difference <= tolerance else f"packed gradients are off by {difference:.1e} (relative)"
+    except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
+        reason = f"the model takes no block mask: {type(error).__name__}: {error}"
+    if reason and probe.tree:
+        probe.tree = False
+        return _check_packing(probe, rows, truth, tolerance)
+    return reason
 
 
 def _probe_gradients(policy: Policy, micro: MicroBatch) -> list[Tensor]:
