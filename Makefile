@@ -33,7 +33,7 @@ demo: $(VENV)/.train
 
 # Peers that slow tests drive beside us.
 $(VENV)/.peers: $(VENV)/.dev
-	$(PIP) -e '.[train,dev,parquet,peers]'
+	$(PIP) -e '.[train,dev,parquet,peers,track,notify]'
 	touch $@
 
 test: $(VENV)/.dev
@@ -49,7 +49,15 @@ test-exhaustive: $(VENV)/.peers
 test-wheel:
 	.ci/test-wheel
 
-check: $(VENV)/.dev
+# The site, built so that a broken link, anchor or reference fails.
+$(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --strict --clean
+
+check: $(VENV)/.dev docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

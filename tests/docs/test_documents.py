@@ -17,6 +17,7 @@ from agentenv.registry import registry
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+ENTRY = re.compile(r": (\S+\.md)$", re.M)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
@@ -46,3 +47,9 @@ def test_links_between_pages_lead_somewhere():
     ]
 
     assert broken == []
+
+
+def test_the_sites_menu_has_every_page_once():
+    pages = [str(page.relative_to(ROOT / "docs")) for page in sorted((ROOT / "docs").glob("**/*.md"))]
+
+    assert sorted(ENTRY.findall((ROOT / "mkdocs.yml").read_text())) == pages
