@@ -29,7 +29,7 @@ NOTES = (
     ("changed by the template", "content changed"),
     ("one call a turn", "one call a turn"),
     ("does not tell the model", "tools not shown"),
-    ("is not known", "call format unknown"),
+    ("no grammar reads", "call format unknown"),
     ("with tools", "tools move to the last user turn"),
     ("not among the model's stop", "stop token added"),
 )

@@ -28,7 +28,19 @@ _PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z", re.DOTALL)
 class ControlSet:
     """The control strings of a tokenizer under one template."""
 
-    __slots__ = ("_first", "_inside", "_longest", "_normalized", "_pattern", "_prefixes", "ids", "strings")
+    __slots__ = (
+        "_first",
+        "_inside",
+        "_longest",
+        "_normalized",
+        "_pattern",
+        "_prefixes",
+        "_rest_lengths",
+        "_rest_prefixes",
+        "_rests",
+        "ids",
+        "strings",
+    )
 
     def __init__(self, strings: Mapping[str, int], *, normalized: bool = False) -> None:
         self.strings = dict(strings)
@@ -38,6 +50,9 @@ class ControlSet:
         self._prefixes = {string[:length] for string in self.strings for length in range(2, len(string))}
         self._longest = max(map(len, self._prefixes), default=0)
         self._first = tuple(sorted({string[0] for string in self.strings}))
+        self._rests = {string[1:] for string in self.strings if len(string) > 1}
+        self._rest_lengths = sorted({len(rest) for rest in self._rests})
+        self._rest_prefixes = {rest[:length] for rest in self._rests for length in range(1, len(rest))}
         self._inside: dict[str, tuple[tuple[int, str], ...]] = {}
 
     @classmethod
@@ -100,6 +115,21 @@ class ControlSet:
                 return length
         return 0
 
+    def goes_on(self, text: str) -> int:
+        """Return where to cut a text that completes a control string whose first character is not its own.
+
+        0: it does not. A text that is wholly inside of such a string is cut at its end.
+        """
+        if text[:1] not in self._rest_prefixes:
+            return 0
+        if any(text[:length] in self._rests for length in self._rest_lengths):
+            return 1
+        return len(text) if text in self._rest_prefixes else 0
+
+    def ends_with_first(self, text: str) -> bool:
+        """True if the text's last character could begin a control string that another text completes."""
+        return text.endswith(self._first) if self._first else False
+
     def __contains__(self, text: str) -> bool:
         return self._pattern is not None and self._pattern.search(text) is not None
 
@@ -110,11 +140,13 @@ class Neutraliser:
     The mark is a private-use character that none of the strings contains, so nothing is lost.
     """
 
-    __slots__ = ("_control", "_tokenizer", "mark", "used")
+    __slots__ = ("_control", "_guarded", "_tokenizer", "mark", "used")
 
     def __init__(self, control: ControlSet, tokenizer: ChatTokenizer, texts: Iterable[str]) -> None:
         self._control = control
         self._tokenizer = tokenizer
+        texts = list(texts)
+        self._guarded = any(control.ends_with_first(text) for text in texts)
         joined = "".join(texts)
         self.mark = next((mark for mark in _MARKS if mark not in joined), _MARKS[-1])
         self.used = False
@@ -122,12 +154,15 @@ class Neutraliser:
 
     def text(self, text: str) -> str:
         """Return the text with marks in it; without control strings it is returned as it is."""
-        if text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
+        goes_on = self._control.goes_on(text) if self._guarded else 0
+        if not goes_on and text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
             return text
         text = clean_unicode(text)
         if self.mark in text:  # only when the text holds every candidate
             text = text.replace(self.mark, "\ufffd")
         cuts = [position + 1 for position in self._control.starts(text)]
+        if goes_on:
+            cuts.append(goes_on)
         if SENTINEL in text:
             cuts += [match.end() for match in re.finditer(SENTINEL[:1] + f"(?={SENTINEL[1:]})", text)]
         if partial := self._control.partial_end(text):

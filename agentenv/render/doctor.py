@@ -52,16 +52,31 @@ def diagnose(
     template_kwargs: Mapping[str, object],
     *,
     text_protocol: bool = False,
+    grammar_named: bool = False,
 ) -> Diagnosis:
-    """Examine a template; `text_protocol` leaves its own tool turns aside.
+    """Examine a template.
 
     A tokenizer remembers its diagnoses: a second renderer costs nothing.
+
+    Args:
+        tokenizer: whose control tokens count.
+        template_source: the template.
+        stop_token_ids: ids at which generation ends, besides the tokenizer's.
+        template_kwargs: values for the template.
+        text_protocol: leave the template's own tool turns aside.
+        grammar_named: calls will be read by a grammar that the user named, known to us or not.
     """
-    key = (template_source, tuple(stop_token_ids), repr(sorted(template_kwargs.items())), text_protocol)
+    values = repr(sorted(template_kwargs.items()))
+    key = (template_source, tuple(stop_token_ids), values, text_protocol, grammar_named)
     known = _KNOWN.setdefault(tokenizer, {})
     if key not in known:
         known[key] = _examine(
-            tokenizer, template_source, stop_token_ids, template_kwargs, text_protocol=text_protocol
+            tokenizer,
+            template_source,
+            stop_token_ids,
+            template_kwargs,
+            text_protocol=text_protocol,
+            grammar_named=grammar_named,
         )
     return known[key]
 
@@ -73,6 +88,7 @@ def _examine(
     template_kwargs: Mapping[str, object],
     *,
     text_protocol: bool,
+    grammar_named: bool,
 ) -> Diagnosis:
     stops = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *stop_token_ids)))
     control = ControlSet.of(tokenizer, template_source or "")
@@ -82,7 +98,7 @@ def _examine(
         if token is not None and token_id not in names and token_id in tokenizer.added_tokens:
             names[token_id] = tokenizer.added_tokens[token_id].content
     stop_strings = frozenset(names[token_id] for token_id in stops if token_id in names)
-    examination = Examination(control, stop_strings, text_protocol=text_protocol)
+    examination = Examination(control, stop_strings, text_protocol=text_protocol, grammar_named=grammar_named)
     try:
         if not template_source:
             raise RenderError(_NO_TEMPLATE)
@@ -120,9 +136,7 @@ def with_grammar(found: Diagnosis, grammar: str | Grammar, tokenizer: ChatTokeni
     """
     if isinstance(grammar, str):
         grammar = _named(found, grammar, tokenizer)
-    warnings = tuple(text for text in found.report.warnings if "writes tool calls is not known" not in text)
-    report = replace(found.report, grammar=grammar.name, warnings=warnings)
-    return replace(found, grammar=grammar, report=report)
+    return replace(found, grammar=grammar, report=replace(found.report, grammar=grammar.name))
 
 
 def _named(found: Diagnosis, name: str, tokenizer: ChatTokenizer) -> Grammar:

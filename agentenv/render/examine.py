@@ -54,10 +54,16 @@ class Examination:
     """One template under examination; each check adds to the findings."""
 
     def __init__(
-        self, control: ControlSet, stop_strings: frozenset[str], *, text_protocol: bool = False
+        self,
+        control: ControlSet,
+        stop_strings: frozenset[str],
+        *,
+        text_protocol: bool = False,
+        grammar_named: bool = False,
     ) -> None:
         self.control = control
         self.text_protocol = text_protocol
+        self.grammar_named = grammar_named
         self.stop_strings = stop_strings
         self.ends: dict[Kind, TurnEnd] = {}
         self.verdict: Verdict = "fast"
@@ -205,9 +211,14 @@ class Examination:
             if found is not None:
                 self.grammar = found
                 return
-        self.warnings.append(
-            "the way this template writes tool calls is not known: completions are read as "
-            "<tool_call> JSON; name a grammar if the model writes another"
+        if self.grammar_named:
+            return
+        self.ends.pop("call")
+        self.verdict = "no_tool_role"
+        self.reasons.append("no grammar reads the tool calls that this template writes")
+        self.remedy = (
+            "tools are told and answered in plain text; for the model's own format name its grammar= "
+            "(one of ours, one you made, vllm:NAME or renderers:NAME)"
         )
 
     def _rendered_calls(self, arguments: Mapping[str, object], count: int) -> list[str]:

@@ -77,6 +77,7 @@ class Renderer:
             stop_token_ids,
             template_kwargs or {},
             text_protocol=protocol is not None,
+            grammar_named=grammar is not None,
         )
         if grammar is not None:
             found = with_grammar(found, grammar, self.tokenizer)

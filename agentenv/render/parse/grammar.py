@@ -10,7 +10,11 @@ from typing import Any, TypeAlias, cast
 from agentenv.messages import CallStatus
 from agentenv.render.parse.scan import TurnText
 
-__all__ = ["Block", "Foreign", "Grammar", "RawCall", "Reader", "Span", "ToolIndex", "WholeTurn"]
+__all__ = ["Block", "Foreign", "Grammar", "Nested", "RawCall", "Reader", "Span", "ToolIndex", "WholeTurn"]
+
+
+Nested: TypeAlias = "str | tuple[tuple[str, Nested], ...]"
+"""Text, or tags with what is inside each; nothing at all is an empty tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class RawCall:
     name: str = ""
     arguments: str = "{}"
     """JSON text; for grammars without types it is made from `values`."""
-    values: Mapping[str, str] | None = None
+    values: Mapping[str, Nested] | None = None
     """Arguments as untyped text; the tool's schema gives them their types."""
     is_text: Mapping[str, bool] = field(default_factory=dict[str, bool])
     """For values whose call says it: text as it is (True) or JSON (False), whatever the schema says."""
@@ -92,7 +96,7 @@ class ToolIndex:
         schemas = {str(entry["name"]): entry.get("parameters") or {} for entry in functions}
         return cls(schemas, tuple(tools))
 
-    def typed(self, name: str, values: Mapping[str, str], is_text: Mapping[str, bool]) -> str:
+    def typed(self, name: str, values: Mapping[str, Nested], is_text: Mapping[str, bool]) -> str:
         """Return untyped arguments as JSON text, typed by the call itself or by the tool's schema."""
         properties = self.schemas.get(name, {}).get("properties") or {}
         typed = {
@@ -108,13 +112,29 @@ Foreign: TypeAlias = Callable[[TurnText, str, ToolIndex], WholeTurn]
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
-def _typed(text: str, schema: Mapping[str, Any] | None) -> object:
+def _typed(text: Nested, schema: Mapping[str, Any] | None) -> object:
+    if isinstance(text, tuple):
+        return _structure(text, schema or {})
     if schema is not None and _takes_text(schema):
         return None if text.strip() in {"null", "None"} and "null" in _types(schema) else text
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return _PYTHON_WORDS.get(text.strip(), text)
+
+
+def _structure(tags: tuple[tuple[str, Nested], ...], schema: Mapping[str, Any]) -> object:
+    """Return tags as a list or an object: as the schema says, else a row of `item` is a list."""
+    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    types = _types(schema)
+    row = "array" in types if types & {"array", "object"} else all(tag == "item" for tag, _ in tags)
+    if not tags and not types & {"array", "object"}:
+        return ""
+    if row:
+        items = next((option["items"] for option in options if "items" in option), None)
+        return [_typed(inside, items) for _, inside in tags]
+    properties = next((option["properties"] for option in options if "properties" in option), {})
+    return {tag: _typed(inside, properties.get(tag)) for tag, inside in tags}
 
 
 def _refuse_constant(name: str) -> object:

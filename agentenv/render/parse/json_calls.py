@@ -35,9 +35,11 @@ def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
     try:
         members, end = json_members(text)
     except ValueError as error:
-        return [invalid(f"the call is not valid JSON: {error}")]
+        return [invalid(f"the call is not valid JSON: {error}", text)]
     if (rest := skip_space(text, end)) < len(text):
-        return [invalid(f"the call is not valid JSON: extra text at character {rest}; one object a call")]
+        return [
+            invalid(f"the call is not valid JSON: extra text at character {rest}; one object a call", text)
+        ]
     return [call_of_members(members)]
 
 
@@ -47,9 +49,9 @@ def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
     try:
         items, end = json_items(text)
     except ValueError as error:
-        return [invalid(f"the calls are not valid JSON: {error}")]
+        return [invalid(f"the calls are not valid JSON: {error}", text)]
     if (rest := skip_space(text, end)) < len(text):
-        return [invalid(f"the calls are not valid JSON: extra text at character {rest}")]
+        return [invalid(f"the calls are not valid JSON: extra text at character {rest}", text)]
     return [call_of_members(members) for members in items]
 
 
@@ -172,6 +174,6 @@ def _object_text(member: Member) -> str | None:
     return None
 
 
-def invalid(error: str) -> RawCall:
-    """Return a call that its grammar cannot read."""
-    return RawCall(status=CallStatus.INVALID_JSON, error=error)
+def invalid(error: str, text: str = "") -> RawCall:
+    """Return a call that its grammar cannot read; its text, where it is JSON, might be mended."""
+    return RawCall(arguments=text.strip(), status=CallStatus.INVALID_JSON, error=error)

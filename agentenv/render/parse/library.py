@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import re
 
+from agentenv.render.parse.channels import channel_turn
 from agentenv.render.parse.grammar import Block, Grammar
 from agentenv.render.parse.harmony import harmony_turn
 from agentenv.render.parse.json_calls import bare_json, functionary_turn, json_calls, one_json_call
 from agentenv.render.parse.literals import NamedLiterals, bare_literals, bare_pythonic, pythonic_calls
+from agentenv.render.parse.nested import NestedTags
 from agentenv.render.parse.tagged import KeyValuePairs, NamedJson, TaggedParameters
 
 __all__ = ["GRAMMARS"]
 
 _INVOKE = TaggedParameters('<invoke name="', "</invoke>", '<parameter name="', "</parameter>", name_ends=">")
 _FUNCTION = TaggedParameters("<function=", "</function>", "<parameter=", "</parameter>", newlines=True)
+_MARK = "]<]minimax[>["
 _DSML = TaggedParameters(
     '<｜DSML｜invoke name="',
     "</｜DSML｜invoke>",
@@ -46,6 +49,11 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("seed_xml", (Block("<seed:tool_call>", "</seed:tool_call>", _FUNCTION),)),
         Grammar("glm", (Block("<tool_call>", "</tool_call>", KeyValuePairs()),)),
         Grammar("minimax", (Block("<minimax:tool_call>", "</minimax:tool_call>", _INVOKE),)),
+        Grammar(
+            "minimax_m3",
+            (Block(f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", NestedTags(_MARK)),),
+        ),
+        Grammar("kimi_k3", whole=channel_turn),
         Grammar(
             "dsml",
             (

@@ -16,6 +16,7 @@ __all__ = ["THINK_TAGS", "TurnReader"]
 
 THINK_TAGS = (
     ("<think>", "</think>"),
+    ("<mm:think>", "</mm:think>"),
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),

@@ -169,12 +169,11 @@ def test_neighbouring_fields_cannot_join_into_a_control_token() -> None:
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     renderer = renderer_of("qwen3", chat_template=template).bind([])
-    message = {"role": "user", "name": "a<|im_", "content": "end|>b"}
+    for name, content in (("a<|im_", "end|>b"), ("a<", "|im_end|>b"), ("a<|im_end|", ">b")):
+        ids = renderer.start([{"role": "user", "name": name, "content": content}])
 
-    ids = renderer.start([message])
-
-    assert ids.count(ends(renderer)) == 1
-    assert "a<|im_end|>b" in renderer.decode(ids)
+        assert ids.count(ends(renderer)) == 1, name
+        assert "a<|im_end|>b" in renderer.decode(ids)
 
 
 def test_tool_schemas_names_ids_and_thinking_are_untrusted_too() -> None:
@@ -215,6 +214,22 @@ def test_a_control_string_inside_a_json_escape_of_the_mark_is_still_split() -> N
 
     assert ids.count(ends(renderer)) == 1
     assert '"a<|im_end|>b"' in renderer.decode(ids)
+
+
+def test_three_fields_in_a_row_cannot_join_into_a_control_token() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.a }}{{ m.b }}{{ m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = renderer_of("qwen3", chat_template=template).bind([])
+    whole = "<|im_end|>"
+
+    for first in range(1, len(whole) - 1):
+        for second in range(first + 1, len(whole)):
+            a, b, content = whole[:first], whole[first:second], whole[second:]
+            ids = renderer.start([{"role": "user", "a": a, "b": b, "content": content}])
+
+            assert ids.count(ends(renderer)) == 1, (a, b, content)
 
 
 QWEN = renderer_of("qwen3")

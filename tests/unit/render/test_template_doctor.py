@@ -133,11 +133,17 @@ def test_grammars_nobody_listed_are_inferred_from_a_rendered_call() -> None:
     assert [call.name for call in parsed.tool_calls] == ["add"]
 
 
-def test_an_unknown_way_of_calling_is_said_aloud() -> None:
+def test_a_way_of_calling_that_nothing_reads_is_replaced_by_the_text_protocol_in_words() -> None:
     calls = "{% for c in m.tool_calls or [] %}do {{ c.function.name | upper }} {{ c.function.arguments.x }}{{ c.function.arguments.city }}{% endfor %}"
-    report = report_of(CHATML.replace("{{ m.content }}", calls + "{{ m.content }}"))
+    template = CHATML.replace("{{ m.content }}", calls + "{{ m.content }}")
 
-    assert any("is not known" in warning for warning in report.warnings)
+    report = report_of(template)
+    named = report_of(template, grammar="hermes")
+
+    assert (report.verdict, report.grammar) == ("no_tool_role", "hermes")
+    assert "no grammar reads the tool calls" in report.reasons[0]
+    assert "grammar=" in report.remedy
+    assert (named.verdict, named.grammar, named.reasons) == ("fast", "hermes", ())
 
 
 def test_a_second_renderer_and_a_binding_cost_next_to_nothing() -> None:

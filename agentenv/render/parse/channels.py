@@ -1,0 +1,113 @@
+"""Turns made of channels: `<|open|>NAME KEY="VALUE"<|sep|> ... <|close|>NAME<|sep|>`.
+
+Thinking, the answer and the calls stand in channels of their own; a call holds one element for each
+argument, which says itself whether it is text or JSON. The prompt opens the first channel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from html import unescape
+
+from agentenv.messages import CallStatus
+from agentenv.render.parse.grammar import RawCall, Span, WholeTurn
+from agentenv.render.parse.json_calls import arguments_call
+from agentenv.render.parse.scan import TurnText
+
+__all__ = ["channel_turn"]
+
+_OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
+_THINK, _ANSWER, _CALLS = "think", "response", "tools"
+_ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class _Element:
+    name: str
+    attributes: dict[str, str]
+    inside: Span
+    closed: bool
+
+
+def channel_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
+    """Read a completion that starts inside its first channel.
+
+    Args:
+        turn: the completion without its last stop token.
+        ended: a stop token stood at its end.
+    """
+    texts: dict[str, list[str]] = {_THINK: [], _ANSWER: []}
+    calls: list[RawCall] = []
+    for channel in _channels(turn, ended=ended):
+        if channel.name == _CALLS:
+            calls += _calls(turn, channel.inside)
+            continue
+        text = turn.text[channel.inside.start : channel.inside.end]
+        texts[channel.name].append(text)
+        if channel.name == _THINK:
+            hidden = _calls(turn, channel.inside)
+            calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
+    return WholeTurn("\n".join(texts[_ANSWER]), "\n".join(filter(None, texts[_THINK])), tuple(calls))
+
+
+def _channels(turn: TurnText, *, ended: bool) -> Iterator[_Element]:
+    opened, closed = turn.find(_OPEN, 0), turn.find(_CLOSE, 0)
+    position = 0
+    if closed >= 0 and (opened < 0 or closed < opened):
+        name = turn.text[closed + len(_CLOSE) :].partition(_SEP)[0].strip()
+        if name in {_THINK, _ANSWER}:
+            yield _Element(name, {}, Span(0, closed), closed=True)
+        position = closed + len(_CLOSE)
+    elif opened != 0 and turn.text:
+        name = _ANSWER if ended or opened > 0 else _THINK
+        yield _Element(name, {}, Span(0, opened if opened > 0 else len(turn.text)), closed=False)
+    whole = Span(position, len(turn.text))
+    yield from (one for name in (_THINK, _ANSWER, _CALLS) for one in _elements(turn, whole, name))
+
+
+def _elements(turn: TurnText, within: Span, name: str) -> Iterator[_Element]:
+    """Yield the elements of one name; the last may be cut."""
+    opens, closes = f"{_OPEN}{name}", f"{_CLOSE}{name}{_SEP}"
+    position = within.start
+    while 0 <= (start := turn.find(opens, position)) < within.end:
+        header_end = turn.find(_SEP, start)
+        if not 0 <= header_end < within.end:
+            yield _Element(name, {}, Span(within.end, within.end), closed=False)
+            return
+        header = turn.text[start + len(opens) : header_end]
+        inside = header_end + len(_SEP)
+        if header and not header[0].isspace():
+            position = inside
+            continue
+        end = turn.find(closes, inside)
+        closed = end >= 0 and end + len(closes) <= within.end
+        attributes = {key: unescape(value) for key, value in _ATTRIBUTE.findall(header)}
+        yield _Element(name, attributes, Span(inside, end if closed else within.end), closed=closed)
+        position = end + len(closes) if closed else within.end
+
+
+def _calls(turn: TurnText, within: Span) -> list[RawCall]:
+    return [_call(turn, element) for element in _elements(turn, within, "call")]
+
+
+def _call(turn: TurnText, element: _Element) -> RawCall:
+    name = element.attributes.get("tool", "")
+    if not element.closed:
+        error = f"the call was not closed, so it was not run: end it with {_CLOSE}call{_SEP}"
+        return RawCall(name, status=CallStatus.UNCLOSED, error=error)
+    if not name:
+        return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
+    for whole in _elements(turn, element.inside, "json"):
+        return arguments_call(name, turn.text[whole.inside.start : whole.inside.end])
+    values: dict[str, str] = {}
+    is_text: dict[str, bool] = {}
+    for argument in _elements(turn, element.inside, "argument"):
+        key = argument.attributes.get("key")
+        if key is None or not argument.closed:
+            error = f"an argument of {name} has no key, or no end"
+            return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
+        values[key] = turn.text[argument.inside.start : argument.inside.end]
+        is_text[key] = argument.attributes.get("type") == "string"
+    return RawCall(name, values=values, is_text=is_text)
