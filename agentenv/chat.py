@@ -19,7 +19,7 @@ from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling
 from agentenv.errors import EngineError
 from agentenv.limits import RunLimits
 from agentenv.messages import CallStatus, JsonValue, Message, ToolCall, ToolCallMessage
-from agentenv.trajectory import TokenSequence
+from agentenv.trajectory import Rewrite, TokenSequence
 
 __all__ = ["ChatConversation"]
 
@@ -56,6 +56,9 @@ class ChatConversation:
         self._names: frozenset[str] = frozenset()
         self._used = 0
         self.forks: dict[str, int] = {}
+        self.rewrites: list[Rewrite] = []
+        self._turn = -1
+        self._condensed_by = ""
         self.usage: dict[str, float] = {}
         self.has_policy_tokens = False
         self.untrainable_reason = f"{engine.name} only speaks text: no token ids and logprobs"
@@ -79,6 +82,7 @@ class ChatConversation:
     def read(self, raw: object, *, turn: int) -> Reply:
         """Record the API's message and read its calls."""
         answer = cast("ChatCompletion", raw)
+        self._turn = turn
         with at("engine"):
             if answer.finish_reason not in {"stop", "length"}:
                 raise EngineError(
@@ -125,6 +129,9 @@ class ChatConversation:
             return None
         self._messages.extend(fitted[0].all_messages)
         self._used += len(fitted[1])
+        if self._condensed_by:
+            self.rewrites.append(Rewrite(self._turn + 1, self._condensed_by, tuple(self._messages)))
+            self._condensed_by = ""
         return fitted[0]
 
     @property
@@ -141,6 +148,7 @@ class ChatConversation:
         self._messages = list(view.messages)
         self._used = _Estimate().count(json.dumps([self._messages, self._tools], default=str))
         self.forks[view.cause] = self.forks.get(view.cause, 0) + 1
+        self._condensed_by = view.cause
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:

@@ -14,7 +14,7 @@ from agentenv.budget import Observation
 from agentenv.condense import View
 from agentenv.engine.base import Completion, Sampling
 from agentenv.messages import JsonValue, Message, ToolCall
-from agentenv.trajectory import TokenSequence
+from agentenv.trajectory import Rewrite, TokenSequence
 
 __all__ = ["Conversation", "Reply"]
 
@@ -40,6 +40,8 @@ class Conversation(Protocol):
     """Why nothing of this conversation may be trained on; empty if it may."""
     has_policy_tokens: bool
     """True once the policy itself sampled a token."""
+    rewrites: list[Rewrite]
+    """Where the conversation was condensed, and what was shown from there."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
         """Begin with an episode's first messages."""

@@ -89,6 +89,7 @@ class Record:
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     sampled_tokens: int = 0
     parse_errors: int = 0
+    repaired_calls: int = 0
     tool_calls: int = 0
     """Calls that were run."""
     user_turns: int = 0
@@ -127,6 +128,7 @@ class Record:
             untrainable_reason=self._untrainable(error),
             task=cast("Mapping[str, JsonValue]", plan.task),
             tools=self.tools,
+            rewrites=tuple(self.conversation.rewrites),
             metrics=self._metrics(turns),
             timings=self._timings(turns),
         )
@@ -138,6 +140,7 @@ class Record:
             "tool_calls": float(self.tool_calls),
             "tool_errors": float(sum(one.is_error for turn in turns for one in turn.tool_results)),
             "parse_errors": float(self.parse_errors),
+            "repaired_calls": float(self.repaired_calls),
             "user_turns": float(self.user_turns),
             "trimmed_outputs": float(self.trimmed),
             "condenser_tokens": float(self.condenser_tokens),

@@ -19,7 +19,7 @@ from agentenv.errors import EngineError, EngineUnavailable
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue, Message
 from agentenv.render.base import RendererProtocol
-from agentenv.trajectory import SequenceBuilder, TokenSequence
+from agentenv.trajectory import Rewrite, SequenceBuilder, TokenSequence
 
 __all__ = ["TokenConversation"]
 
@@ -49,6 +49,7 @@ class TokenConversation:
         self._rewrite = rewrite
         self._pending: View | None = None
         self.forks: dict[str, int] = {}
+        self.rewrites: list[Rewrite] = []
         self.usage: dict[str, float] = {}
         self._history: list[Message] = []
         self._turn = -1
@@ -158,6 +159,8 @@ class TokenConversation:
             return cut
         cause = "rewrite" if view is None else view.cause
         self.forks[cause] = self.forks.get(cause, 0) + 1
+        if view is not None:
+            self.rewrites.append(Rewrite(self._turn + 1, cause, tuple(self._history)))
         self._closed.append(self._builder.freeze())
         self._builder = SequenceBuilder()
         start, end = self._place_of("" if view is None else view.written, ids)

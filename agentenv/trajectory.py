@@ -18,6 +18,7 @@ from agentenv.sequence import SequenceBuilder, Source, TokenSequence, TokenSpan
 
 __all__ = [
     "EpisodeError",
+    "Rewrite",
     "SequenceBuilder",
     "Source",
     "StopReason",
@@ -129,6 +130,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrite:
+    """From a turn on, the model was shown a condensed conversation instead of the record's messages."""
+
+    turn: int
+    """Index of the first turn after it."""
+    cause: str
+    messages: tuple[Message, ...]
+    """What that turn was shown; the record's messages go on from there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """The immutable record of one finished episode.
 
@@ -159,6 +171,8 @@ class Trajectory:
     task: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     """Schemas of the tools that the model was shown."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """Where the conversation was condensed; empty if never."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds, summed over the turns, and `total_s`."""

@@ -37,11 +37,52 @@ def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         }
 
 
-def to_sft(trajectories: Iterable[Trajectory], *, min_reward: float = 1.0) -> Iterator[dict[str, Any]]:
-    """Yield `messages` and `tools` of the episodes worth imitating: finished, and of enough reward."""
+def to_sft(
+    trajectories: Iterable[Trajectory], *, min_reward: float = 1.0, hint: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Yield `messages` and `tools` of the episodes worth imitating: finished, and of enough reward.
+
+    A condensed episode gives a row for each conversation that the model was shown; what one carries
+    over of the model's own turns has `weight` 0 there, so that each turn is learned once.
+
+    Args:
+        trajectories: the episodes; their reward says whether an oracle accepts them.
+        min_reward: least reward of an episode that is accepted.
+        hint: a text that only the teacher was shown; it is taken out of system and user messages.
+    """
     for one in trajectories:
         if one.terminated and one.reward is not None and one.reward >= min_reward:
-            yield {"messages": list(one.messages), "tools": list(one.tools)}
+            for messages in _shown(one):
+                yield {
+                    "messages": [_without(hint, message) for message in messages],
+                    "tools": list(one.tools),
+                }
+
+
+def _shown(one: Trajectory) -> Iterator[list[Any]]:
+    """Yield the conversations that the model was shown, from one condensation to the next."""
+    if not one.rewrites:
+        yield list(one.messages)
+        return
+    said = [place for place, message in enumerate(one.messages) if message["role"] == "assistant"]
+    # A first observation may hold assistant messages as examples: those are no turns.
+    said = [*said[len(said) - len(one.turns) :], len(one.messages)]
+    ends = [said[rewrite.turn] for rewrite in one.rewrites]
+    shown = ((), *(rewrite.messages for rewrite in one.rewrites))
+    for carried, start, end in zip(shown, [0, *ends], [*ends, len(one.messages)], strict=True):
+        if start == end:
+            continue
+        # What was observed last before a condensation is shown in the condensed conversation.
+        last = next(place for place in reversed(said) if place < end)
+        old = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in carried]
+        yield [*old, *one.messages[start : last + 1]]
+
+
+def _without(hint: str, message: Any) -> Any:
+    content = message.get("content")
+    if not hint or message["role"] == "assistant" or not isinstance(content, str) or hint not in content:
+        return message
+    return {**message, "content": content.replace(hint, "").strip()}
 
 
 def from_openai(rows: Iterable[Mapping[str, Any]], *, env_id: str = "import/Chat-v0") -> Iterator[Trajectory]:

@@ -12,7 +12,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any
 
 from agentenv.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
-from agentenv.trajectory import EpisodeError, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+from agentenv.trajectory import EpisodeError, Rewrite, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
 
 __all__ = ["decode_trajectory", "dumps", "encode_trajectory"]
 
@@ -66,9 +66,11 @@ def _lean(value: Any, *, skip: frozenset[str] = frozenset()) -> _Json:
 
 def encode_trajectory(trajectory: Trajectory) -> _Json:
     """Return a trajectory as plain JSON values; fields at their default are left out."""
-    out = _lean(trajectory, skip=frozenset({"turns", "sequences"}))
+    out = _lean(trajectory, skip=frozenset({"turns", "sequences", "rewrites"}))
     if trajectory.error is not None:
         out["error"] = _lean(trajectory.error)
+    if trajectory.rewrites:
+        out["rewrites"] = [_lean(one) for one in trajectory.rewrites]
     out["turns"] = [_encode_turn(turn) for turn in trajectory.turns]
     out["sequences"] = [[_lean(span) for span in one.spans] for one in trajectory.sequences]
     return out
@@ -120,6 +122,7 @@ def decode_trajectory(data: _Json) -> Trajectory:
             "sequences": lambda items: tuple(TokenSequence(tuple(map(_span, spans))) for spans in items),
             "messages": tuple,
             "tools": tuple,
+            "rewrites": lambda items: tuple(_fill(Rewrite, item, {"messages": tuple}) for item in items),
             "error": _optional(lambda item: _fill(EpisodeError, item, {})),
         },
     )
