@@ -274,8 +274,10 @@ class Env(gymnasium.Env[Any, Any]):
         return result, raw[0]
 
     async def _score(self, stop_reason: str) -> Outcome:
-        where = f"{type(self).__name__}.finish()"
-        own = outcome_of(await self._call(self.finish, stop_reason), where=where)
+        own = Outcome()
+        if type(self).finish is not Env.finish:
+            where = f"{type(self).__name__}.finish()"
+            own = outcome_of(await self._call(self.finish, stop_reason), where=where)
         if not self._rewards:
             return own
         offered = self._offered(stop_reason)
@@ -305,7 +307,7 @@ class Env(gymnasium.Env[Any, Any]):
         """Call an author's method as it was written: asynchronous here, synchronous in a thread."""
         token = _inside.set(_inside.get() | {id(self)})
         try:
-            if inspect.iscoroutinefunction(inspect.unwrap(method)):
+            if _is_async(getattr(method, "__func__", method)):
                 return await cast("Awaitable[object]", method(*args, **kwargs))
             value = await off_loop(method, *args, **kwargs)
             return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
@@ -390,6 +392,11 @@ def _front(author: Callable[..., Any], core: str) -> Callable[..., Any]:
         return author(self, *args, **kwargs) if self.is_inside() else getattr(self, core)(*args, **kwargs)
 
     return front
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function))
 
 
 def _declares_text(step: Callable[..., object]) -> bool:

@@ -28,18 +28,20 @@ TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
 class Job:
     """One group to play."""
 
-    task: TaskLike
+    task_id: str
+    task: Mapping[str, object]
     run_seed: int
+    """Of sampling."""
     group_id: str
     seed: int
+    """Of the environment."""
 
     def plan(self, template: Plan, member: int) -> Plan:
         """Return what one member of the group plays."""
-        task_id, data = read_task(self.task)
         return replace(
             template,
-            task_id=task_id,
-            task=data,
+            task_id=self.task_id,
+            task=self.task,
             seed=self.seed,
             group_id=self.group_id,
             member=member,
@@ -61,9 +63,10 @@ def jobs_of(tasks: Iterable[TaskLike], env_id: str, run_seed: int, round_index: 
     if round_index:
         run_seed = derive_seed(run_seed, "round", round_index)
     for task in tasks:
-        task_id, _ = read_task(task)
+        task_id, data = read_task(task)
         repeat = met.get(task_id, 0)
         met[task_id] = repeat + 1
         salted = run_seed if repeat == 0 else derive_seed(run_seed, "repeat", repeat)
         suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
-        yield Job(task, salted, f"{env_id}:{task_id}{suffix}", derive_seed(salted, env_id, task_id))
+        group_id = f"{env_id}:{task_id}{suffix}"
+        yield Job(task_id, data, salted, group_id, derive_seed(salted, env_id, task_id))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -72,7 +71,7 @@ def messages_of(observation: object, *, where: str) -> tuple[Message, ...]:
         role = cast("Mapping[str, object]", message).get("role") if isinstance(message, Mapping) else None
         if role not in {"system", "developer", "user", "tool", "assistant"}:
             raise EnvironmentMisuse(f"{where} gave {message!r:.200}, which is not a chat message with a role")
-        messages.append(cast("Message", copy.copy(message)))
+        messages.append(cast("Message", {**cast("Message", message)}))
     return tuple(messages)
 
 

@@ -307,10 +307,10 @@ class Runner:
             await self._closing.settle(closing)
 
     def _conversation(self, limits: RunLimits, session: str) -> Conversation:
-        if isinstance(self.engine, ChatEngine):
-            return ChatConversation(self.engine, limits)
-        assert self.renderer is not None
-        return TokenConversation(self.engine, self.renderer, limits, session, rewrite=self._rewrite)
+        if self.renderer is None:
+            return ChatConversation(cast("ChatEngine", self.engine), limits)
+        engine = cast("Engine", self.engine)
+        return TokenConversation(engine, self.renderer, limits, session, rewrite=self._rewrite)
 
     async def _finish(
         self, conversation: Conversation, user: User | None, env: EpisodeEnv | None, lease: Lease | None

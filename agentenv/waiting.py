@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import CoroutineType, coroutine
 from typing import ParamSpec, TypeVar
 
 from agentenv.boundary import Boundary, Failure, Halt, at
@@ -53,14 +54,21 @@ class Waits:
         left, is_deadline = self.left(limit_s)
         if left == 0:
             raise Halt(StopReason.DEADLINE)
-        scope = asyncio.timeout(left)
         self.due = None if left is None else self.since + left
+        scope: asyncio.Timeout | None = None
         try:
             with at(boundary):
+                answer = _coroutine(function(*args, **kwargs))
+                try:
+                    waits_for = answer.send(None)
+                except StopIteration as done:
+                    # It never waited: no timer was needed, and most calls are of this kind.
+                    return done.value
+                scope = asyncio.timeout(None if self.due is None else self.due - time.monotonic())
                 async with scope:
-                    return await function(*args, **kwargs)
+                    return await _rest(answer, waits_for)
         except Failure as failure:
-            if not scope.expired():
+            if scope is None or not scope.expired():
                 raise
             if is_deadline or boundary == "engine":
                 raise Halt(StopReason.DEADLINE) from failure
@@ -84,3 +92,31 @@ class Waits:
             return limit_s, False
         left = max(deadline - now, 0.0)
         return (left, True) if limit_s is None or left <= limit_s else (limit_s, False)
+
+
+def _coroutine(awaitable: Awaitable[_T]) -> Coroutine[object, object, _T]:
+    if isinstance(awaitable, CoroutineType):
+        return awaitable
+
+    async def wait() -> _T:
+        return await awaitable
+
+    return wait()
+
+
+@coroutine
+def _rest(answer: Coroutine[object, object, _T], waits_for: object) -> Generator[object, object, _T]:
+    """Go on with a coroutine that was begun and waits for something; as `await` would."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except GeneratorExit:
+                answer.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - thrown into the coroutine, as `await` does
+                waits_for = answer.throw(error)
+            else:
+                waits_for = answer.send(sent)
+    except StopIteration as done:
+        return done.value

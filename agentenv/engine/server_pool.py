@@ -73,6 +73,8 @@ class ServerPool:
         self._http: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Condition()
+        self._waiting = 0
+        """Requests that wait for a server with room."""
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, session_id: str | None = None
@@ -171,10 +173,14 @@ class ServerPool:
             if left <= 0:
                 dead = ", ".join(server.url for server in self.servers)
                 raise EngineUnavailable(f"no server answers ({dead}) since {self._retry_s:g} s")
-            async with self._changed:
-                with suppress(TimeoutError):
-                    # Busy servers give room back; the wait is bounded for those that died.
-                    await asyncio.wait_for(self._changed.wait(), min(left, LONGEST_PAUSE_S))
+            self._waiting += 1
+            try:
+                async with self._changed:
+                    with suppress(TimeoutError):
+                        # Busy servers give room back; the wait is bounded for those that died.
+                        await asyncio.wait_for(self._changed.wait(), min(left, LONGEST_PAUSE_S))
+            finally:
+                self._waiting -= 1
             server = self._choose(session_id)
             if any(other.alive for other in self.servers):
                 began = monotonic()
@@ -197,8 +203,10 @@ class ServerPool:
 
     async def _give_back(self, server: Server) -> None:
         server.in_flight -= 1
-        async with self._changed:
-            self._changed.notify()
+        if self._waiting:
+            async with self._changed:
+                # With several servers the next in line may be waiting for another one.
+                self._changed.notify(1 if len(self.servers) == 1 else self._waiting)
 
     async def _mark_dead(self, server: Server) -> None:
         if not server.alive:
