@@ -5,16 +5,19 @@ Rules:
 1. Every finished episode is written before it is counted; a stopped run goes on where it was, plays
    no finished episode again, and ends with the results of an undisturbed run, because seeds come
    from task and member.
-2. When the first episodes all fail alike the evaluation stops and says why.
+2. When the first tasks of an environment all fail alike the evaluation stops and says why. Which they
+   are follows from the tasks' order, not from who finished first: broken tasks fail fast.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from agentenv.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "rollout"]
 
+_DIGITS = re.compile(r"\d+")
 HELD_OUT = ("eval", "test", "validation", "val")
 """Splits that are evaluated before the default one, where an environment has them."""
 
@@ -59,7 +63,7 @@ class EvalConfig:
     success_at: float = 1.0
     """Least reward that counts as a pass."""
     stop_after_failures: int = 3
-    """Stop when this many first episodes all fail alike; 0 never stops."""
+    """Stop when this many episodes, each first of its task while there are tasks, all fail alike; 0 never."""
     limits: RunLimits = field(default_factory=RunLimits)
     sampling: Sampling = field(default_factory=Sampling)
     env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -135,7 +139,8 @@ class Evaluation:
         self._finished: set[EpisodeKey] = set()
         self._groups: list[TrajectoryGroup] = []
         self._summaries: list[EpisodeSummary] = []
-        self._first_errors: list[str] | None = [] if config.stop_after_failures else None
+        self._first: dict[EpisodeKey, str | None] = {}
+        """The episodes whose like failure stops the evaluation; their errors as they come in."""
         self.stopped = ""
         if writer is not None:
             self.keep_in(writer)
@@ -144,8 +149,6 @@ class Evaluation:
         """Keep the episodes in a run; those that it has are not played again."""
         self._writer = writer
         self._finished = writer.finished
-        if self._finished:
-            self._first_errors = None
 
     @property
     def num_episodes(self) -> int:
@@ -202,6 +205,7 @@ class Evaluation:
                     sampling=config.sampling,
                     run_seed=config.seed,
                     sandbox=sandbox,
+                    full_outputs=self._writer.path / "outputs" if self._writer else None,
                 )
                 await self._play_env(runner, one, tasks)
             if self.stopped:
@@ -209,6 +213,9 @@ class Evaluation:
 
     async def _play_env(self, runner: Runner, one: EnvSpec, tasks: Sequence[Task]) -> None:
         whole = range(self.config.group_size)
+        in_order = (self._key(one, task, member) for member in whole for task in tasks)
+        first = list(islice(in_order, self.config.stop_after_failures))
+        self._first = {} if self._finished.intersection(first) else dict.fromkeys(first)
         missing = {
             task.id: [m for m in whole if self._key(one, task, m) not in self._finished] for task in tasks
         }
@@ -270,16 +277,12 @@ class Evaluation:
             self.on_episode(summary)
 
     def _watch_first(self, summary: EpisodeSummary) -> None:
-        errors = self._first_errors
-        if errors is None:
+        if summary.key not in self._first:
             return
-        if not summary.error or (errors and errors[0] != summary.error):
-            self._first_errors = None
-            return
-        errors.append(summary.error)
-        if len(errors) >= min(self.config.stop_after_failures, self.num_episodes):
+        self._first[summary.key] = summary.error
+        errors = [_DIGITS.sub("#", error or "") for error in self._first.values()]
+        if "" not in errors and len(set(errors)) == 1:
             self.stopped = f"the first {len(errors)} episodes all failed alike: {summary.error}"
-            self._first_errors = None
 
 
 def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:

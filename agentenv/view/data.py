@@ -132,6 +132,7 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
                         "duration_s": result.duration_s,
                         "trimmed": result.trimmed,
                         "full_chars": result.full_chars,
+                        "full_output": result.full_output,
                     }
                     for result in turn.tool_results
                 ],

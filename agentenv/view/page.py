@@ -16,10 +16,14 @@ from agentenv.store import EpisodeSummary, Run, RunWriter
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 from agentenv.view.data import episode_data, pack, page_json, run_data
 
-__all__ = ["DEFAULT_BYTES", "Show", "asset", "build_page", "frame", "show", "write_page"]
+__all__ = ["DEFAULT_BYTES", "Show", "build_page", "frame", "page_script", "show", "write_page"]
 
 DEFAULT_BYTES = 32_000_000
 """Data of episodes that a page holds at most; the others are listed without their tokens."""
+
+
+SCRIPTS = ("dom", "words", "state", "charts", "parts", "runs", "run", "tokens", "episode", "main")
+"""Parts of the page's script, in the order in which each uses only what stands before it."""
 
 
 def asset(name: str) -> str:
@@ -27,9 +31,15 @@ def asset(name: str) -> str:
     return resources.files("agentenv.view").joinpath(name).read_text(encoding="utf-8")
 
 
+def page_script() -> str:
+    """Return the page's script: its parts in one scope, so that they share names with nobody else."""
+    parts = "\n".join(asset(f"script/{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
 def frame(blocks: Iterable[str], *, connect: bool = False) -> str:
     """Return the page around its data blocks; nothing but its own script may run in it."""
-    script, style = asset("viewer.js"), asset("viewer.css")
+    script, style = page_script(), asset("viewer.css")
     allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
     reach = "'self'" if connect else "'none'"
     policy = (

@@ -1,0 +1,184 @@
+// Tokens as they were sampled, one box for each span, coloured by what the reader asks for.
+
+const CHUNK = 800;
+const TABS = ["logprob", "entropy", "mask", "ratio", "advantage", "diff", "messages", "raw json"];
+const LEGENDS = {
+  logprob: "redder: less likely when it was sampled (−logprob, full at 6)",
+  entropy: "more violet: the policy was less sure (entropy in nats, full at 5)",
+  mask: "blue: under the loss mask",
+  ratio: "red: likelier after the update than when sampled; blue: less likely (full at a factor of 2)",
+  advantage: "green: credit; red: blame, as the loss had it",
+  diff: "pale: shared with another episode of the group",
+};
+
+// A token need not be whole characters: bytes are joined before they are read.
+function tokenTexts(part, vocab) {
+  const decoder = new TextDecoder("utf-8");
+  const last = part.ids.length - 1;
+  return part.ids.map((id, n) => {
+    const piece = vocab[id];
+    if (piece === undefined) return decoder.decode() + `⟨${id}⟩`;
+    return decoder.decode(
+      Uint8Array.from(piece, (c) => c.charCodeAt(0)),
+      { stream: n < last },
+    );
+  });
+}
+
+const shade = (colour, share, most = 0.62) =>
+  `background:rgba(var(--${colour}),${(0.03 + most * Math.min(share, 1)).toFixed(3)})`;
+const towards = (value, up, down, full) => shade(value > 0 ? up : down, Math.abs(value) / full);
+
+const COLOURS = {
+  logprob: (info) => shade("heat", -info.lp / 6),
+  diff: (info) => shade("heat", -info.lp / 6),
+  entropy: (info) => there(info.entropy) && shade("violet", info.entropy / 5),
+  ratio: (info) => there(info.new) && towards(info.new - info.lp, "heat", "cool", Math.log(2)),
+  advantage: (info) => there(info.advantage) && towards(info.advantage, "credit", "heat", 2),
+  mask: () => "background:rgba(var(--cool),.22)",
+};
+
+function tip(info, part) {
+  if (part.s !== "model") return `mask 0 (not trained), ${part.s}  id ${info.id}`;
+  const facts = [`logp ${fix(info.lp, 4)}`, `p ${fix(Math.exp(info.lp), 4)}`];
+  if (there(info.entropy)) facts.push(`H ${fix(info.entropy, 3)}`);
+  if (there(info.new)) facts.push(`ratio ${fix(Math.exp(info.new - info.lp), 4)}`);
+  if (there(info.advantage)) facts.push(`advantage ${fix(info.advantage, 3)}`);
+  return [...facts, `id ${info.id}`].join("  ");
+}
+
+const isControl = (text) => /^<[|｜].*[|｜]>$|^<\/?[a-z_]+>$/i.test(text);
+
+function tokenNode(text, info, part) {
+  const kinds = ["t"];
+  if (info.same) kinds.push("same");
+  if (part.s !== "model") kinds.push("off");
+  if (isControl(text)) kinds.push("ctl");
+  if (state.search && has(text, state.search)) kinds.push("hit");
+  const style = part.s === "model" && COLOURS[state.tab] ? COLOURS[state.tab](info) : "";
+  const lines = text.split("\n").flatMap((line, n) => (n ? ["⏎\n", safe(line)] : safe(line)));
+  return h("span", { class: kinds.join(" "), style, title: tip(info, part) }, lines);
+}
+
+// Long spans are drawn where the reader looks.
+const watcher = new IntersectionObserver(
+  (entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting || !target.draw) continue;
+      target.draw();
+      watcher.unobserve(target);
+    }
+  },
+  { rootMargin: "600px" },
+);
+
+// `view` says where the span begins among all tokens of the episode, and how many of them are shared.
+function tokenChunks(part, view, vocab) {
+  const texts = tokenTexts(part, vocab);
+  const note = view.note;
+  const at = (values, place) => (values ? values[place] : undefined);
+  const nodes = (from) =>
+    texts.slice(from, from + CHUNK).flatMap((text, n) => {
+      const own = from + n;
+      const place = view.base + own;
+      const info = { id: part.ids[own], lp: at(part.lp, own), same: place < view.common };
+      info.entropy = at(note.entropy, place);
+      info.new = at(note.new_logprobs, place);
+      info.advantage = at(note.advantages, place) ?? note.advantage;
+      const split = place === view.common && place > 0 && div("split", "↯ first token that differs");
+      return [split, tokenNode(text, info, part)];
+    });
+  const chunks = [];
+  for (let from = 0; from < texts.length; from += CHUNK) {
+    const chunk = div("chunk");
+    chunk.draw = () => {
+      chunk.style.minHeight = "";
+      put(chunk, nodes(from));
+      chunk.draw = null;
+    };
+    if (texts.length > CHUNK) {
+      chunk.style.minHeight = Math.ceil(Math.min(CHUNK, texts.length - from) / 12) + "em";
+      watcher.observe(chunk);
+    } else chunk.draw();
+    chunks.push(chunk);
+  }
+  return chunks;
+}
+
+function titleOf(part, turn) {
+  if (part.s === "model" || part.s === "other") return "ASSISTANT · TURN " + (part.t + 1);
+  if (part.s !== "env") return part.s.toUpperCase();
+  const calls = turn ? turn.tool_calls.map((call) => `${call.name}(${call.arguments})`) : [];
+  return calls.length ? "TOOL " + calls.join("  ") : "ENVIRONMENT · AFTER TURN " + (part.t + 1);
+}
+
+function factsOf(part, turn, view) {
+  const facts = [`loss mask ${part.s === "model" ? 1 : 0}`, `${part.ids.length} tokens`];
+  if (part.lp && part.lp.length) facts.push(`mean logp ${fix(mean(part.lp))}`);
+  if (part.s === "model" && view.note.entropy && part.ids.length) {
+    facts.push(`mean entropy ${fix(mean(view.note.entropy.slice(view.base, view.base + part.ids.length)))}`);
+  }
+  if (part.v !== null) facts.push(`weights ${part.v}`);
+  if (part.s === "other") facts.push("sampled by another model");
+  const spent =
+    part.s === "env" && turn ? turn.tool_results.reduce((sum, one) => sum + one.duration_s, 0) : 0;
+  if (spent) facts.push(seconds(spent));
+  return facts.join(" · ");
+}
+
+function trimMark(result) {
+  const left = typeof result.content === "string" ? result.content.length : 0;
+  const size = result.full_chars
+    ? `: ${big(result.full_chars)} characters, of which the model read ${big(left)}`
+    : "";
+  const file = result.full_output && [" · whole in ", h("code", {}, safe(result.full_output))];
+  return div("warn mark", "✂ output of ", safe(result.name), " trimmed here", size, file);
+}
+
+const errorMark = (result) =>
+  div("warn mark", span("pill fail", "✕ " + result.error_kind), " ", safe(result.name));
+
+function tokenBox(part, ep, view, vocab) {
+  const turn = ep.turns[part.t];
+  const title = safe(clip(titleOf(part, turn), 400));
+  const results = part.s === "env" && turn ? turn.tool_results : [];
+  const marks = results.map((one) => [one.trimmed && trimMark(one), one.error_kind && errorMark(one)]);
+  return h(
+    "section",
+    { class: "box " + part.s, "data-turn": part.t },
+    h("h4", {}, title, h("span", {}, factsOf(part, turn, view))),
+    h("pre", {}, tokenChunks(part, view, vocab)),
+    marks,
+  );
+}
+
+function tokenBoxes(ep, vocab, common) {
+  let base = 0;
+  return ep.sequences.flatMap((parts, number) => {
+    const boxes = parts.map((part) => {
+      const view = { base, common, note: ep.ann || {} };
+      base += part.ids.length;
+      return tokenBox(part, ep, view, vocab);
+    });
+    const title = ep.sequences.length > 1 && h("h2", {}, `context ${number + 1} of ${ep.sequences.length}`);
+    return [title, ...boxes];
+  });
+}
+
+function messageBoxes(ep) {
+  const kinds = { assistant: "model", tool: "env" };
+  const text = (content) =>
+    typeof content === "string" ? content : content ? JSON.stringify(content, null, 1) : "";
+  return ep.messages.map((message) =>
+    h(
+      "section",
+      { class: "box " + (kinds[message.role] || "prompt") },
+      h("h4", {}, message.role.toUpperCase(), h("span", {}, safe(message.name || ""))),
+      message.reasoning_content && h("pre", { class: "dim", dir: "auto" }, safe(message.reasoning_content)),
+      h("pre", { dir: "auto" }, safe(text(message.content))),
+      (message.tool_calls || []).map((call) =>
+        h("pre", {}, "→ ", h("b", {}, safe(call.function.name)), " ", safe(pretty(call.function.arguments))),
+      ),
+    ),
+  );
+}
