@@ -73,9 +73,10 @@ def load_checkpoint(trainer: GRPOTrainer, path: Path) -> None:
     if not (path / "trainer_state.json").is_file():
         raise UsageError(f"{path} is no checkpoint of a trainer: it has no trainer_state.json")
     counters = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+    optimizer = trainer.optimizer  # made first: its package declares the tensors that its state holds
     state = torch.load(path / "trainer_state.pt", map_location=trainer.policy.device, weights_only=True)
     _load_weights(trainer, path)
-    trainer.optimizer.load_state_dict(state["optimizer"])
+    optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"].cpu())
     trainer.steps_done = counters["steps_done"]
     trainer.updates_done = counters["updates_done"]

@@ -232,8 +232,8 @@ class GRPOConfig:
         updates = self.num_iterations * self.num_minibatches
         if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
-                f"max_staleness={self.max_staleness} would leave out all that is played asynchronously: it is "
-                f"up to {updates} versions old (num_iterations * num_minibatches); give at least that, or None"
+                f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
+                f"up to {updates} versions old (num_iterations * num_minibatches); give at least that or None"
             )
 
     def _check_bounds(self) -> None:

@@ -76,6 +76,6 @@ class Journal:
     ) -> None:
         try:
             if isinstance(error, Exception):
-                self._notice.send(error, step=self._trainer.steps_done + 1)
+                self._notice.send(error, steps=self._trainer.steps_done)
         finally:
             self._trackers.close()

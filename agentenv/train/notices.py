@@ -38,7 +38,7 @@ class FailureNotice:
         except ImportError:
             raise DependencyMissing.of("apprise", "notify", purpose="GRPOConfig.notify") from None
 
-    def send(self, error: BaseException, *, step: int) -> bool:
+    def send(self, error: BaseException, *, steps: int) -> bool:
         """Tell the addresses; return whether this process did. What goes wrong here is only logged."""
         if not self._addresses:
             return False
@@ -47,7 +47,7 @@ class FailureNotice:
                 return False
             sender = import_module("apprise").Apprise()
             refused = [address for address in self._addresses if not sender.add(address)]
-            text = f"step {step}: {type(error).__name__}: {error}"[:MAX_MESSAGE]
+            text = f"after {steps} steps: {type(error).__name__}: {error}"[:MAX_MESSAGE]
             sent = bool(sender.notify(title=f"training run {self._directory.name} failed", body=text))
         except Exception as failure:  # noqa: BLE001 - the run's own error must come through
             log.warning("the failure notice could not be sent: %s: %s", type(failure).__name__, failure)

@@ -19,6 +19,7 @@ MAX_MISMATCH = 0.05
 MAX_OUTSIDE = 0.3
 MIN_ENTROPY = 0.01
 MAX_TRUNCATED = 0.5
+MAX_LEFT_OUT = 0.5
 MIN_TASKS = 8
 """Different tasks to have met before it says something that only one of them earned a reward."""
 
@@ -105,6 +106,22 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
             f"of {last['envs/met']:.0f} environments only one has ever earned a reward: the others cost time "
             "and teach nothing; see <environment>/reward"
         )
+    left_out = _left_out(last)
+    if sum(left_out.values()) > MAX_LEFT_OUT * last.get("episodes", 0.0):
+        reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in left_out.items())
+        found["left_out"] = (
+            f"of {last['episodes']:.0f} episodes most were left out of training: {reasons}; "
+            "see their stop reasons, errors and why they are not trainable with agentenv view"
+        )
     if last.get("updates/not_finite", 0.0):
         found["not_finite"] = "a gradient was not finite; that update was left out"
     return found
+
+
+def _left_out(metrics: dict[str, float]) -> dict[str, float]:
+    """Return how many episodes or rows were dropped, by reason; groups without spread are no loss."""
+    return {
+        name.removeprefix("dropped/").replace("_", " "): count
+        for name, count in metrics.items()
+        if name.startswith("dropped/") and name != "dropped/zero_std_episodes"
+    }

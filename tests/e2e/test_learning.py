@@ -10,6 +10,7 @@ import json
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def warm_up(trainer: GRPOTrainer, seed: int = 1) -> list[dict[str, float]]:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -140,20 +141,56 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def test_check_17_a_tiny_model_learns_a_tool_task(tmp_path, one_thread):
-    trainer = lights_trainer(tmp_path)
+@pytest.fixture(scope="module")
+def warm(one_thread, tmp_path_factory) -> SimpleNamespace:
+    trainer = lights_trainer(tmp_path_factory.mktemp("warm"))
     before = trainer.evaluate()
     shown = warm_up(trainer)
+    return SimpleNamespace(before=before, shown=shown, weights=trainer.model.state_dict())
 
+
+@pytest.fixture(scope="module")
+def synchronous(warm, tmp_path_factory) -> SimpleNamespace:
+    return learn(warm, tmp_path_factory.mktemp("synchronous"))
+
+
+def learn(warm: SimpleNamespace, output_dir, **options) -> SimpleNamespace:
+    trainer = lights_trainer(output_dir, **options)
+    trainer.model.load_state_dict(warm.weights)
     history = trainer.train()
-
     rewards = [metrics["reward"] for metrics in history]
-    assert before["eval/success"] == 0.0
-    assert shown[-1]["sft/nll"] < 0.5
-    assert sum(rewards[-5:]) / 5 - sum(rewards[:3]) / 3 >= 0.25
-    assert history[-1]["eval/success"] >= 11 / 12
+    return SimpleNamespace(
+        history=history,
+        output_dir=output_dir,
+        first=sum(rewards[:3]) / 3,
+        last=sum(rewards[-5:]) / 5,
+        success=history[-1]["eval/success"],
+    )
+
+
+def test_check_17_a_tiny_model_learns_a_tool_task(warm, synchronous):
+    history = synchronous.history
+    assert warm.before["eval/success"] == 0.0
+    assert warm.shown[-1]["sft/nll"] < 0.5
+    assert synchronous.last - synchronous.first >= 0.25
+    assert synchronous.success >= 11 / 12
     # The sampler's logprobs are those of the trainer on the same weights (check 8, in the real loop).
     assert max(metrics.get("mismatch/abs_max", 0.0) for metrics in history) < 1e-4
     assert all(math.isfinite(value) for metrics in history for value in metrics.values())
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines = (synchronous.output_dir / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 26))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old_logprobs", ["sampler", "recompute"])
+def test_check_17_one_step_ahead_it_learns_as_well(warm, synchronous, tmp_path, old_logprobs):
+    correction = "token_truncate" if old_logprobs == "recompute" else None
+
+    ahead = learn(
+        warm, tmp_path, asynchronous=True, old_logprobs=old_logprobs, importance_correction=correction
+    )
+
+    assert {metrics["staleness/max"] for metrics in ahead.history} == {0.0, 1.0}
+    assert ahead.last - ahead.first >= 0.25
+    assert ahead.success >= 11 / 12
+    assert ahead.last >= synchronous.last - 0.1

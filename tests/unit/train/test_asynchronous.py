@@ -20,7 +20,7 @@ from agentenv.render import byte_tokenizer
 from agentenv.toolenv import ToolEnv
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.train.metrics import episode_metrics
-from agentenv.trajectory import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup
+from agentenv.trajectory import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 
 GROUPS, MEMBERS = 2, 4
 PATIENCE_S = 120
@@ -62,7 +62,7 @@ class Timeline:
     def __init__(self, steps: int) -> None:
         self.played: list[list[tuple[float, float]]] = [[] for _ in range(steps)]
         self.trained: list[tuple[float, float]] = []
-        self.asked = [threading.Event() for _ in range(steps)]
+        self.answered = [threading.Event() for _ in range(steps)]
         self.stepping = [threading.Event() for _ in range(steps)]
         self.count = 0
 
@@ -80,16 +80,16 @@ class SlowEngine(TransformersEngine):
         began = time.perf_counter()
         batch = self.timeline.count // (GROUPS * MEMBERS)
         self.timeline.count += 1
-        self.timeline.asked[batch].set()
         if self.waits and batch:
             assert await asyncio.to_thread(self.timeline.stepping[batch - 1].wait, PATIENCE_S)
         done = await super().generate(*args, **kwargs)
         self.timeline.played[batch].append((began, time.perf_counter()))
+        self.timeline.answered[batch].set()
         return done
 
 
 class SlowTrainer(GRPOTrainer):
-    """Ends a step only when the batch after it is being played."""
+    """Changes the weights only when the batch after it is being played."""
 
     timeline: Timeline
     waits = True
@@ -99,7 +99,7 @@ class SlowTrainer(GRPOTrainer):
         number = self.steps_done
         self.timeline.stepping[number].set()
         if self.waits and number + 1 < self.config.max_steps:
-            assert self.timeline.asked[number + 1].wait(PATIENCE_S), "nothing was played during the step"
+            assert self.timeline.answered[number + 1].wait(PATIENCE_S), "nothing was played during the step"
         metrics = super().step(groups, **options)
         self.timeline.trained.append((began, time.perf_counter()))
         return metrics
@@ -231,7 +231,8 @@ def crossed(versions: list[tuple[int, int]]) -> Trajectory:
     builder.append("prompt", [1, 2])
     for version, length in versions:
         builder.append("model", [3] * length, logprobs=[-1.0] * length, weights_version=version, turn=0)
-    return Trajectory("e", "t", 0, "g", StopReason.FINAL_ANSWER, sequences=(builder.freeze(),), reward=1.0)
+    turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", sum(n for _, n in versions), start=2)
+    return Trajectory("e", "t", 0, "g", StopReason.FINAL_ANSWER, turns=(turn,), sequences=(builder.freeze(),))
 
 
 def test_the_age_of_each_token_is_counted_not_of_each_episode():

@@ -52,6 +52,12 @@ PROBLEMS = {
     "of 20 different tasks only one": {"tasks/rewarded": 1.0},
     "of 2 environments only one": {"envs/rewarded": 1.0},
     "a gradient was not finite": {"updates/not_finite": 1.0},
+    "of 10 episodes most were left out of training: 4 failed episodes, 2 rows too long": {
+        "episodes": 10.0,
+        "dropped/failed_episodes": 4.0,
+        "dropped/rows_too_long": 2.0,
+        "dropped/zero_std_episodes": 4.0,
+    },
 }
 
 

@@ -24,6 +24,9 @@ helpers = module_from_spec(_spec)
 _spec.loader.exec_module(helpers)
 trainer_of = helpers.trainer_of
 
+# apprise loads all its plugins at the first address, and one of them a module that Python deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr':DeprecationWarning")
+
 
 @pytest.fixture
 def inbox():
@@ -53,30 +56,30 @@ def test_one_notice_for_a_failure_that_every_rank_meets(inbox, tmp_path, monkeyp
     monkeypatch.setenv("MASTER_PORT", "4711")
     ranks = [FailureNotice([address], directory=tmp_path / "run") for _ in range(3)]
 
-    sent = [one.send(ValueError("broken"), step=7) for one in ranks]
+    sent = [one.send(ValueError("broken"), steps=7) for one in ranks]
 
     assert sent == [True, False, False]
     assert len(received) == 1
     assert received[0]["title"] == "training run run failed"
-    assert received[0]["message"] == "step 7: ValueError: broken"
+    assert received[0]["message"] == "after 7 steps: ValueError: broken"
 
 
 def test_a_later_run_in_the_same_directory_is_told_too(inbox, tmp_path, monkeypatch):
     address, received = inbox
     monkeypatch.delenv("MASTER_PORT", raising=False)
     for _ in range(2):
-        assert FailureNotice([address], directory=tmp_path).send(ValueError("broken"), step=1)
+        assert FailureNotice([address], directory=tmp_path).send(ValueError("broken"), steps=1)
     assert len(received) == 2
 
 
 @pytest.mark.parametrize("address", ["nothing://at-all", "json://127.0.0.1:9"])
 def test_a_notice_that_cannot_be_sent_is_only_logged(address, tmp_path, caplog):
-    assert not FailureNotice([address], directory=tmp_path).send(ValueError("broken"), step=1)
+    assert not FailureNotice([address], directory=tmp_path).send(ValueError("broken"), steps=1)
     assert "failure notice" in caplog.text
 
 
 def test_without_addresses_nothing_is_written(tmp_path):
-    assert not FailureNotice([], directory=tmp_path / "run").send(ValueError("broken"), step=1)
+    assert not FailureNotice([], directory=tmp_path / "run").send(ValueError("broken"), steps=1)
     assert not (tmp_path / "run").exists()
 
 
@@ -89,7 +92,7 @@ def test_a_failing_run_sends_one_notice_and_raises_its_own_error(inbox, tmp_path
     with pytest.raises(ZeroDivisionError):
         trainer.train()
 
-    assert [one["message"] for one in received] == ["step 2: ZeroDivisionError: division by zero"]
+    assert [one["message"] for one in received] == ["after 1 steps: ZeroDivisionError: division by zero"]
 
 
 def test_a_run_that_ends_well_tells_nobody(inbox, tmp_path):
@@ -118,7 +121,7 @@ def test_two_processes_that_fail_together_send_one_notice(inbox, tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from agentenv.train.notices import FailureNotice\n"
-        "FailureNotice([sys.argv[1]], directory=Path(sys.argv[2])).send(ValueError('broken'), step=3)\n"
+        "FailureNotice([sys.argv[1]], directory=Path(sys.argv[2])).send(ValueError('broken'), steps=3)\n"
     )
     env = {**os.environ, "MASTER_PORT": "4712"}
     ranks = [

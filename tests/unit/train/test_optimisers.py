@@ -1,0 +1,62 @@
+"""Optimisers by import string: they train, keep their own state, and resume to the bit."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentenv.errors import UsageError
+from agentenv.train import GRPOConfig
+from agentenv.train.optim import MasterOptimizer
+
+_spec = spec_from_file_location("check_model", Path(__file__).with_name("test_check_model.py"))
+assert _spec is not None
+assert _spec.loader is not None
+helpers = module_from_spec(_spec)
+_spec.loader.exec_module(helpers)
+
+
+def trained_and_resumed(tmp_path, **options):
+    """Train three steps, and again with a stop after the second; return both trainers."""
+    batches = [[helpers.group(str(step), [0.0, 1.0, 0.5])] for step in range(3)]
+
+    def make():
+        return helpers.trainer_of(helpers.tiny(dtype=torch.float32, vocab_size=300), **options)
+
+    whole, first, second = make(), make(), make()
+    for batch in batches:
+        whole.step(batch)
+    for batch in batches[:2]:
+        first.step(batch)
+    second.resume(first.save(tmp_path / "half"))
+    second.step(batches[2])
+    return whole, second
+
+
+@pytest.mark.parametrize("optim", ["adamw", "torch.optim:NAdam", "torch.optim:RAdam"])
+def test_an_optimiser_resumes_to_the_bit(tmp_path, optim):
+    whole, resumed = trained_and_resumed(tmp_path, optim=optim)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_8_bit_optimiser_keeps_8_bits_and_resumes_to_the_bit(tmp_path):
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    with torch.compiler.set_stance("force_eager"):
+        whole, resumed = trained_and_resumed(tmp_path, optim="torchao.optim:AdamW8bit")
+
+    states = whole.optimizer.inner.state.values()
+    assert any(type(one).__name__ == "OptimState8bit" for state in states for one in state.values())
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+    untrained = helpers.tiny(dtype=torch.float32, vocab_size=300)
+    assert not all(map(torch.equal, whole.model.parameters(), untrained.parameters()))
+
+
+@pytest.mark.parametrize("optim", ["adam", "torch.optim:Nothing", "no_such_package:Adam"])
+def test_an_optimiser_that_cannot_be_loaded_is_named(optim):
+    with pytest.raises(UsageError, match=optim):
+        MasterOptimizer([torch.nn.Parameter(torch.ones(2))], GRPOConfig(optim=optim))
