@@ -51,6 +51,7 @@ CELLS = {
 }
 QUICK = ("tiny", "bf16")
 HOWS = ("plain", "ours", "trl")
+RATIOS = ("faster_than_plain", "cpu_faster_than_plain", "memory_of_plain")
 SHAPES = {
     "SmolLM2": {
         "vocab_size": 49152,
@@ -321,21 +322,35 @@ def run_cell(name: str, options: argparse.Namespace, hows: list[str]) -> list[di
                 save.unlink()
     plain = next((row for row in rows if row["how"] == "plain"), None)
     for row in rows:
-        row["faster_than_plain"] = plain["seconds"] / row["seconds"] if plain else None
-        row["cpu_faster_than_plain"] = plain["cpu_seconds"] / row["cpu_seconds"] if plain else None
-        row["memory_of_plain"] = row["peak_bytes"] / plain["peak_bytes"] if plain else None
+        pairs = (("seconds", plain, row), ("cpu_seconds", plain, row), ("peak_bytes", row, plain))
+        for name, (key, above, below) in zip(RATIOS, pairs, strict=True):
+            row[name] = above[key] / below[key] if plain else None
     return rows
+
+
+HEADER = (
+    "batch",
+    "step",
+    "wall",
+    "CPU",
+    "peak extra memory",
+    "gradient error",
+    "faster, wall",
+    "faster, CPU",
+    "memory of plain",
+)
 
 
 def show(rows: list[dict]) -> None:
     for row in rows:
-        error = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
-        print(
-            f"| {row['cell']} | {row['how']} | {row['seconds']:.3f} s | {row['cpu_seconds']:.3f} s "
-            f"| {row['peak_bytes'] / 1e6:.0f} MB | {error} | {row['faster_than_plain']:.2f} x "
-            f"| {row['cpu_faster_than_plain']:.2f} x | {row['memory_of_plain']:.2f} |",
-            flush=True,
-        )
+        cells = [row["cell"], row["how"], f"{row['seconds']:.3f} s", f"{row['cpu_seconds']:.3f} s"]
+        cells += [f"{row['peak_bytes'] / 1e6:.0f} MB", shown(row["gradient_error"], ".1e")]
+        cells += [shown(row[name], ".2f") for name in RATIOS]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def main() -> None:
@@ -357,10 +372,7 @@ def main() -> None:
         print(json.dumps(found))
         return
     print(f"{platform.processor() or platform.machine()}, {options.threads} threads, {options.device}")
-    print(
-        "| batch | step | time | peak extra memory | gradient error | faster than plain | memory of plain |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")
     rows: list[dict] = []
     for name in options.cells or (QUICK if options.quick else CELLS):
         found = run_cell(name, options, [how for how in HOWS if how not in options.without])

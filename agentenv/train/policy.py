@@ -101,6 +101,7 @@ class Policy:
         self.fused = _plain_head(self.head, text)
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
+        _tie_gradients(self.base, sparse=True)
         if config.gradient_checkpointing:
             self.base.gradient_checkpointing_enable({"use_reentrant": False})
             self.base.enable_input_require_grads()
@@ -178,6 +179,7 @@ class Policy:
 
     def shard(self) -> None:
         """Spread the model over the ranks; its logits then go through the whole model's forward."""
+        _tie_gradients(self.base, sparse=False)
         self.world.shard(self.base)
         self.fused = False
 
@@ -229,6 +231,16 @@ def _plain_head(head: Any, text: Any) -> bool:
         return False
     scales = (getattr(text, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier"))
     return all(scale in (None, 1, 1.0) for scale in scales)
+
+
+def _tie_gradients(base: Any, *, sparse: bool) -> None:
+    """Let embeddings that are also the LM head add the rows they used to its gradient.
+
+    Otherwise a second gradient of the whole vocabulary is filled with zeros and added.
+    """
+    embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
+    if isinstance(embeddings, nn.Embedding) and head is not None and head.weight is embeddings.weight:
+        embeddings.sparse = sparse
 
 
 def _cost(decoder: nn.Module, text: Any, device: torch.device, *, block_mask: bool) -> CostModel:

@@ -137,3 +137,19 @@ def test_rows_with_nothing_in_common_share_a_pass_only_where_their_pairs_are_not
     )
 
     assert len(micros) == packs
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_are_dense_and_the_same_whether_or_not_the_embeddings_are_the_head(tied):
+    rows = [row([*range(12), n, n + 1]) for n in range(20, 24)]
+    model, plain = llama(tie_word_embeddings=tied), llama(tie_word_embeddings=tied)
+    micro = pack_rows(rows)
+
+    Policy(model, GRPOConfig()).score(micro)[0].sum().backward()
+    for one in rows:
+        log_p = torch.log_softmax(plain(torch.tensor([one.token_ids[:-1]])).logits[0, -1], -1)
+        log_p[one.token_ids[-1]].backward()
+
+    for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
+        assert not ours.grad.is_sparse
+        torch.testing.assert_close(ours.grad, truth.grad, rtol=1e-4, atol=1e-6)
