@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import cast
 
@@ -10,8 +11,9 @@ from agentenv.condense import RECALL_TOOL
 from agentenv.errors import EnvironmentMisuse, UsageError
 from agentenv.messages import CallStatus, JsonValue, ToolCall, ToolErrorKind, ToolResult
 from agentenv.step import StepResult
+from agentenv.toolcall.arguments import mend_call
 
-__all__ = ["check_step", "malformed", "not_run", "with_recall"]
+__all__ = ["check_step", "malformed", "marked", "mend", "not_run", "with_recall"]
 
 _KINDS = {
     CallStatus.UNKNOWN_TOOL: ToolErrorKind.UNKNOWN_TOOL,
@@ -31,6 +33,20 @@ def malformed(call: ToolCall) -> ToolResult:
     """Tell the model what is wrong with a call that could not be read."""
     kind = _KINDS.get(call.status, ToolErrorKind.INVALID_JSON)
     return ToolResult(call.id, call.name, call.error or f"malformed tool call: {call.status.value}", kind)
+
+
+def mend(
+    calls: list[ToolCall], tools: tuple[Mapping[str, JsonValue], ...]
+) -> tuple[list[ToolCall], frozenset[str]]:
+    """Mend calls whose JSON is broken; return all calls, and the ids of those that were mended."""
+    names = {str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools}
+    tried = [mend_call(call, names) for call in calls]
+    return tried, frozenset(new.id for old, new in zip(calls, tried, strict=True) if new is not old)
+
+
+def marked(results: tuple[ToolResult, ...], mended: frozenset[str]) -> list[ToolResult]:
+    """Mark the results of calls that were mended."""
+    return [replace(one, repaired=True) if one.tool_call_id in mended else one for one in results]
 
 
 def not_run(call: ToolCall, why: str) -> ToolResult:

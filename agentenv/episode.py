@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import cast
 
-from agentenv.answers import check_step, malformed, not_run, with_recall
+from agentenv.answers import check_step, malformed, marked, mend, not_run, with_recall
 from agentenv.boundary import Failure, Halt, at
 from agentenv.budget import Observation, max_tokens_left
 from agentenv.condense import Condenser
@@ -74,6 +74,7 @@ class Episode:
         self._record = Record(plan, conversation, attempt)
         self._explained = False
         self._begun = False
+        self._repair_json = False
 
     async def play(self) -> Trajectory:
         """Play to the end and return the record."""
@@ -118,6 +119,7 @@ class Episode:
             context=self._context,
         )
         self._begun = True
+        self._repair_json = reset.repair_json
         messages = list(reset.messages)
         self._record.spare["env_s"] += time.perf_counter() - began
         if self._user is not None:
@@ -191,6 +193,10 @@ class Episode:
         if self._is_last(turn):
             self._refuse(turn, f"no turn was left to read the result (limit of {limits.max_turns} turns)")
             return StopReason.MAX_TURNS
+        mended: frozenset[str] = frozenset()
+        if self._repair_json:
+            calls, mended = mend(calls, self._record.tools)
+            self._record.repaired_calls += len(mended)
         answers: dict[int, ToolResult] = {}
         runnable: list[int] = []
         over_calls = over_errors = False
@@ -214,7 +220,7 @@ class Episode:
         step = StepResult()
         if runnable:
             step = await self._advance(turn, [calls[place] for place in runnable])
-            answers.update(zip(runnable, step.tool_results, strict=True))
+            answers.update(zip(runnable, marked(step.tool_results, mended), strict=True))
         observation = Observation(tuple(answers[place] for place in range(len(calls))), step.messages)
         reason = await self._stop_after(step, asked=bool(runnable))
         if reason is None and over_calls:

@@ -22,6 +22,8 @@ class ResetResult:
 
     messages: tuple[Message, ...]
     info: Mapping[str, object] = field(default_factory=dict[str, object])
+    repair_json: bool = False
+    """Calls with broken JSON are mended where that is possible, and counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from agentenv.context import Context
 from agentenv.dialects import Dialect, Schema
 from agentenv.errors import ToolDefinitionError
 from agentenv.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
+from agentenv.toolcall.arguments import check_repair
 from agentenv.toolcall.base import Tool, tool
 from agentenv.toolcall.content import Image
 from agentenv.toolcall.workers import abandoned_threads
@@ -35,13 +36,20 @@ _STATUS_KINDS = {
 class Toolbox:
     """The tools of an episode: their schemas, and the answers to a turn's calls.
 
+    Args:
+        tools: tools, or functions to make them of.
+        repair_json: mend broken JSON of a call where that is possible; `ToolResult.repaired` tells.
+
     Raises:
         ToolDefinitionError: Two tools have one name.
+        DependencyMissing: Repair is asked for and json-repair is not installed.
     """
 
     def __init__(
         self, tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (), *, repair_json: bool = False
     ) -> None:
+        if repair_json:
+            check_repair()
         self._tools: dict[str, Tool[..., Any]] = {}
         self._repair_json = repair_json
         for entry in tools:

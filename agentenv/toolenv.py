@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from agentenv import spaces
+from agentenv.context import Context
 from agentenv.env import Env
 from agentenv.errors import TaskError, UsageError
 from agentenv.filling import arguments_for, did_you_mean, wanted_by
 from agentenv.messages import JsonValue, Message
 from agentenv.observations import calls_of
 from agentenv.rewards import RESERVED_NAMES
-from agentenv.tool import Tool, Toolbox
+from agentenv.step import ResetResult
+from agentenv.tool import Toolbox
 
 __all__ = ["ToolEnv"]
 
@@ -35,6 +38,8 @@ class ToolEnv(Env):
     ends_on_text = True
     tools: Sequence[Any] = ()
     """Functions or tools that this environment offers besides its own marked methods."""
+    repair_json: bool = False
+    """Mend the broken JSON of a call where that is possible (needs json-repair), and count it."""
 
     # `*args: Any, **kwargs: Any` means to type checkers: a subclass may take what it likes.
 
@@ -62,6 +67,11 @@ class ToolEnv(Env):
         """Schemas of the tools, in OpenAI's shape."""
         return self._toolbox.schemas()
 
+    async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
+        """Start an episode on a task; see `agentenv.step.EpisodeEnv`."""
+        first = await super().begin(task, seed=seed, context=context)
+        return replace(first, repair_json=True) if self.repair_json else first
+
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start the task that the core has set."""
         return await self._call(self.start, **self._start_arguments()), {}
@@ -87,12 +97,7 @@ class ToolEnv(Env):
 
     @cached_property
     def _toolbox(self) -> Toolbox:
-        own = Toolbox.of(self)
-        if not self.tools:
-            return own
-        return Toolbox(
-            [*own, *(tool if isinstance(tool, Tool) else Tool.from_function(tool) for tool in self.tools)]
-        )
+        return Toolbox([*Toolbox.of(self), *self.tools], repair_json=self.repair_json)
 
     def _start_arguments(self) -> dict[str, object]:
         """Return the arguments of `start`, or say which field of which task is missing or unknown."""

@@ -7,17 +7,18 @@ oversized arguments are refused with the reason. Repair of broken JSON is off un
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
 from agentenv.errors import DependencyMissing
-from agentenv.messages import ToolErrorKind
+from agentenv.messages import CallStatus, ToolCall, ToolErrorKind
 
 __all__ = [
     "MAX_ARGUMENT_CHARS",
@@ -25,6 +26,8 @@ __all__ = [
     "Arguments",
     "Parsed",
     "Validator",
+    "check_repair",
+    "mend_call",
     "parse_object",
     "read_arguments",
 ]
@@ -217,15 +220,42 @@ def _repair(text: str) -> object | None:
     """Return what json-repair makes of the text, if that is an object."""
     if len(text) > _REPAIR_CHARS or text.count("{") + text.count("[") > _REPAIR_BRACKETS:
         return None
-    try:
-        import json_repair
-    except ImportError:
-        raise DependencyMissing.of("json-repair", "repair", purpose="repair of broken JSON") from None
+    check_repair()
+    import json_repair
+
     try:
         mended = json_repair.loads(text, skip_json_loads=True)
         return _loads(json.dumps(mended)) if isinstance(mended, dict) and mended else None
     except (ValueError, RecursionError):
         return None
+
+
+def check_repair() -> None:
+    """Make sure that broken JSON can be mended.
+
+    Raises:
+        DependencyMissing: json-repair is not installed.
+    """
+    if importlib.util.find_spec("json_repair") is None:
+        raise DependencyMissing.of("json-repair", "repair", purpose="repair of broken JSON")
+
+
+def mend_call(call: ToolCall, names: Collection[str]) -> ToolCall:
+    """Return a call whose broken JSON could be mended; else the call as it is.
+
+    Args:
+        call: any call. Without a name, its arguments are the text of the whole call.
+        names: the tools of the episode.
+    """
+    if call.status is not CallStatus.INVALID_JSON:
+        return call
+    mended: Any = _repair(call.arguments)
+    name: Any = call.name
+    if not name and mended is not None:
+        name, mended = mended.get("name"), mended.get("arguments", mended.get("parameters"))
+    if name not in names or not isinstance(mended, dict):
+        return call
+    return replace(call, name=name, arguments=json.dumps(mended), status=CallStatus.OK, error="")
 
 
 def _drop_nulls(values: dict[str, Any], error: ValidationError) -> dict[str, Any] | None:

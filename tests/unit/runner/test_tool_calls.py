@@ -251,3 +251,33 @@ async def test_context_knows_the_turn_and_the_calls_that_are_left():
     )
 
     assert seen == [(0, 4), (1, 2), (2, 1)]
+
+
+class Mending(Tools):
+    repair_json = True
+
+
+async def test_broken_json_is_mended_where_the_environment_asks_for_it_and_counted():
+    broken = '<tool_call>{"name": "fast", "arguments": {"number": 1,}}</tool_call>'
+    hopeless = "<tool_call>no json at all</tool_call>"
+    unknown = '<tool_call>{"name": "nothing", "arguments": {"number": 1,}}</tool_call>'
+    turn = broken + hopeless + unknown
+
+    strict, mending = await play([turn, "done"]), await play([turn, "done"], Mending(), max_parse_errors=2)
+
+    assert [one.error_kind for one in strict.turns[0].tool_results] == ["invalid_json"] * 3
+    results = mending.turns[0].tool_results
+    assert [one.error_kind for one in results] == [None, "invalid_json", "invalid_json"]
+    assert (results[0].repaired, results[0].text) == (True, "fast 2")
+    assert (mending.metrics["repaired_calls"], mending.metrics["parse_errors"]) == (1.0, 2.0)
+    assert (strict.metrics["repaired_calls"], mending.stop_reason) == (0.0, StopReason.FINAL_ANSWER)
+
+
+async def test_mended_calls_count_as_calls_and_keep_what_was_sampled():
+    broken = '<tool_call>{"name": "fast", "arguments": {"number": 1,}}</tool_call>'
+
+    record = await play([broken, broken, "done"], Mending(), max_tool_calls=1)
+
+    assert record.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert record.turns[1].tool_results[0].error_kind == "not_run"
+    assert broken in TOKENIZER.decode(record.sequences[0].token_ids)
