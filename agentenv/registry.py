@@ -37,6 +37,7 @@ _PEERS = {
     "reasoning_gym": ("agentenv.adapters.reasoning", "reasoning_spec"),
     "textarena": ("agentenv.adapters.arena", "arena_spec"),
     "openenv": ("agentenv.adapters.openenv", "openenv_spec"),
+    "verifiers": ("agentenv.adapters.verifiers", "verifiers_spec"),
 }
 """Prefixes of ids that name environments of others, and what makes a specification of them."""
 

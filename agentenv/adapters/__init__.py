@@ -8,6 +8,7 @@
 | `mcp` | tools of an MCP server |
 | `openenv` | environments of OpenEnv, from a server or as objects |
 | `trl` | classes with `reset` and tool methods: TRL's `environment_factory` shape |
+| `verifiers` | multi-turn environments of verifiers 0.1 to 0.3 |
 """
 
 from __future__ import annotations
