@@ -78,6 +78,7 @@ def test_a_thing_that_is_no_environment_is_refused():
         OpenEnv(3)
 
 
+@pytest.mark.engine
 async def test_an_openenv_object_with_an_action_class_gets_one_tool():
     pytest.importorskip("openenv.core", reason=REASON)
     from openenv.core.env_server.interfaces import Environment
@@ -115,6 +116,7 @@ async def test_an_openenv_object_with_an_action_class_gets_one_tool():
     assert (missed.reward, hit.reward, done) == (0.0, 1.0, True)
 
 
+@pytest.mark.engine
 async def test_an_openenv_mcp_environment_brings_its_tools():
     pytest.importorskip("openenv.core", reason=REASON)
     fastmcp = pytest.importorskip("fastmcp", reason="UNTESTED: fastmcp is not installed")

@@ -176,6 +176,83 @@ def test_an_environment_with_a_simulated_user_is_refused():
         OpenEnvServer(entry)
 
 
+async def rpc(http, url, method, **params):
+    asked = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+    told = await (await http.post(f"{url}/mcp", json=asked)).json()
+    assert told["id"] == 7
+    return told.get("result", told.get("error"))
+
+
+async def test_tools_are_listed_and_called_in_mcps_words_within_the_episode_of_a_socket():
+    async with serve(ADDER) as url, aiohttp.ClientSession() as http:
+        id = (await rpc(http, url, "openenv/session/create"))["session_id"]
+        listed = await rpc(http, url, "tools/list", session_id=id)
+        async with http.ws_connect(f"{url}/ws?session_id={id}") as socket:
+            await ask(socket, "reset", task_id="t3")
+            called = await rpc(http, url, "tools/call", session_id=id, name="add", arguments={"a": 3, "b": 2})
+            busy = await rpc(http, url, "openenv/session/close", session_id=id)
+            last = (await ask(socket, "step", content="5"))["data"]
+        closed = await rpc(http, url, "openenv/session/close", session_id=id)
+        gone = await rpc(http, url, "tools/list", session_id=id)
+
+    assert [(one["name"], list(one["inputSchema"]["properties"])) for one in listed["tools"]] == [
+        ("add", ["a", "b"])
+    ]
+    assert (called["content"], called["data"], called["done"]) == (
+        [{"type": "text", "text": "5"}],
+        "5",
+        False,
+    )
+    assert last["reward"] == 1.0
+    assert "in use by a socket" in busy["message"]
+    assert closed["closed"] is True
+    assert "no session" in gone["message"]
+
+
+async def test_what_mcp_cannot_do_is_answered_with_an_error_of_json_rpc():
+    async with serve(ADDER, max_sessions=1) as url, aiohttp.ClientSession() as http:
+        await http.post(f"{url}/reset", json={"task_id": "t1"})
+        asked = [
+            await rpc(http, url, "tools/call", name="add", arguments={"a": 13, "b": 1}),
+            await rpc(http, url, "tools/call", name="add", arguments=[1]),
+            await rpc(http, url, "dance"),
+        ]
+        odd = await (await http.post(f"{url}/mcp", json={"method": "tools/list"})).json()
+        async with http.ws_connect(f"{url}/ws") as socket:
+            full = await rpc(http, url, "openenv/session/create")
+            await socket.send_json(
+                {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}}
+            )
+            over_socket = await socket.receive_json(timeout=10)
+        first = await rpc(http, url, "openenv/session/create")
+        second = await rpc(http, url, "openenv/session/create")
+        pushed_out = await rpc(http, url, "tools/list", session_id=first["session_id"])
+
+    assert [one["code"] for one in asked] == [-32602, -32602, -32601]
+    assert "13 is not lucky" in asked[0]["message"]
+    assert odd["error"]["code"] == -32600
+    assert "sessions are taken" in full["message"]
+    assert over_socket["data"]["result"]["tools"][0]["name"] == "add"
+    assert "session_id" in second
+    assert "no session" in pushed_out["message"]
+
+
+@pytest.mark.engine
+async def test_openenvs_mcp_client_lists_and_calls_the_tools():
+    client = pytest.importorskip("openenv.core.mcp_client", reason="UNTESTED: openenv is not installed")
+    async with serve(ADDER) as url, client.MCPToolClient(base_url=url) as env:
+        await env.reset(task_id="t3")
+        tools = await env.list_tools()
+        sum_ = await env.call_tool("add", a=3, b=2)
+        with pytest.raises(RuntimeError, match="13 is not lucky"):
+            await env.call_tool("add", a=13, b=0)
+        state = await env.state()
+
+    assert [(one.name, one.description) for one in tools] == [("add", "Add two numbers.")]
+    assert (sum_, state.step_count) == ("5", 2)
+
+
+@pytest.mark.engine
 async def test_openenvs_own_client_plays_an_episode():
     core = pytest.importorskip("openenv.core", reason="UNTESTED: openenv is not installed")
     types = pytest.importorskip("openenv.core.env_server.types")

@@ -1,0 +1,256 @@
+"""One client's episodes of an environment, in the shapes of OpenEnv's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.context import Context
+from agentenv.env import Env
+from agentenv.envspec import EnvSpec
+from agentenv.errors import UsageError
+from agentenv.messages import Message
+from agentenv.observations import action_message
+from agentenv.seeding import derive_seed
+
+__all__ = ["Session", "Sessions"]
+
+
+class Session:
+    """One client's environment."""
+
+    def __init__(self, entry: EnvSpec) -> None:
+        self._entry = entry
+        self._env: Env | None = None
+        self._lock = asyncio.Lock()
+        self._turns = 0
+        self._calls = 0
+        self._done = True
+        self._episode_id: str | None = None
+        self._task_id = ""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """OpenEnv's state."""
+        return {
+            "episode_id": self._episode_id,
+            "step_count": self._turns,
+            "env_id": self._entry.id,
+            "task_id": self._task_id,
+            "done": self._done,
+        }
+
+    async def reset(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Start an episode and return its first observation.
+
+        Raises:
+            UsageError: The seed is no number, or the task is no object.
+        """
+        async with self._lock:
+            seed = asked.get("seed")
+            if seed is None:
+                seed = uuid.uuid4().int % 2**31
+            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+                raise UsageError(f"a seed is a whole number from 0, not {seed!r:.100}")
+            self._task_id, task = self._task(asked, seed)
+            await self._close()
+            self._env = self._entry.make()
+            self._episode_id = str(asked.get("episode_id") or uuid.uuid4())
+            context = Context(episode_id=self._episode_id, seed=seed)
+            self._turns = self._calls = 0
+            begun = await self._env.begin(task, seed=seed, context=context)
+            self._done = False
+            seen = {"messages": list(begun.messages), "tools": [dict(one) for one in self._env.tool_schemas]}
+            return _answer(seen, None, done=False, metadata={"task_id": self._task_id, "seed": seed})
+
+    async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
+        """Play one action.
+
+        Raises:
+            UsageError: The action has no known shape, or no episode is being played.
+        """
+        async with self._lock:
+            kind = action.get("type")
+            if kind == "list_tools":
+                return _answer({"tools": await self.tools()}, None, done=self._done and self._turns > 0)
+            if self._env is None or self._done:
+                raise UsageError("there is no episode to step; send reset first")
+            message = self._message(action)
+            result = await self._env.advance(message)
+            self._turns += 1
+            reason = await self._reason(message, result.terminated, result.truncated)
+            reward: float | None = result.reward
+            metadata: dict[str, Any] = {}
+            if reason:
+                self._done = True
+                outcome = await self._env.end(reason)
+                reward = None if outcome.reward is None else result.reward + outcome.reward
+                metadata = {"stop_reason": reason, "rewards": dict(outcome.rewards)}
+            if kind == "call_tool":
+                seen = self._tool_answer(action, result.tool_results[0]) if result.tool_results else {}
+            else:
+                said = [one.to_message() for one in result.tool_results]
+                seen = {"messages": [*said, *result.messages]}
+            return _answer(seen, reward, done=self._done, metadata=metadata)
+
+    async def close(self) -> None:
+        """Free the environment."""
+        async with self._lock:
+            await self._close()
+
+    async def _close(self) -> None:
+        env, self._env, self._done = self._env, None, True
+        if env is not None:
+            await env.shutdown()
+
+    def _task(self, asked: Mapping[str, Any], seed: int) -> tuple[str, Mapping[str, object]]:
+        given = asked.get("task")
+        if given is not None:
+            if not isinstance(given, Mapping):
+                raise UsageError(f"a task is an object with the task's fields, not {given!r:.100}")
+            return str(given.get("id", "given")), given
+        split = asked.get("split")
+        tasks = self._entry.task_set(None if split is None else str(split))
+        if asked.get("task_id") is not None:
+            task = tasks[str(asked["task_id"])]
+        else:
+            task = next(iter(tasks.shuffle(seed=derive_seed("openenv", seed))))
+        return task.id, task.data
+
+    async def tools(self) -> list[dict[str, Any]]:
+        """Return the tools, in the shape of OpenEnv's observations."""
+        env = self._env
+        if env is not None:
+            return [_tool(schema["function"]) for schema in env.tool_schemas]
+        env = self._entry.make()
+        try:
+            return [_tool(schema["function"]) for schema in env.tool_schemas]
+        finally:
+            await env.shutdown()
+
+    def _message(self, action: Mapping[str, Any]) -> Message:
+        if action.get("type") == "call_tool":
+            self._calls += 1
+            arguments = json.dumps(action.get("arguments") or {})
+            function = {"name": str(action.get("tool_name", "")), "arguments": arguments}
+            calls = [{"id": f"call_{self._calls}", "type": "function", "function": function}]
+            return action_message({"role": "assistant", "content": None, "tool_calls": calls})
+        if not isinstance(action.get("content"), str) and not action.get("tool_calls"):
+            raise UsageError(
+                "an action has content (text), tool_calls, or the type call_tool or list_tools; "
+                f"this has: {', '.join(map(str, action)) or 'nothing'}"
+            )
+        fields = {name: action[name] for name in ("content", "tool_calls") if action.get(name) is not None}
+        return action_message({"role": "assistant", "content": None, **fields})
+
+    async def _reason(self, message: Message, terminated: bool, truncated: bool) -> str:
+        assert self._env is not None
+        if terminated:
+            return "env_terminated"
+        if truncated:
+            return "env_truncated"
+        if await self._env.is_finished():
+            return "env_done"
+        if self._env.ends_on_text and not message.get("tool_calls"):
+            return "final_answer"
+        limit = self._entry.max_turns
+        return "max_turns" if limit is not None and self._turns >= limit else ""
+
+    @staticmethod
+    def _tool_answer(action: Mapping[str, Any], result: Any) -> dict[str, Any]:
+        error = {"error_type": "execution_error", "message": result.text} if result.is_error else None
+        told = None if result.is_error else result.text
+        return {"tool_name": str(action.get("tool_name", "")), "result": told, "error": error}
+
+
+class Sessions:
+    """The sessions of a server: each belongs to a socket, to a client that opened it by id, or to both.
+
+    Args:
+        entry: what is played.
+        limit: sessions at once. With all taken, the oldest that no socket uses makes room.
+    """
+
+    def __init__(self, entry: EnvSpec, limit: int) -> None:
+        self._entry = entry
+        self._limit = limit
+        self._open: dict[str, Session] = {}
+        self._attached: set[str] = set()
+
+    def __getitem__(self, id: str) -> Session:
+        """Return an open session.
+
+        Raises:
+            UsageError: There is none of this id.
+        """
+        if id not in self._open:
+            raise UsageError(f"no session {id!r:.80} is open")
+        return self._open[id]
+
+    async def open(self) -> str:
+        """Open a session and return its id.
+
+        Raises:
+            UsageError: All are taken.
+        """
+        if len(self._open) >= self._limit:
+            idle = next((id for id in self._open if id not in self._attached), None)
+            if idle is None:
+                raise UsageError(f"all {self._limit} sessions are taken")
+            await self.close(idle)
+        id = uuid.uuid4().hex
+        self._open[id] = Session(self._entry)
+        return id
+
+    def attach(self, id: str) -> Session:
+        """Give an open session to a socket.
+
+        Raises:
+            UsageError: There is none of this id, or another socket has it.
+        """
+        session = self[id]
+        if id in self._attached:
+            raise UsageError(f"session {id!r} has a socket already")
+        self._attached.add(id)
+        return session
+
+    def detach(self, id: str) -> None:
+        """Take a session from its socket; it stays open."""
+        self._attached.discard(id)
+
+    async def close(self, id: str) -> None:
+        """Close a session and free its environment.
+
+        Raises:
+            UsageError: There is none of this id, or a socket has it.
+        """
+        session = self[id]
+        if id in self._attached:
+            raise UsageError(f"session {id!r} is in use by a socket; close that first")
+        del self._open[id]
+        await session.close()
+
+    async def close_all(self) -> None:
+        """Close every session; their sockets are closed already."""
+        self._attached.clear()
+        for id in list(self._open):
+            await self.close(id)
+
+
+def _answer(
+    seen: dict[str, Any], reward: float | None, *, done: bool, metadata: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return an observation in the shape that OpenEnv's clients parse."""
+    told = metadata or {}
+    return {"observation": {**seen, "metadata": told}, "reward": reward, "done": done, "metadata": told}
+
+
+def _tool(function: Any) -> dict[str, Any]:
+    return {
+        "name": function["name"],
+        "description": function.get("description", ""),
+        "input_schema": function.get("parameters", {}),
+    }
