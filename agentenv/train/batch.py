@@ -6,9 +6,11 @@ several. Nothing here depends on how rows will be packed or split.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import count
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -107,43 +109,48 @@ def build_batch(
     Raises:
         UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
     """
-    counts: dict[str, int] = {}
-
-    def drop(reason: str, number: int = 1) -> None:
-        counts[f"dropped/{reason}"] = counts.get(f"dropped/{reason}", 0) + number
-
     rewards = [[_reward(one, config, kl_in_reward) for one in group] for group in groups]
     advantages = advantage_fn(groups) if advantage_fn else _advantages(groups, rewards, config)
     _check_shape(groups, advantages)
+    mixed = [any(map(_nonzero, values)) for values in advantages]
     rows: list[Row] = []
-    episode = 0
-    mixed = 0
+    dropped: Counter[str] = Counter()
+    episodes = count()
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
-        has_gradient = any(_nonzero(value) for value in values)
-        mixed += has_gradient
-        if config.drop_zero_std and not has_gradient:
-            drop("zero_std_episodes", len(group))
+        if config.drop_zero_std and not mixed[index]:
+            dropped["zero_std_episodes"] += len(group)
             continue
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
             if reason:
-                drop(reason)
+                dropped[reason] += 1
                 continue
-            for number, sequence in enumerate(member.sequences):
-                own: float | Sequence[float] = value if isinstance(value, (int, float)) else value[number]
-                row = make_row(sequence, own, episode, index)
-                if row is None:
-                    drop("rows_without_trained_tokens")
-                elif max_length is not None and len(row.token_ids) > max_length:
-                    drop("rows_too_long")
+            for row in _rows_of(member, value, _Place(next(episodes), index, place)):
+                reason = _unfit_row(row, max_length, vocab_size)
+                if row is None or reason:
+                    dropped[reason] += 1
                 else:
-                    _check_vocabulary(row, vocab_size)
-                    row.member, row.sequence = place, number
                     rows.append(row)
-            episode += 1
-    batch = TrainBatch(rows, advantages, {name: float(count) for name, count in counts.items()})
-    batch.metrics |= _reward_metrics(rewards, mixed)
-    return batch
+    metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
+    return TrainBatch(rows, advantages, metrics | _reward_metrics(rewards, sum(mixed)))
+
+
+class _Place(NamedTuple):
+    """Where a row comes from."""
+
+    episode: int
+    group: int
+    member: int
+
+
+def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[Row | None]:
+    """Yield a row of each sequence of an episode; None where nothing can be trained."""
+    for number, sequence in enumerate(one.sequences):
+        own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
+        row = make_row(sequence, own, place.episode, place.group)
+        if row is not None:
+            row.member, row.sequence = place.member, number
+        yield row
 
 
 def make_row(
@@ -266,12 +273,18 @@ def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> 
     return "stale_episodes" if weights_version - min(one.weights_versions) > config.max_staleness else ""
 
 
-def _check_vocabulary(row: Row, vocab_size: int | None) -> None:
+def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) -> str:
+    """Return why a sequence is left out, as a metric's name; empty if it is trained."""
+    if row is None:
+        return "rows_without_trained_tokens"
+    if max_length is not None and len(row.token_ids) > max_length:
+        return "rows_too_long"
     if vocab_size is not None and max(row.token_ids) >= vocab_size:
         raise UsageError(
             f"token id {max(row.token_ids)} is outside the model's vocabulary of {vocab_size}: "
             "the trajectories were made with another tokenizer"
         )
+    return ""
 
 
 def _reward_metrics(rewards: list[list[float | None]], mixed: int) -> dict[str, float]:
