@@ -18,9 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 __all__ = ["Node", "block_mask", "enable_tree_attention", "tree_attention"]
 
@@ -56,6 +53,10 @@ def enable_tree_attention(model: Any) -> None:
     Args:
         model: of transformers, with any attention function of its interface.
     """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     name: str = model.config._attn_implementation  # noqa: SLF001 - transformers has no public getter
     if name.endswith(SUFFIX):
         return
