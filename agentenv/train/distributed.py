@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from agentenv.train.optim import MasterOptimizer
 
-__all__ = ["World"]
+__all__ = ["World", "own_device"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,13 @@ SUMMED = ("dropped/", "stop/", "tokens/", "episodes", "loss")
 """Metrics that add up over ranks."""
 EXTREMES = {"max": max, "max_length": max, "abs_max": max, "min_length": min}
 """Metrics, by the end of their name, of which the largest or smallest is kept. The others are averaged."""
+
+
+def own_device() -> None:
+    """Give each process of a launch its own CUDA device, where there are any."""
+    rank = os.environ.get("LOCAL_RANK")
+    if rank is not None and torch.cuda.is_available():
+        torch.cuda.set_device(int(rank) % torch.cuda.device_count())
 
 
 class World:

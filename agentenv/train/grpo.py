@@ -7,8 +7,7 @@ One step, as GRPO (DeepSeekMath, section 4.1) with DAPO's changes as defaults:
 3. rows are laid out with shared prefixes and scored (`packing`, `policy`, `logprob`);
 4. the loss goes backward, gradients are summed in float32, clipped and applied (`loss`, `optim`).
 
-What makes the groups (environments, tools, text) lives in `rollouts` and `loop`, and this module works
-without it: `step` takes trajectories from any source.
+What makes the groups (environments, tools, text) lives in `rollouts` and `loop`; `step` takes any.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from agentenv.seeding import derive_seed
 from agentenv.train.batch import AdvantageFn, Row, TrainBatch, build_batch, demonstration_rows
 from agentenv.train.checkpoint import load_checkpoint, save_checkpoint, save_numbered
 from agentenv.train.config import GRPOConfig
-from agentenv.train.distributed import World
+from agentenv.train.distributed import World, own_device
 from agentenv.train.loop import run_blocking, train
 from agentenv.train.loss import LossInputs
 from agentenv.train.metrics import Meter, episode_metrics, update_metrics
@@ -82,6 +81,7 @@ class GRPOTrainer:
             raise UsageError("no model: set GRPOConfig.model to a path or Hub id, or pass model=")
         self.config = config
         self.model_name = str(source) if isinstance(source, (str, Path)) else config.model
+        own_device()
         loaded = load_model(str(source), config) if isinstance(source, (str, Path)) else source
         torch.manual_seed(config.seed)
         self.policy = Policy(loaded if config.lora is None else add_lora(loaded, config.lora), config)
@@ -137,7 +137,7 @@ class GRPOTrainer:
             UsageError: The trajectories were made with another tokenizer.
         """
         started = time.perf_counter()
-        version = self.weights_version
+        played = episode_metrics(groups, weights_version=self.weights_version)
         batch = self._batch(groups)
         batch.rows += demonstration_rows(demonstrations, max_length=self.policy.max_length)
         parts = minibatches(
@@ -147,6 +147,7 @@ class GRPOTrainer:
         )
         passes = len(parts) * self.config.num_iterations
         self._score_before(batch.rows, passes)
+        scored = time.perf_counter()
         meter = Meter()
         updates: list[tuple[float, float]] = []
         for part in parts * self.config.num_iterations:
@@ -155,12 +156,13 @@ class GRPOTrainer:
             self.updates_done += isfinite(updates[-1][1])
         self.steps_done += 1
         self._note(groups, batch)
-        metrics = episode_metrics(groups, weights_version=version) | batch.metrics | meter.result()
-        metrics |= update_metrics(updates) | {
+        metrics = played | batch.metrics | meter.result() | update_metrics(updates)
+        metrics |= {
             "learning_rate": learning_rate(self.config, self.updates_done),
             "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
             "weights_version": float(self.weights_version),
-            "time/update": time.perf_counter() - started,
+            "time/logprob": scored - started,
+            "time/update": time.perf_counter() - scored,
         }
         return self.world.merge(metrics)
 
@@ -177,9 +179,7 @@ class GRPOTrainer:
         if self.on_trained is not None:
             for one, note in episode_notes(groups, batch):
                 self.on_trained(one, {"step": self.steps_done, **note})
-        count = self.config.top_kl_tokens
-        found = self.world.gather(top_tokens(batch.rows, groups, count))
-        self.top_tokens = sorted(found, key=lambda one: -one.kl)[:count]
+        self.top_tokens = top_tokens(batch.rows, groups, self.config.top_kl_tokens, self.world)
 
     def warmup(
         self,
@@ -273,19 +273,17 @@ class GRPOTrainer:
         return int(self.world.total(len({row.group for row in self._batch(groups).rows})))
 
     def _batch(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
+        config = self.config
+        reference = self.reference if config.kl_in == "reward" else None
         return build_batch(
             groups,
-            self.config,
+            config,
             weights_version=self.weights_version,
             max_length=self.policy.max_length,
             vocab_size=self.policy.vocab_size,
             advantage_fn=self.advantage_fn,
-            kl_in_reward=self._kl_in_reward(groups),
+            kl_in_reward=None if reference is None else episode_kl(reference, groups, config.kl_estimator),
         )
-
-    def _kl_in_reward(self, groups: Sequence[TrajectoryGroup]) -> Callable[[Trajectory], float] | None:
-        in_reward = self.reference is not None and self.config.kl_in == "reward"
-        return episode_kl(self.reference, groups, self.config.kl_estimator) if in_reward else None
 
     def update(
         self, rows: Sequence[Row], optimizer: MasterOptimizer, rate: float, meter: Meter

@@ -111,6 +111,14 @@ def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
     for one in episodes:
         key = f"stop/{one.stop_reason.value}"
         metrics[key] = metrics.get(key, 0.0) + 1.0
+    for name in sorted({one.name for one in results}):
+        errors = [one.is_error for one in results if one.name == name]
+        metrics[f"tool/{name}/error_rate"] = sum(errors) / len(errors)
+    return metrics | _named_rewards(episodes)
+
+
+def _named_rewards(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
     named: dict[str, list[float]] = {}
     for one in episodes:
         for name, value in one.rewards.items():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from agentenv.train.batch import Row
+from agentenv.train.distributed import World
 from agentenv.train.loss import kl_penalty
 from agentenv.trajectory import TrajectoryGroup
 
@@ -50,8 +51,15 @@ class TokenKL:
         }
 
 
-def top_tokens(rows: Sequence[Row], groups: Sequence[TrajectoryGroup], count: int) -> list[TokenKL]:
-    """Return the `count` tokens with the highest KL of rows that were just trained, highest first."""
+def top_tokens(
+    rows: Sequence[Row], groups: Sequence[TrajectoryGroup], count: int, world: World
+) -> list[TokenKL]:
+    """Return the `count` tokens with the highest KL of what all processes just trained, highest first."""
+    found = world.gather(_highest(rows, groups, count))
+    return sorted(found, key=lambda one: -one.kl)[:count]
+
+
+def _highest(rows: Sequence[Row], groups: Sequence[TrajectoryGroup], count: int) -> list[TokenKL]:
     scored = [row for row in rows if row.new_n is not None and not row.demonstration]
     if not scored or count < 1:
         return []

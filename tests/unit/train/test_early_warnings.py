@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from agentenv.train.batch import build_batch
+from agentenv.train.distributed import World
 from agentenv.train.toptokens import top_tokens
 from agentenv.train.update import score_rows
 from agentenv.train.warn import TaskLedger, early_warnings
@@ -125,7 +126,7 @@ def test_with_a_reference_the_divergence_is_from_it():
 
 
 def test_nothing_trained_lists_nothing():
-    assert top_tokens([], [], 5) == []
+    assert top_tokens([], [], 5, World(torch.device("cpu"))) == []
 
 
 def test_a_run_writes_the_tokens_with_their_text(tmp_path):
