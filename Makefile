@@ -8,7 +8,7 @@ SEED   ?= 0
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-exhaustive test-wheel check format docs bench setup clean
+.PHONY: demo test test-engines test-exhaustive test-peers test-wheel check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -41,10 +41,15 @@ test: $(VENV)/.dev
 
 test-engines: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
+	$(MAKE) test-peers
 	$(MAKE) test-wheel
 
 test-exhaustive: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -m exhaustive
+
+# Peers of the adapters; those that want other versions than ours have an environment of their own.
+test-peers: $(VENV)/.peers
+	PYTHON=$(BIN)/python PEERS_VENV=$(VENV)-peers .ci/test-peers
 
 test-wheel:
 	.ci/test-wheel

@@ -106,8 +106,9 @@ def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch, id, pack
         spec(id)
 
 
+@pytest.mark.engine
 async def test_reasoning_gym_is_played_and_scored_by_its_verifier():
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    pytest.importorskip("reasoning_gym", reason="UNTESTED: reasoning-gym is not installed")
     entry = spec("reasoning_gym:spell_backward")
     task = entry.task_set("test")[0]
 
@@ -121,24 +122,27 @@ async def test_reasoning_gym_is_played_and_scored_by_its_verifier():
         spec("reasoning_gym:countdwn")
 
 
+@pytest.mark.engine
 async def test_the_checker_passes_on_reasoning_gym():
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    pytest.importorskip("reasoning_gym", reason="UNTESTED: reasoning-gym is not installed")
     report = await check_env("reasoning_gym:spell_backward", tasks=4)
 
     assert report.ok, str(report)
 
 
+@pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 async def test_textarena_is_played_with_seeds_that_hold():
-    pytest.importorskip("textarena", reason="textarena is not installed")
+    pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
     report = await check_env("textarena:FrozenLake-v0", tasks=4)
 
     assert report.ok, str(report)
 
 
+@pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
 def test_a_textarena_game_for_two_is_refused():
-    pytest.importorskip("textarena", reason="textarena is not installed")
+    pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
     with pytest.raises(UsageError, match="cannot be played"):
         make("textarena:Chess-v0").reset(seed=1)
     with pytest.raises(UnknownEnvironment, match="no game"):
@@ -165,8 +169,9 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.engine
 async def test_tools_of_an_mcp_server_are_tools(tmp_path):
-    pytest.importorskip("mcp.server.mcpserver", reason="mcp 2 is not installed")
+    pytest.importorskip("mcp.server.mcpserver", reason="UNTESTED: mcp 2 is not installed")
     from agentenv.adapters.mcp import mcp_tools
 
     path = tmp_path / "server.py"
