@@ -5,15 +5,15 @@ Only the first process writes; every process may send the one notice, for any of
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from agentenv.train.metrics import MetricsFile
+from agentenv.train.metrics import JsonLines
 from agentenv.train.notices import FailureNotice
 from agentenv.train.track import Trackers
 from agentenv.train.warn import early_warnings
@@ -43,26 +43,26 @@ class Journal:
         # An address of apprise may hold a password: it stays out of what trackers show.
         shown = {name: value for name, value in asdict(config).items() if name != "notify"}
         names = config.report_to if self._writes else ()
-        self._file = MetricsFile(self._directory / "metrics.jsonl")
+        self._file = JsonLines(self._directory / "metrics.jsonl")
+        self._tokens = JsonLines(self._directory / "kl_tokens.jsonl")
         self._trackers = Trackers(names, directory=self._directory, config=shown)
         if self._writes:
             self._file.forget_after(trainer.steps_done)
+            self._tokens.forget_after(trainer.steps_done)
 
     def write(self, history: Sequence[dict[str, float]]) -> None:
         """Write the last step, and in words what is wrong with it."""
         if not self._writes:
             return
         step = self._trainer.steps_done
-        self._file.write(step, history[-1])
+        finite = {name: value if isfinite(value) else None for name, value in history[-1].items()}
+        self._file.write(step, finite)
         self._trackers.log(step, history[-1])
         for warning in early_warnings(history):
             log.warning("step %d: %s", step, warning)
         if self._trainer.top_tokens:
-            self._write_tokens(step, [one.record(self._text) for one in self._trainer.top_tokens])
-
-    def _write_tokens(self, step: int, tokens: Sequence[Mapping[str, object]]) -> None:
-        with (self._directory / "kl_tokens.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "tokens": tokens}) + "\n")
+            tokens = [one.record(self._text) for one in self._trainer.top_tokens]
+            self._tokens.write(step, {"tokens": tokens})
 
     def _text(self, ids: Sequence[int]) -> str:
         tokenizer = self._trainer.tokenizer

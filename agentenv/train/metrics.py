@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["Meter", "MetricsFile", "episode_metrics", "update_metrics"]
+__all__ = ["JsonLines", "Meter", "episode_metrics", "update_metrics"]
 
 
 class Meter:
@@ -144,18 +144,17 @@ def update_metrics(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-class MetricsFile:
-    """Appends one JSON line a step; a number that is not finite becomes null."""
+class JsonLines:
+    """A file with one JSON line for each step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a step."""
-        plain = {name: value if isfinite(value) else None for name, value in metrics.items()}
+    def write(self, step: int, values: Mapping[str, object]) -> None:
+        """Append what a step has to say."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **plain}) + "\n")
+            file.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps above this one, so that a resumed run has each step once."""

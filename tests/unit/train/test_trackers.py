@@ -159,6 +159,27 @@ def wandb_rows(data: bytes) -> list[dict[str, float]]:
     return rows
 
 
+class Broken:
+    """A tracker whose server has gone."""
+
+    def log(self, metrics, step):
+        raise ConnectionError("gone")
+
+    def finish(self):
+        raise AssertionError("finished after it was given up")
+
+
+def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tmp_path, caplog):
+    trackers = Trackers((), directory=tmp_path, config={})
+    trackers._runs["wandb"] = Broken()
+
+    trackers.log(1, {"reward": 1.0})
+    trackers.log(2, {"reward": 1.0})
+    trackers.close()
+
+    assert caplog.text.count("wandb is given up at step 1: ConnectionError: gone") == 1
+
+
 def test_an_unknown_tracker_is_refused(tmp_path):
     with pytest.raises(UsageError, match="unknown tracker 'mlflow'"):
         Trackers(("mlflow",), directory=tmp_path, config={})

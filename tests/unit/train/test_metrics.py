@@ -1,0 +1,90 @@
+"""Metrics of a step: what is counted for each environment and tool, and how processes are put together."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from agentenv.messages import ToolErrorKind, ToolResult
+from agentenv.train.distributed import _merged
+from agentenv.train.metrics import JsonLines, episode_metrics, update_metrics
+from agentenv.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
+
+
+def episode(
+    env: str, reward: float, *results: tuple[str, bool], stop: StopReason = StopReason.FINAL_ANSWER
+) -> Trajectory:
+    answers = tuple(
+        ToolResult(f"c{n}", name, "x", ToolErrorKind.EXCEPTION if failed else None)
+        for n, (name, failed) in enumerate(results)
+    )
+    turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", 3, tool_results=answers, reward=reward)
+    return Trajectory(env, "t", 0, f"{env}:t", stop, turns=(turn,), reward=reward, rewards={"part": reward})
+
+
+def test_each_tool_has_its_error_rate_and_each_environment_its_own_metrics():
+    groups = [
+        TrajectoryGroup(
+            (episode("a", 1.0, ("add", False), ("add", True)), episode("a", 0.0, ("look", False)))
+        ),
+        TrajectoryGroup((episode("b", 0.25, stop=StopReason.MAX_TURNS),)),
+    ]
+
+    metrics = episode_metrics(groups)
+
+    assert metrics["tool/add/error_rate"] == 0.5
+    assert metrics["tool/look/error_rate"] == 0.0
+    assert metrics["a/tool/add/error_rate"] == 0.5
+    assert "b/tool/add/error_rate" not in metrics
+    assert metrics["tools/failure_frequency"] == pytest.approx(1 / 3)
+    assert (metrics["a/reward"], metrics["b/reward"]) == (0.5, 0.25)
+    assert (metrics["a/completions/clipped_ratio"], metrics["b/completions/clipped_ratio"]) == (0.0, 1.0)
+    assert metrics["stop/final_answer"] == 2
+    assert metrics["b/stop/max_turns"] == 1
+    assert metrics["rewards/part/mean"] == pytest.approx(1.25 / 3)
+
+
+def test_one_environment_is_not_listed_twice():
+    assert not any(name.startswith("a/") for name in episode_metrics([TrajectoryGroup((episode("a", 1.0),))]))
+
+
+@pytest.mark.parametrize(
+    ("name", "merged"),
+    [
+        ("episodes", 6.0),
+        ("stop/max_turns", 6.0),
+        ("dropped/stale_episodes", 6.0),
+        ("loss", 6.0),
+        ("completions/max_length", 5.0),
+        ("completions/min_length", 1.0),
+        ("mismatch/abs_max", 5.0),
+        ("staleness/max", 5.0),
+        ("reward", 3.0),
+        ("entropy", 3.0),
+    ],
+)
+def test_processes_add_counts_keep_extremes_and_average_the_rest(name, merged):
+    assert _merged(name, [1.0, 5.0]) == merged
+
+
+def test_an_update_that_was_left_out_is_counted():
+    metrics = update_metrics([(1.0, 2.0), (3.0, math.inf)])
+    assert (metrics["updates"], metrics["updates/not_finite"], metrics["loss"]) == (1.0, 1.0, 2.0)
+    assert update_metrics([]) == {"loss": 0.0, "grad_norm": 0.0, "updates": 0.0, "updates/not_finite": 0.0}
+
+
+def test_a_resumed_file_has_each_step_once_and_loses_a_torn_line(tmp_path):
+    lines = JsonLines(tmp_path / "deep" / "metrics.jsonl")
+    for step in (1, 2, 3):
+        lines.write(step, {"reward": step / 2, "kl": None})
+    with lines.path.open("a") as file:
+        file.write('{"step": 4, "rew')
+
+    lines.forget_after(2)
+    lines.write(3, {"reward": 9.0})
+
+    held = [json.loads(line) for line in lines.path.read_text().splitlines()]
+    assert [line["step"] for line in held] == [1, 2, 3]
+    assert held[2]["reward"] == 9.0
