@@ -117,17 +117,23 @@ class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedB
     def forward(  # noqa: PLR0917 - autograd passes by position
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None
     ) -> Tensor:
-        repeats = query.shape[1] // key.shape[1]
         output = _empty_like_tokens(query)
         lse = query.new_empty(query.shape[:3], dtype=_accumulator(query))
+        shared = [_repeat(one, query) for one in (key, value)]
+
+        def of_part(rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+            given = (query[:, :, rows], *(one[:, :, columns] for one in shared))
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+                *given, 0.0, rows == columns, scale=scale
+            )
+
         for start, stop, _ in nodes:
             own = slice(start, stop)
-            output[:, :, own], lse[:, :, own] = _attend(query, key, value, own, own, repeats, scale)
+            output[:, :, own], lse[:, :, own] = of_part(own, own)
         for start, stop, end in nodes:
             if end > stop:
                 below = slice(stop, end)
-                part, part_lse = _attend(query, key, value, below, slice(start, stop), repeats, scale)
-                _merge(output[:, :, below], lse[:, :, below], part, part_lse)
+                _merge(output[:, :, below], lse[:, :, below], *of_part(below, slice(start, stop)))
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.settings = (nodes, scale)
         return output.transpose(1, 2)
@@ -137,22 +143,21 @@ class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedB
         query, key, value, output, lse = ctx.saved_tensors
         nodes, scale = ctx.settings
         grad_output = grads[0].transpose(1, 2)
-        heads, repeats = key.shape[1], query.shape[1] // key.shape[1]
-        grad_query, grad_key, grad_value = (_empty_like_tokens(one) for one in (query, key, value))
+        shared = [_repeat(one, query) for one in (key, value)]
+        grad_query, grad_key, grad_value = found = [_empty_like_tokens(query) for _ in range(3)]
 
         def of_part(rows: slice, columns: slice) -> list[Tensor]:
-            given = (one[:, :, rows] for one in (grad_output, query))
-            shared = (_repeat(one[:, :, columns], repeats) for one in (key, value))
-            kept = (one[:, :, rows] for one in (output, lse))
-            grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
-                *given, *shared, *kept, 0.0, rows == columns, scale=scale
+            given = (
+                *(one[:, :, rows] for one in (grad_output, query)),
+                *(one[:, :, columns] for one in shared),
             )
-            return [grads[0], *(one.unflatten(1, (heads, repeats)).sum(2) for one in grads[1:])]
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
+                *given, output[:, :, rows], lse[:, :, rows], 0.0, rows == columns, scale=scale
+            )
 
         for start, stop, _ in nodes:
             own = slice(start, stop)
-            parts = of_part(own, own)
-            for whole, part in zip((grad_query, grad_key, grad_value), parts, strict=True):
+            for whole, part in zip(found, of_part(own, own), strict=True):
                 whole[:, :, own] = part
         for start, stop, end in nodes:
             if end > stop:
@@ -161,21 +166,7 @@ class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedB
                 grad_query[:, :, below] += parts[0]
                 grad_key[:, :, own] += parts[1]
                 grad_value[:, :, own] += parts[2]
-        return grad_query, grad_key, grad_value, None, None
-
-
-def _attend(  # noqa: PLR0917
-    query: Tensor, key: Tensor, value: Tensor, rows: slice, columns: slice, repeats: int, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return the attention of some tokens to some others, causal among themselves, and its lse."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
-        query[:, :, rows],
-        _repeat(key[:, :, columns], repeats),
-        _repeat(value[:, :, columns], repeats),
-        0.0,
-        rows == columns,
-        scale=scale,
-    )
+        return grad_query, _unrepeat(grad_key, key), _unrepeat(grad_value, value), None, None
 
 
 def _merge(output: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
@@ -185,8 +176,16 @@ def _merge(output: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     lse.copy_(total)
 
 
-def _repeat(tensor: Tensor, repeats: int) -> Tensor:
+def _repeat(tensor: Tensor, query: Tensor) -> Tensor:
+    """Give each query head the key or value head that serves it."""
+    repeats = query.shape[1] // tensor.shape[1]
     return tensor if repeats == 1 else tensor.repeat_interleave(repeats, dim=1)
+
+
+def _unrepeat(grad: Tensor, tensor: Tensor) -> Tensor:
+    """Add up the gradients of the query heads that one key or value head serves."""
+    heads = tensor.shape[1]
+    return grad if grad.shape[1] == heads else grad.unflatten(1, (heads, -1)).sum(2)
 
 
 def _empty_like_tokens(tensor: Tensor) -> Tensor:

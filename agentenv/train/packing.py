@@ -35,12 +35,16 @@ class CostModel:
     overhead: float = 32.0
     """Of a pass of its own: small matrix products are slow."""
 
+    branch: float = 1.0
+    """Of each row of a tree, which is attended to on its own."""
     block_mask: bool = False
-    """A pack's attention computes every pair, whether they see each other or not."""
+    """A pack's attention computes every pair at once, whether they see each other or not."""
 
-    def packed(self, tokens: int, pairs: float) -> float:
+    def packed(self, tokens: int, pairs: float, rows: int) -> float:
         """Cost of one pack, of which so many pairs see each other."""
-        return tokens + self.attention * (tokens * tokens if self.block_mask else pairs) + self.overhead
+        if self.block_mask:
+            return tokens + self.attention * tokens * tokens + self.overhead
+        return tokens + self.attention * pairs + self.branch * rows + self.overhead
 
     def padded(self, rows: int, width: int) -> float:
         """Cost of one padded batch."""
@@ -95,7 +99,7 @@ def plan(
     if layout == "auto":
         parts = _padded_parts(rows, max_tokens)
         cost_padded = sum(cost.padded(len(part), max(len(r.token_ids) - 1 for r in part)) for part in parts)
-        if cost_padded <= sum(cost.packed(pack.tokens, pack.pairs) for pack in packs):
+        if cost_padded <= sum(pack.cost(cost) for pack in packs):
             return [pad_rows(part) for part in parts]
     return [pack_rows(pack.rows) for pack in packs]
 
@@ -199,6 +203,9 @@ class _Pack:
     tokens: int
     pairs: float
 
+    def cost(self, model: CostModel) -> float:
+        return model.packed(self.tokens, self.pairs, len(self.rows))
+
 
 def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]:
     """Fill packs in order of the tokens, so that equal prefixes meet."""
@@ -207,11 +214,11 @@ def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]
     for row in sorted(rows, key=lambda one: one.token_ids):
         ids = row.token_ids[:-1]
         alone = _Pack([row], len(ids), len(ids) ** 2 / 2)
-        joined = _joined(packs[-1], alone, _common_prefix(previous, ids)) if packs else None
-        if joined and joined.tokens <= max_tokens and _saves(packs[-1], alone, joined, cost):
-            packs[-1] = joined
-        else:
-            packs.append(alone)
+        packs.append(alone)
+        if len(packs) > 1:
+            joined = _joined(packs[-2], alone, _common_prefix(previous, ids))
+            if joined.tokens <= max_tokens and joined.cost(cost) <= packs[-2].cost(cost) + alone.cost(cost):
+                packs[-2:] = [joined]
         previous = ids
     return packs
 
@@ -223,8 +230,3 @@ def _joined(pack: _Pack, alone: _Pack, shared: int) -> _Pack:
         pack.tokens + alone.tokens - shared,
         pack.pairs + alone.pairs - shared**2 / 2,
     )
-
-
-def _saves(pack: _Pack, alone: _Pack, joined: _Pack, cost: CostModel) -> bool:
-    apart = cost.packed(pack.tokens, pack.pairs) + cost.packed(alone.tokens, alone.pairs)
-    return cost.packed(joined.tokens, joined.pairs) <= apart
