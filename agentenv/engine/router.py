@@ -60,6 +60,11 @@ class RouterEngine:
         self._helper_sampling = helper_sampling
 
     @property
+    def policy(self) -> Engine:
+        """The engine whose weights follow the trainer."""
+        return self._policy
+
+    @property
     def weights_version(self) -> int:
         """The policy's version."""
         return self._policy.weights_version

@@ -27,6 +27,8 @@ __all__ = ["Server", "ServerPool"]
 BUSY = (429, 503)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+KEEP_ALIVE_S = 4.0
+"""Less than the 5 s after which vLLM closes an idle connection, or requests would meet closed ones."""
 CONTEXT_WORDS = ("maximum context length", "context length", "max_model_len", "maximum model length")
 
 
@@ -106,8 +108,23 @@ class ServerPool:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def post_all(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Post the same order to every server, whatever its state."""
-        return list(await asyncio.gather(*(self.post_one(server, path, body) for server in self.servers)))
+        """Post the same order to every server; one that is away is waited for, for `retry_s`."""
+        return list(await asyncio.gather(*(self._insist(server, path, body) for server in self.servers)))
+
+    async def _insist(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self._session()
+        began = monotonic()
+        while True:
+            try:
+                return await self.post_one(server, path, body)
+            except EngineUnavailable:
+                if monotonic() - began + FIRST_PAUSE_S > self._retry_s:
+                    raise
+            await asyncio.sleep(FIRST_PAUSE_S)
+            async with self._changed:
+                with suppress(TimeoutError):
+                    left = self._retry_s - (monotonic() - began)
+                    await asyncio.wait_for(self._changed.wait_for(lambda: server.alive), left)
 
     async def post_one(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Post an order to one server, once; an answer that is no JSON object counts as empty."""
@@ -239,7 +256,7 @@ class ServerPool:
             for server in self.servers:
                 server.alive, server.watcher, server.in_flight = True, None, 0
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
                 headers={"Content-Type": "application/json", **self._headers},
             )

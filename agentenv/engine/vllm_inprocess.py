@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -14,6 +14,7 @@ from typing import Any
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.hf.load import ModelFiles
+from agentenv.engine.weight_files import require_weights
 from agentenv.errors import ContextTooLong, DependencyMissing, EngineError, ModelNotFound, UsageError
 
 __all__ = ["VLLMEngine"]
@@ -136,26 +137,39 @@ class VLLMEngine:
         number = self._adapters[name].lora_int_id if name in self._adapters else len(self._adapters) + 1
         replaces = name in self._adapters
         request = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path), load_inplace=replaces)
-        try:
-            await engine.add_lora(request)
-        except Exception as error:
-            raise EngineError(f"{self.name} cannot load the adapter at {path}: {error}") from error
-        self._adapters[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path))
-        return await self._new_version(version)
+        async with self._paused(engine):
+            try:
+                await engine.add_lora(request)
+            except Exception as error:
+                raise EngineError(f"{self.name} cannot load the adapter at {path}: {error}") from error
+            self._adapters[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path))
+            return await self._new_version(version)
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory; return the new weights version.
 
         Requests in flight are frozen meanwhile; the prefix cache of the old weights is dropped.
         """
+        require_weights(path, self._arguments["model"])
         engine = await self._started()
+        async with self._paused(engine):
+            try:
+                await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+                dropped = await engine.reset_prefix_cache(True)
+            except Exception as error:
+                raise EngineError(f"{self.name} cannot load the weights at {path}: {error}") from error
+            if dropped is False:
+                raise EngineError(
+                    f"{self.name} kept its prefix cache of the old weights; it must not be used"
+                )
+            return await self._new_version(version)
+
+    @asynccontextmanager
+    async def _paused(self, engine: Any) -> AsyncGenerator[None]:
+        """Freeze requests in flight, so that each token's version is known."""
         await engine.pause_generation(mode="keep")
         try:
-            await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
-            await engine.reset_prefix_cache(True)
-            return await self._new_version(version)
-        except Exception as error:
-            raise EngineError(f"{self.name} cannot load the weights at {path}: {error}") from error
+            yield
         finally:
             await engine.resume_generation()
 

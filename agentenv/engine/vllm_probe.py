@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentenv.engine.exact import VERSION_LABEL
 from agentenv.engine.server_pool import message_of
 from agentenv.errors import EngineError, EngineUnavailable
 
@@ -48,6 +49,8 @@ class ServerReport:
     lora: bool
     """Adapters can be loaded while it runs."""
     adapters: tuple[str, ...] = ()
+    weights_version: int = 0
+    """What we named its present weights, if we pushed them."""
     detail: str = ""
     """Why token ids cannot be had, if they cannot."""
 
@@ -144,6 +147,7 @@ def probe(
         dev_mode="/collective_rpc" in paths,
         lora="/v1/load_lora_adapter" in paths,
         adapters=tuple(entry["id"] for entry in served if entry.get("parent")),
+        weights_version=_weights_version(asker) if "/weight_info" in paths else 0,
         detail=detail,
     )
 
@@ -173,6 +177,13 @@ def _paths(asker: Asker) -> set[str]:
         return set()
     paths = answer.get("paths") if isinstance(answer, dict) else None
     return set(paths) if isinstance(paths, dict) else set()
+
+
+def _weights_version(asker: Asker) -> int:
+    answer = asker.ask("/weight_info")
+    label = str(answer.get("weight_version")) if isinstance(answer, dict) else ""
+    number = label.removeprefix(VERSION_LABEL)
+    return int(number) if label != number and number.isdigit() else 0
 
 
 def _version(asker: Asker) -> str:

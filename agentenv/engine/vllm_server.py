@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,6 +22,7 @@ from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.server_pool import Server, ServerPool
 from agentenv.engine.vllm_probe import ServerReport, probe
+from agentenv.engine.weight_files import require_weights
 from agentenv.errors import EngineError, ModelNotFound
 
 __all__ = ["VLLMServerEngine", "connect"]
@@ -50,7 +52,7 @@ class VLLMServerEngine:
     ) -> None:
         self.report = report
         self.name = f"{report.url}/v1"
-        self.weights_version = 0
+        self.weights_version = report.weights_version
         self.max_context_tokens = report.max_context_tokens
         self._pool = ServerPool(
             urls or [report.url],
@@ -59,6 +61,7 @@ class VLLMServerEngine:
             api_key=api_key,
             restore=self._restore,
         )
+        self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._adapters: dict[str, str] = {}
         self._weights_path: str | None = None
 
@@ -124,9 +127,10 @@ class VLLMServerEngine:
         if not self.report.lora:
             raise EngineError(f"{self.name} cannot load adapters; {self.report.missing[-1]}")
         body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
-        await self._pool.post_all("/v1/load_lora_adapter", body)
-        self._adapters[name] = str(path)
-        return await self._new_version(version)
+        async with self._paused():
+            await self._pool.post_all("/v1/load_lora_adapter", body)
+            self._adapters[name] = str(path)
+            return await self._new_version(version)
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory that the servers can read.
@@ -138,20 +142,30 @@ class VLLMServerEngine:
             The new weights version.
 
         Raises:
-            EngineError: A server is not in development mode, or refuses the weights.
+            EngineError: A server is not in development mode, or the weights cannot be its own.
         """
         self._need_dev_mode()
+        require_weights(path, self.report.model_path, remote=self._remote)
         began = monotonic()
-        await self._pool.post_all("/pause?mode=keep", {})
-        try:
+        async with self._paused():
             await self._pool.post_all("/collective_rpc", reload_body(path))
             await self._drop_caches()
             self._weights_path = str(path)
             new = await self._new_version(version)
-        finally:
-            await self._pool.post_all("/resume", {})
         _log.info("loaded weights %s from %s in %.2f s", new, path, monotonic() - began)
         return new
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncGenerator[None]:
+        """Freeze requests in flight, where the servers allow it, so that each token's version is known."""
+        if not self.report.dev_mode:
+            yield
+            return
+        await self._pool.post_all("/pause?mode=keep", {})
+        try:
+            yield
+        finally:
+            await self._pool.post_all("/resume", {})
 
     def _need_dev_mode(self) -> None:
         if not self.report.dev_mode:
@@ -174,6 +188,14 @@ class VLLMServerEngine:
 
     async def _restore(self, server: Server) -> None:
         """Give a server that came back what the others have."""
+        if self.weights_version and self._weights_path is None and not self._adapters:
+            _log.warning(
+                "%s came back with the weights that it starts with: another process had pushed version %d",
+                server.url,
+                self.weights_version,
+            )
+            self.weights_version = 0
+            return
         served = await self._pool.get(server, "/v1/models")
         names = {entry["id"] for entry in served.get("data", [])}
         if self._weights_path is not None:

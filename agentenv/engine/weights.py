@@ -119,10 +119,10 @@ async def check_sync(
         stop_token_ids: ids that end a completion.
     """
     drawn = sampling or Sampling(max_tokens=32, seed=0)
+    asked = (engine.generate(prompt, drawn, stop_token_ids=stop_token_ids) for prompt in prompts)
     ours: list[float] = []
     theirs: list[float] = []
-    for prompt in prompts:
-        done = await engine.generate(prompt, drawn, stop_token_ids=stop_token_ids)
+    for prompt, done in zip(prompts, await asyncio.gather(*asked), strict=True):
         scored = score(prompt, done.token_ids)
         theirs += await scored if isinstance(scored, Awaitable) else scored
         ours += done.logprobs

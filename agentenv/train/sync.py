@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agentenv.engine.base import Sampling
+from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import WeightReader, check_sync, push_weights
 from agentenv.errors import UsageError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["follow_trainer", "held_still", "sampling_engine", "shares_model", "sync_engine"]
 
-CHECK_TOKENS = 32
+CHECK_TOKENS = 16
 CHECK_QUESTIONS = (
     "Say hello.",
     "What is 2 + 3?",
@@ -90,9 +91,14 @@ def _named_engine(trainer: GRPOTrainer) -> Engine:
     return loaded
 
 
+def policy_engine(trainer: GRPOTrainer) -> Any:
+    """Return the engine whose weights follow the trainer's: not a helper beside it; None if there is none."""
+    return trainer.engine.policy if isinstance(trainer.engine, RouterEngine) else trainer.engine
+
+
 def shares_model(trainer: GRPOTrainer) -> bool:
     """Return whether the engine samples from the very model in training."""
-    return trainer.engine is not None and getattr(trainer.engine, "model", None) is trainer.model
+    return getattr(policy_engine(trainer), "model", None) is trainer.model
 
 
 @contextmanager
@@ -101,7 +107,7 @@ def held_still(trainer: GRPOTrainer) -> Generator[None]:
     if not shares_model(trainer):
         yield
         return
-    engine: Any = trainer.engine
+    engine = policy_engine(trainer)
     with engine.updating():
         yield
     engine.weights_updated(trainer.weights_version)
@@ -135,8 +141,9 @@ async def follow_trainer(trainer: GRPOTrainer) -> dict[str, float]:
         EngineError: The engine refused the weights, or samples from others than the trainer's.
         UsageError: The model is sharded over several processes.
     """
-    if isinstance(trainer.engine, WeightReader):
-        return await _push_and_check(trainer, trainer.engine)
+    engine = policy_engine(trainer)
+    if isinstance(engine, WeightReader):
+        return await _push_and_check(trainer, engine)
     await asyncio.to_thread(sync_engine, trainer)
     return {}
 

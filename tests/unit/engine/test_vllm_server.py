@@ -29,6 +29,7 @@ class FakeVLLM:
     scaled: bool = True
     token_ids: bool = True
     max_model_len: int = 64
+    model_path: str = "/srv/model"
     plan: list[object] = field(default_factory=list)
     seen: list[dict] = field(default_factory=list)
     posts: list[str] = field(default_factory=list)
@@ -57,7 +58,8 @@ class FakeVLLM:
             routes["/inference/v1/generate"] = self.generate
         for path, handler in routes.items():
             app.router.add_post(path, handler)
-        app.router.add_get("/openapi.json", self.note({"paths": {path: {} for path in routes}}))
+        paths = {path: {} for path in [*routes, "/weight_info"]}
+        app.router.add_get("/openapi.json", self.note({"paths": paths}))
         app.router.add_get("/version", self.note({"version": "0.32.0"}))
         app.router.add_get("/health", self.note({}))
         app.router.add_get("/weight_info", self.info)
@@ -65,7 +67,7 @@ class FakeVLLM:
         return app
 
     async def models(self, _):
-        base = {"id": "base", "root": "/srv/model", "max_model_len": self.max_model_len}
+        base = {"id": "base", "root": self.model_path, "max_model_len": self.max_model_len}
         return web.json_response(
             {"data": [base, *({"id": name, "parent": "base"} for name in self.adapters)]}
         )
@@ -383,6 +385,53 @@ async def test_weights_change_in_the_order_pause_update_reset_version_resume():
         order = [post.partition("?")[0] for post in fake.posts]
         assert order == ["/pause", "reload_weights", "/reset_prefix_cache", "agentenv-1", "/resume"]
         assert (await say(engine)).version_ranges == ((1, 0, 4),)
+
+
+async def test_adapters_change_in_the_order_pause_update_version_resume():
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.load_adapter("policy", "/lora/1", version=3)
+
+        assert [post.partition("?")[0] for post in fake.posts] == ["/pause", "agentenv-3", "/resume"]
+        assert fake.adapters == {"policy": "/lora/1"}
+
+
+async def test_a_server_that_is_away_during_an_update_gets_it_when_it_is_back():
+    async with serving() as fake, engine_on(fake, retry_s=20) as engine:
+        port = int(fake.url.rsplit(":", 1)[1])
+        await fake.stop()
+        update = asyncio.create_task(engine.load_weights("/w/2", version=2))
+        while not engine._pool.servers[0].failures:  # noqa: ASYNC110 - the pool has no such event
+            await asyncio.sleep(0.01)
+        await fake.start(port)
+        await update
+
+        assert (fake.weights, fake.version) == ("/w/2", "agentenv-2")
+        assert (await say(engine)).version_ranges == ((2, 0, 4),)
+
+
+async def test_a_client_takes_over_the_version_that_a_server_names():
+    async with serving() as fake:
+        fake.version = "agentenv-12"
+        async with engine_on(fake) as engine:
+            assert engine.weights_version == 12
+        fake.version = "of-somebody-else"
+        async with engine_on(fake) as engine:
+            assert engine.weights_version == 0
+
+
+async def test_a_server_that_shares_our_files_is_not_given_weights_that_would_break_it(tmp_path):
+    shape = {"model_type": "llama", "hidden_size": 8}
+    for name, config in {"served": shape, "same": shape, "other": {**shape, "hidden_size": 9}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        (tmp_path / name / "model.safetensors").touch()
+    async with serving(model_path=str(tmp_path / "served")) as fake, engine_on(fake) as engine:
+        with pytest.raises(EngineError, match="hidden_size 9 instead of 8; nothing was changed"):
+            await engine.load_weights(tmp_path / "other")
+        with pytest.raises(EngineError, match=r"no \*\.safetensors; nothing was changed"):
+            await engine.load_weights(tmp_path / "nowhere")
+        assert fake.posts == []
+        assert await engine.load_weights(tmp_path / "same") == 1
 
 
 async def test_an_adapter_is_loaded_in_place_and_asked_for_by_name():

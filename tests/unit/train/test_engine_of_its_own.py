@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
+from agentenv.engine.router import RouterEngine
 from agentenv.engine.transformers_engine import TransformersEngine
 from agentenv.envspec import EnvSpec
 from agentenv.errors import EngineError, UsageError
@@ -92,6 +93,22 @@ def test_an_evaluation_is_of_the_present_weights(tmp_path):
     trainer.evaluate()
 
     assert trainer.engine.read == ["weights-0"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_beside_a_helper_the_policys_weights_follow_and_the_helpers_stay(tmp_path, shared):
+    def pair(model):
+        policy = TransformersEngine(model) if shared else FromDisk(model)
+        return RouterEngine(policy, FromDisk(model), unsure=lambda done: done.token_ids[0] % 2 == 0)
+
+    trainer = make_trainer(tmp_path, pair)
+    history = trainer.train()
+
+    router = trainer.engine
+    assert router.routed > 0
+    assert router.policy.weights_version == trainer.weights_version > 0
+    assert router._helper.read == []
+    assert all(step["mismatch/k3"] < 1e-6 for step in history)
 
 
 @pytest.mark.parametrize("engine", ["mock", "openai:gpt", "hf:model"])
