@@ -8,7 +8,7 @@ SEED   ?= 0
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-exhaustive test-peers test-wheel check format docs bench setup clean
+.PHONY: demo test test-engines test-vllm test-exhaustive test-peers test-wheel check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -42,7 +42,18 @@ test: $(VENV)/.dev
 test-engines: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
 	$(MAKE) test-peers
+	$(MAKE) test-vllm
 	$(MAKE) test-wheel
+
+# vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
+$(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt
+	PYTHON=$(BIN)/python .ci/install-vllm $(VENV)/vllm
+	touch $@
+
+test-vllm: $(VENV)/.vllm
+	NO_VLLM="$$(cat $(VENV)/vllm/unavailable 2>/dev/null)"; export NO_VLLM; \
+	  if [ "$$NO_VLLM" ]; then $(MAKE) $(VENV)/.dev && run=$(BIN)/python; else run=$(VENV)/vllm/bin/python; fi; \
+	  $$run -m pytest -rs --durations 5 tests/e2e/test_real_vllm.py
 
 test-exhaustive: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 1800 -m exhaustive
