@@ -124,3 +124,16 @@ def test_a_task_set_survives_json_where_its_source_has_a_name():
         TaskSet.of(lambda: ROWS).record()
     with pytest.raises(TaskError, match="generator"):
         TaskSet.of(row for row in ROWS).record()
+
+
+@pytest.mark.engine
+def test_hugging_face_datasets_are_tasks_as_objects_and_by_name(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="UNTESTED: datasets is not installed")
+    rows = [{"question": f"q{n}", "answer": str(n)} for n in range(4)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = TaskSet.of({"train": datasets.Dataset.from_list(rows)})
+    named = TaskSet.of({"train": f"hf:{tmp_path}:train"})
+
+    assert [task.data for task in made] == rows
+    assert [task.id for task in made] == [task.id for task in named]
+    assert made[2].data == {"question": "q2", "answer": "2"}
