@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import platform
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -33,7 +35,12 @@ PACKAGES = (
 
 @app.command()
 def run(
-    model: str = typer.Option("", "-m", "--model", help="Ask this model what it promises; any -m of eval."),
+    model: str = typer.Option(
+        "",
+        "-m",
+        "--model",
+        help="Ask this model what it promises: any -m of eval. A path alone: look at its chat template.",
+    ),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer."),
     as_json: bool = JsonOption,
 ) -> None:
@@ -42,7 +49,9 @@ def run(
     Ends with 1 if the model's engine breaks a promise.
     """
     found: dict[str, Any] = {"python": platform.python_version(), "packages": _packages()}
-    if model:
+    if model and Path(model).exists():
+        found["template"] = _template(model)
+    elif model:
         found["model"], found["engine"] = _model(model, tokenizer)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
@@ -62,6 +71,8 @@ def _show(found: dict[str, Any]) -> None:
         print(f"{name}: {text}")
     for finding in found.get("engine", ()):
         print(f"  {finding['line']}")
+    if "template" in found:
+        print(found["template"]["text"])
 
 
 def _packages() -> list[tuple[str, str, str]]:
@@ -72,6 +83,14 @@ def _packages() -> list[tuple[str, str, str]]:
         except importlib.metadata.PackageNotFoundError:
             found.append((name, "", extra))
     return found
+
+
+def _template(path: str) -> dict[str, Any]:
+    """Return what the template doctor finds on a model's directory or file; no engine is started."""
+    from agentenv.render import ChatTokenizer, Renderer, doctor_report
+
+    report = Renderer(ChatTokenizer.load(path)).report
+    return {"text": doctor_report(path), **asdict(report)}
 
 
 def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ whole. The mark itself is never encoded: the model reads the same characters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -115,20 +115,19 @@ class ControlSet:
                 return length
         return 0
 
-    def goes_on(self, text: str) -> int:
-        """Return where to cut a text that completes a control string whose first character is not its own.
+    def completes(self, text: str) -> bool:
+        """True if a text begins with all of a control string but its first character."""
+        return text[:1] in self._rest_prefixes and any(
+            text[:length] in self._rests for length in self._rest_lengths
+        )
 
-        0: it does not. A text that is wholly inside of such a string is cut at its end.
-        """
-        if text[:1] not in self._rest_prefixes:
-            return 0
-        if any(text[:length] in self._rests for length in self._rest_lengths):
-            return 1
-        return len(text) if text in self._rest_prefixes else 0
+    def may_join(self, texts: Sequence[str]) -> bool:
+        """True if a text's last character could begin a control string that whole texts go on with."""
+        return any(text.endswith(self._first) for text in texts) and not self._rest_prefixes.isdisjoint(texts)
 
     def ends_with_first(self, text: str) -> bool:
-        """True if the text's last character could begin a control string that another text completes."""
-        return text.endswith(self._first) if self._first else False
+        """True if the last character could begin a control string."""
+        return text.endswith(self._first)
 
     def __contains__(self, text: str) -> bool:
         return self._pattern is not None and self._pattern.search(text) is not None
@@ -140,13 +139,13 @@ class Neutraliser:
     The mark is a private-use character that none of the strings contains, so nothing is lost.
     """
 
-    __slots__ = ("_control", "_guarded", "_tokenizer", "mark", "used")
+    __slots__ = ("_control", "_may_join", "_tokenizer", "mark", "used")
 
     def __init__(self, control: ControlSet, tokenizer: ChatTokenizer, texts: Iterable[str]) -> None:
         self._control = control
         self._tokenizer = tokenizer
         texts = list(texts)
-        self._guarded = any(control.ends_with_first(text) for text in texts)
+        self._may_join = control.may_join(texts)
         joined = "".join(texts)
         self.mark = next((mark for mark in _MARKS if mark not in joined), _MARKS[-1])
         self.used = False
@@ -154,15 +153,17 @@ class Neutraliser:
 
     def text(self, text: str) -> str:
         """Return the text with marks in it; without control strings it is returned as it is."""
-        goes_on = self._control.goes_on(text) if self._guarded else 0
-        if not goes_on and text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
+        completes = self._control.completes(text)
+        if not completes and text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
             return text
         text = clean_unicode(text)
         if self.mark in text:  # only when the text holds every candidate
             text = text.replace(self.mark, "\ufffd")
         cuts = [position + 1 for position in self._control.starts(text)]
-        if goes_on:
-            cuts.append(goes_on)
+        if completes:
+            cuts.append(1)
+        if self._may_join and self._control.ends_with_first(text):
+            cuts.append(len(text))
         if SENTINEL in text:
             cuts += [match.end() for match in re.finditer(SENTINEL[:1] + f"(?={SENTINEL[1:]})", text)]
         if partial := self._control.partial_end(text):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from agentenv.cli.doctor import app
 from agentenv.errors import ModelNotFound, RenderError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer, doctor_report
 
@@ -168,3 +171,15 @@ def test_the_report_is_text_for_a_person() -> None:
     assert "text turns end  <|im_end|>" in text
     with pytest.raises(ModelNotFound):
         doctor_report(cases.TOKENIZERS / "nothing")
+
+
+def test_the_command_line_prints_the_report_of_a_path_without_an_engine() -> None:
+    path = str(cases.TOKENIZERS / "qwen3")
+
+    text = CliRunner().invoke(app, ["--model", path])
+    found = CliRunner().invoke(app, ["--model", path, "--json"])
+
+    assert doctor_report(path) in text.output
+    template = json.loads(found.output)["template"]
+    assert (template["verdict"], template["grammar"]) == ("fast", "hermes")
+    assert template["closers"] == {"text": "<|im_end|>", "call": "<|im_end|>"}
