@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from agentenv.trajectory import Trajectory
 
 __all__ = ["can_write_parquet", "write_parquet"]
 
-ROWS_AT_ONCE = 256
+ROWS_AT_ONCE = 64
 
 
 def can_write_parquet() -> bool:
@@ -41,7 +42,7 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
     try:
         with parquet.ParquetWriter(str(draft), schema, compression="zstd") as writer:
             for batch in _batches(rows):
-                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+                writer.write_table(_table(batch, schema))
                 count += len(batch)
         draft.replace(path)
     except OSError as error:
@@ -53,6 +54,16 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
 def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     while batch := list(islice(rows, ROWS_AT_ONCE)):
         yield batch
+
+
+def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
+    """Return the rows as a table; by way of JSON, because Python objects would import pandas."""
+    from pyarrow import json
+
+    data = "\n".join(map(dumps, rows)).encode()
+    whole = json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    found = json.read_json(BytesIO(data), whole, json.ParseOptions(explicit_schema=schema))
+    return found.select(schema.names)
 
 
 def _schema(pa: Any) -> Any:
@@ -80,9 +91,9 @@ def _schema(pa: Any) -> Any:
 def _row(one: Trajectory) -> dict[str, Any]:
     sequence = one.sequences[-1] if one.sequences else None
     return {
-        "env_id": one.env_id,
-        "task_id": one.task_id,
-        "group_id": one.group_id,
+        "env_id": _utf8(one.env_id),
+        "task_id": _utf8(one.task_id),
+        "group_id": _utf8(one.group_id),
         "member": one.member,
         "seed": one.seed,
         "stop_reason": one.stop_reason.value,
@@ -94,5 +105,10 @@ def _row(one: Trajectory) -> dict[str, Any]:
         "rewards": dumps(dict(one.rewards)),
         "messages": dumps(list(one.messages)),
         "task": dumps(dict(one.task)),
-        "error": one.error.message if one.error else None,
+        "error": _utf8(one.error.message) if one.error else None,
     }
+
+
+def _utf8(text: str) -> str:
+    """Return text that a table can hold: half a surrogate pair becomes a question mark."""
+    return text.encode(errors="replace").decode()

@@ -399,6 +399,28 @@ def test_finished_run_has_its_episodes_as_parquet_too(tmp_path):
     assert json.loads(rows[0]["messages"]) == list(episode(0).messages)
 
 
+def test_parquet_takes_broken_text_and_imports_no_pandas(tmp_path):
+    pytest.importorskip("pyarrow")
+    lost = EpisodeError("env", "ValueError", "half a pair \ud800")
+    with RunWriter.create("x", root=tmp_path) as writer:
+        writer.append(
+            replace(
+                episode(0), stop_reason=StopReason.ERROR, error=lost, reward=None, untrainable_reason="failed"
+            )
+        )
+    code = (
+        "import sys; from pathlib import Path; from agentenv.store import Run;"
+        "from agentenv.store.parquet import write_parquet; root = Path(sys.argv[1]);"
+        "write_parquet(Run(root), root / 'again.parquet'); assert 'pandas' not in sys.modules;"
+        "from pyarrow import parquet; print(parquet.read_table(root / 'again.parquet').to_pylist()[0]['error'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(writer.path)], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "half a pair ?"
+
+
 def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
     with RunWriter.create("x", root=tmp_path) as writer:
         writer.log_metrics({"step": 1, "reward": 0.5})
