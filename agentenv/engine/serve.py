@@ -20,6 +20,8 @@ from agentenv.errors import DependencyMissing, EngineError
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
 
 LOG_LINES = 12
+WORKER_GRACE_S = 5.0
+"""How long workers may outlive their server, which tells them to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +130,16 @@ def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_
 
 
 def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> None:
-    """End a server and its workers, also those that outlived it."""
+    """End a server and its workers, also those that outlive it."""
     if process.poll() is None:
         process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(grace_s)
+    until = time.monotonic() + WORKER_GRACE_S
     with suppress(ProcessLookupError):
+        while time.monotonic() < until:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
