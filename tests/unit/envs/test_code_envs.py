@@ -215,14 +215,38 @@ async def test_file_names_of_any_length_are_answered_shortly():
     await env.shutdown()
 
 
-def test_the_file_edit_oracle_writes_what_solves_each_task():
+def test_the_file_edit_oracle_writes_what_solves_each_module():
     module = importlib.import_module("agentenv_envs.file_edit")
-    for entry in (*module.tasks("train"), *module.tasks("test")):
-        message = module.oracle([], entry, random.Random(0))
+    mistakes = importlib.import_module("agentenv_envs.file_edit.mistakes")
+    inputs = importlib.import_module("agentenv_envs.file_edit.inputs").INPUTS
+    for name in {str(task["module"]) for split in ("train", "test") for task in module.tasks(split)}:
+        message = module.oracle([], {"module": name}, random.Random(0))
         written = json.loads(message["tool_calls"][0]["function"]["arguments"])["content"]
 
         names: dict = {}
         exec(written, names)
-        known = module._MODULES[entry["module"]]
-        got = json.loads(json.dumps([names[entry["module"]](*one) for one in known.inputs]))
-        assert got == module._expected(entry["module"])
+        assert json.dumps([names[name](*one) for one in inputs[name]]) == mistakes.expected(name)
+
+
+def test_file_edit_has_hundreds_of_tasks_and_holds_whole_functions_out():
+    entry = spec("agentenv/FileEdit-v0")
+    train, test = entry.task_set("train"), entry.task_set("test")
+
+    assert len(train) >= 200
+    assert len(test) >= 100
+    assert not {task.data["module"] for task in train} & {task.data["module"] for task in test}
+    assert [task.id for task in train] == [task.id for task in spec("agentenv/FileEdit-v0").task_set("train")]
+
+
+async def test_a_mistake_of_file_edit_changes_what_the_function_gives():
+    module = importlib.import_module("agentenv_envs.file_edit")
+    mistakes = importlib.import_module("agentenv_envs.file_edit.mistakes")
+    source = importlib.import_module("agentenv_envs.file_edit.exercises").source_of
+    tasks = [*module.tasks("train"), *module.tasks("test")]
+
+    for task in tasks[::7]:
+        lines = source(task["module"]).splitlines()
+        assert lines[task["line"]] != task["broken"]
+        lines[task["line"]] = task["broken"]
+        assert mistakes._is_wrong(task["module"], lines)
+    assert set(await scores("agentenv/FileEdit-v0", "test", 4, say("Done."))) == {0.0}
