@@ -7,113 +7,29 @@ What the code did never raises: it comes back as an `ExecResult`. Infrastructure
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Self
 
 from agentenv.errors import UsageError
+from agentenv.sandbox import checks
+from agentenv.sandbox.limits import SandboxLimits
+from agentenv.sandbox.request import Request
+from agentenv.sandbox.result import ExecResult, ExecStatus
 
 __all__ = ["ExecResult", "ExecStatus", "Sandbox", "SandboxLimits", "Session", "Workspace", "create"]
 
-from typing import Literal, TypeAlias
 
-ExecStatus: TypeAlias = Literal["ok", "error", "timeout", "memory", "output_limit", "killed"]
-"""How an execution ended."""
+class Workspace(ABC):
+    """What a sandbox and a session have in common: run things and move files.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """What became of one execution."""
-
-    status: ExecStatus
-    """`ok`: exit code 0. `error`: any other exit code. `killed`: a signal that was not ours."""
-    stdout: str = ""
-    """Head and tail, with a marker between them, where the output was over its limit."""
-    stderr: str = ""
-    exit_code: int | None = None
-    """As the kernel gave it; negative for a signal; None where the process cannot be asked."""
-    truncated: bool = False
-    """Some output was left out of `stdout` or `stderr`."""
-    duration_s: float = 0.0
-    """From the start of the code to its end."""
-    queue_s: float = 0.0
-    """Waiting for a free worker and a free processor; not part of the time limit."""
-    max_rss_bytes: int = 0
-    cpu_s: float = 0.0
-    stdout_bytes: int = 0
-    """Written by the code, before anything was left out."""
-    stderr_bytes: int = 0
-    files: Mapping[str, bytes] | None = None
-    """Files that the execution made or changed in its working directory; None where not collected."""
-    note: str = ""
-    """What the sandbox has to say about the end: which limit, for instance."""
-
-    @property
-    def ok(self) -> bool:
-        """True if the code ran to its end with exit code 0."""
-        return self.status == "ok"
-
-    def text(self) -> str:
-        """Return stdout, stderr and the note as one text, as a tool shows it to a model."""
-        parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
-        if self.note and self.status not in ("ok", "error"):
-            parts.append(f"[{self.note}]")
-        return "\n".join(part for part in parts if part)
-
-
-_MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxLimits:
-    """What one execution may use.
-
-    Raises:
-        UsageError: A limit is not a positive number.
+    A backend implements `execute` and the files; the arguments of a call are looked at here.
     """
 
-    timeout_s: float = 5.0
-    """Wall time, from the start of the code."""
-    cpu_s: int = 10
-    """Processor time of one process, or twice the time limit where that is more."""
-    address_space_bytes: int = 512 * _MIB
-    """Of one process. Numerical libraries map much more than they use."""
-    memory_bytes: int = 1024 * _MIB
-    """Of the whole execution, looked at every 100 ms."""
-    max_processes: int = 32
-    """Processes and threads together."""
-    max_open_files: int = 128
-    work_bytes: int = 32 * _MIB
-    """In the working directory, and again in /tmp."""
-    shm_bytes: int = 16 * _MIB
-    max_inodes: int = 8192
-    max_file_bytes: int = 32 * _MIB
-    output_bytes: int = 64 * 1024
-    """Kept of stdout, and again of stderr: the head and the tail."""
-    max_output_bytes: int = 8 * _MIB
-    """An execution that writes more is ended."""
-    collect_bytes: int = 8 * _MIB
-    """Of the files that an execution leaves, kept for `read_file`."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (whole or field.name == "timeout_s") or not isfinite(value) or value <= 0:
-                raise UsageError(f"{field.name} must be a positive number, not {value!r}")
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the limits that the jail enforces."""
-        values = asdict(self)
-        del values["timeout_s"]
-        return values
-
-
-class Workspace(Protocol):
-    """What a sandbox and a session have in common: run things and move files."""
+    limits: SandboxLimits
+    """What one execution may use."""
 
     async def run_code(
         self,
@@ -141,7 +57,16 @@ class Workspace(Protocol):
             UsageError: An argument has the wrong type or range.
             SandboxCrashed: The sandbox itself failed.
         """
-        ...
+        request = Request(
+            code=checks.clean_code(code),
+            timeout_s=checks.clean_timeout(timeout_s, (limits or self.limits).timeout_s),
+            files=checks.clean_files(files),
+            env=checks.clean_environment(env),
+            stdin=checks.clean_input(stdin),
+            limits=limits,
+            echo=echo,
+        )
+        return await self.execute(request)
 
     async def exec(
         self,
@@ -154,8 +79,21 @@ class Workspace(Protocol):
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
         """Run a command: a list of arguments, or a line for `/bin/sh`."""
-        ...
+        request = Request(
+            command=checks.clean_command(cmd),
+            timeout_s=checks.clean_timeout(timeout_s, (limits or self.limits).timeout_s),
+            files=checks.clean_files(files),
+            env=checks.clean_environment(env),
+            stdin=checks.clean_input(stdin),
+            limits=limits,
+        )
+        return await self.execute(request)
 
+    @abstractmethod
+    async def execute(self, request: Request) -> ExecResult:
+        """Run what has been looked at; for backends. Callers use `run_code` and `exec`."""
+
+    @abstractmethod
     async def read_file(self, path: str) -> bytes:
         """Return a file of the working directory.
 
@@ -163,19 +101,36 @@ class Workspace(Protocol):
             FileNotFoundError: There is no such file.
             UsageError: The path leads out of the working directory.
         """
-        ...
 
+    @abstractmethod
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Put a file into the working directory."""
-        ...
 
+    @abstractmethod
+    async def start(self) -> None:
+        """Start now, so that the first call need not.
+
+        Raises:
+            SandboxUnavailable: It cannot be had here; the message says what to do.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """Give everything back; may be called twice."""
-        ...
+
+    async def __aenter__(self) -> Self:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
 
 
-@runtime_checkable
-class Session(Workspace, Protocol):
+class Session(Workspace):
     """State kept between calls: one process, one working directory.
 
     The process reports its own steps, so code in it can lie about its own exit codes: score with a
@@ -183,28 +138,17 @@ class Session(Workspace, Protocol):
     """
 
     @property
+    @abstractmethod
     def alive(self) -> bool:
         """True between the start of the process and its end."""
-        ...
 
     @property
+    @abstractmethod
     def ended(self) -> bool:
         """True once the process has ended, for whatever reason."""
-        ...
-
-    async def __aenter__(self) -> Self:
-        """Start the session."""
-        ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Close the session."""
-        ...
 
 
-@runtime_checkable
-class Sandbox(Workspace, Protocol):
+class Sandbox(Workspace):
     """Where untrusted code runs, each time in a fresh process and a clean directory.
 
     Files given to `write_file` are there in every later execution. Files that an execution leaves
@@ -212,38 +156,24 @@ class Sandbox(Workspace, Protocol):
     """
 
     @property
+    @abstractmethod
     def description(self) -> str:
         """Backend and tier, such as "local (namespace)"."""
-        ...
 
+    @abstractmethod
     def session(self) -> Session:
         """Return a session, to be used with `async with`."""
-        ...
 
+    @abstractmethod
     def lease(self) -> AbstractAsyncContextManager[Sandbox]:
         """Lend a clean sandbox that shares this one's workers; one for each episode.
 
         Its files and sessions end with it; this one stays.
         """
-        ...
 
+    @abstractmethod
     async def reset(self) -> None:
         """Forget every file and end every session."""
-        ...
-
-    async def __aenter__(self) -> Self:
-        """Start the sandbox.
-
-        Raises:
-            SandboxUnavailable: It cannot be had here; the message says what to do.
-        """
-        ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Close the sandbox."""
-        ...
 
 
 _BACKENDS = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from agentenv.errors import UsageError
-from agentenv.sandbox.base import ExecResult
+from agentenv.sandbox.result import ExecResult
 
 __all__ = [
     "MAX_JOB_BYTES",
@@ -16,6 +16,7 @@ __all__ = [
     "clean_command",
     "clean_environment",
     "clean_files",
+    "clean_input",
     "clean_path",
     "clean_timeout",
     "oversized",
@@ -52,6 +53,11 @@ def as_bytes(data: str | bytes, what: str) -> bytes:
 def clean_files(files: Mapping[str, str | bytes] | None) -> dict[str, bytes]:
     """Return files by clean path, as bytes."""
     return {clean_path(name): as_bytes(data, f"file {name!r}") for name, data in (files or {}).items()}
+
+
+def clean_input(stdin: str | bytes | None) -> bytes | None:
+    """Return what the code can read from standard input."""
+    return None if stdin is None else as_bytes(stdin, "stdin")
 
 
 def clean_environment(env: Mapping[str, str] | None) -> dict[str, str]:

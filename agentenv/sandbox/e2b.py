@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from agentenv.errors import SandboxCrashed
 from agentenv.sandbox import checks
-from agentenv.sandbox.base import ExecResult, SandboxLimits
+from agentenv.sandbox.base import Sandbox, Session
 from agentenv.sandbox.e2b_cloud import HOME, Cloud, RemoteWorkspace
+from agentenv.sandbox.limits import SandboxLimits
+from agentenv.sandbox.request import Request
+from agentenv.sandbox.result import ExecResult
 
 __all__ = ["E2BSandbox", "E2BSession"]
 
@@ -34,7 +36,7 @@ _SHOW = (
 """Run one statement; the last one, if an expression, as at Python's prompt."""
 
 
-class E2BSandbox(RemoteWorkspace):
+class E2BSandbox(RemoteWorkspace, Sandbox):
     """Sandboxes in E2B's cloud.
 
     Args:
@@ -68,62 +70,25 @@ class E2BSandbox(RemoteWorkspace):
         """Backend."""
         return "e2b (cloud)"
 
-    async def __aenter__(self) -> Self:
-        """Start the first sandbox; see `Sandbox`."""
+    async def start(self) -> None:
+        """Start the first sandbox."""
         await self.here()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Kill every sandbox."""
-        await self.close()
-
-    async def run_code(
-        self,
-        code: str,
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-        echo: bool = False,
-    ) -> ExecResult:
-        """Run Python code in a new context; files stay in the sandbox until it is reset."""
-        code, timeout_s = (
-            checks.clean_code(code),
-            checks.clean_timeout(timeout_s, (limits or self.limits).timeout_s),
-        )
-        for path, data in checks.clean_files(files).items():
+    async def execute(self, request: Request) -> ExecResult:
+        """Run Python code in a new context, or a command; files stay until the sandbox is reset."""
+        for path, data in request.files.items():
             await self.write_file(path, data)
+        if request.command is not None:
+            return await self.remote_command(request)
         box = await self.here()
         context = await self.guard(box.create_code_context(cwd=HOME))
         try:
-            source = _with_input(code, stdin, echo=echo)
-            result, _ = await self.execute(
-                context, source, checks.clean_environment(env), timeout_s, echo=echo
-            )
+            result, _ = await self.remote_code(context, _source(request), request)
         finally:
             if self.remote is not None:
                 with contextlib.suppress(Exception):
                     await asyncio.shield(box.remove_code_context(context))
         return result
-
-    async def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-    ) -> ExecResult:
-        """Run a command in the sandbox's working directory."""
-        for path, data in checks.clean_files(files).items():
-            await self.write_file(path, data)
-        return await self.command(cmd, timeout_s or (limits.timeout_s if limits else None), env, stdin)
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Put a file into the working directory; a reset removes it."""
@@ -140,7 +105,7 @@ class E2BSandbox(RemoteWorkspace):
     async def lease(self) -> AsyncGenerator[E2BSandbox]:
         """Lend a sandbox of its own, at most `size` at once."""
         lent = object.__new__(E2BSandbox)
-        lent.__dict__.update(self.__dict__)
+        vars(lent).update(vars(self))
         lent.remote, lent._sessions, lent._written, lent._leased = None, [], set(), True
         try:
             await lent.here()
@@ -154,7 +119,8 @@ class E2BSandbox(RemoteWorkspace):
             await session.close()
         self._sessions, self._written = [], set()
         if self.remote is not None:
-            emptied = await self.command("find . -mindepth 1 -maxdepth 1 -exec rm -rf {} +", 30.0, None, None)
+            line = "find . -mindepth 1 -maxdepth 1 -exec rm -rf {} +"
+            emptied = await self.remote_command(Request(command=["/bin/sh", "-c", line], timeout_s=30.0))
             if not emptied.ok:
                 await self.lose()
 
@@ -171,20 +137,22 @@ class E2BSandbox(RemoteWorkspace):
             self.cloud.give_back(remote)
 
 
-def _with_input(code: str, stdin: str | bytes | None, *, echo: bool) -> str:
+def _source(request: Request) -> str:
     """Return code that finds its input, and shows its last expression if asked."""
-    if echo:
+    code = request.code
+    if request.echo:
         code = f"_tree = __import__('ast').parse({code!r})\nfor _one in _tree.body:\n    {_SHOW}"
-    if stdin is None:
+    if request.stdin is None:
         return code
-    text = checks.as_bytes(stdin, "stdin").decode("utf-8", errors="replace")
+    text = request.stdin.decode("utf-8", errors="replace")
     return f"__import__('sys').stdin = __import__('io').StringIO({text!r})\n{code}"
 
 
-class E2BSession:
+class E2BSession(Session):
     """A code context that is kept; see `Session`."""
 
     def __init__(self, owner: E2BSandbox) -> None:
+        self.limits = owner.limits
         self._owner = owner
         self._context: Any = None
         self._why = ""
@@ -199,65 +167,27 @@ class E2BSession:
         """True once the context has ended."""
         return bool(self._why)
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         """Start the context."""
-        await self._begin()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove the context."""
-        await self.close()
-
-    async def _begin(self) -> None:
         if self._context is None and not self._why:
             box = await self._owner.here()
             self._context = await self._owner.guard(box.create_code_context(cwd=HOME))
 
-    async def run_code(
-        self,
-        code: str,
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-        echo: bool = False,
-    ) -> ExecResult:
-        """Run Python code in the session's context."""
-        code, timeout_s = (
-            checks.clean_code(code),
-            checks.clean_timeout(timeout_s, self._owner.limits.timeout_s),
-        )
-        for path, data in checks.clean_files(files).items():
+    async def execute(self, request: Request) -> ExecResult:
+        """Run Python code in the session's context, or a command in its directory."""
+        if request.command is not None:
+            return await self._owner.execute(request)
+        for path, data in request.files.items():
             await self.write_file(path, data)
-        await self._begin()
+        await self.start()
         if self._why:
             note = f"the session has ended ({self._why}) and its state is lost; open a new one"
             return ExecResult(status="killed", stderr=note + "\n", note=note)
-        source = _with_input(code, stdin, echo=echo)
-        result, useful = await self._owner.execute(
-            self._context, source, checks.clean_environment(env), timeout_s, echo=echo
-        )
+        result, useful = await self._owner.remote_code(self._context, _source(request), request)
         if not useful:
             await self._end(result.note)
             result = replace(result, note=f"{result.note}; the session has ended and its state is lost")
         return result
-
-    async def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-    ) -> ExecResult:
-        """Run a command in the sandbox's working directory."""
-        return await self._owner.exec(cmd, timeout_s=timeout_s, files=files, env=env, stdin=stdin)
 
     async def read_file(self, path: str) -> bytes:
         """Return a file of the working directory."""

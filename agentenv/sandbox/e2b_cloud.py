@@ -8,14 +8,16 @@ import logging
 import secrets
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.errors import DependencyMissing, SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import checks
-from agentenv.sandbox.base import ExecResult, SandboxLimits
+from agentenv.sandbox.limits import SandboxLimits
 from agentenv.sandbox.output import Output
+from agentenv.sandbox.request import Request
+from agentenv.sandbox.result import ExecResult
 from agentenv.sandbox.running import Verdict, settle
 
 __all__ = ["HOME", "Cloud", "Remote", "RemoteWorkspace"]
@@ -162,11 +164,10 @@ class RemoteWorkspace:
         box = await self.here()
         await self.guard(box.files.write(f"{HOME}/{clean}", content))
 
-    async def execute(
-        self, context: Any, code: str, env: dict[str, str], timeout_s: float, *, echo: bool
-    ) -> tuple[ExecResult, bool]:
+    async def remote_code(self, context: Any, code: str, request: Request) -> tuple[ExecResult, bool]:
         """Run code in a context; return what came of it, and whether the context is still of use."""
-        out, err = Output(self.limits.output_bytes), Output(self.limits.output_bytes)
+        limits, timeout_s = (request.limits or self.limits).within(self.limits), request.timeout_s
+        out, err = Output(limits.output_bytes), Output(limits.output_bytes)
         word = secrets.token_hex(16)
         ended = f"\n_ended = __import__('sys').stderr.write({word!r})"
         box, began, reason, error = await self.here(), time.monotonic(), "", None
@@ -178,7 +179,7 @@ class RemoteWorkspace:
                 if output is err:
                     seen[:] = (seen + data)[-200:]
                 output.add(data)
-                if output.total > self.limits.max_output_bytes:
+                if output.total > limits.max_output_bytes:
                     raise _Flood
 
             return add
@@ -190,13 +191,13 @@ class RemoteWorkspace:
                     context=context,
                     on_stdout=take(out),
                     on_stderr=take(err),
-                    envs=env or None,
+                    envs=request.env or None,
                     timeout=timeout_s,
                 )
             )
             error = done.error
             for shown in done.results:
-                out.add(f"{shown.text}\n".encode() if echo and shown.text else b"")
+                out.add(f"{shown.text}\n".encode() if request.echo and shown.text else b"")
         except self.cloud.errors.TimeoutException:
             reason = "timeout"
         except _Flood:
@@ -207,7 +208,7 @@ class RemoteWorkspace:
         verdict = Verdict(exit=_exit_code(error), reason=reason, duration_s=time.monotonic() - began)
         if error is not None and verdict.exit:
             err.add((error.traceback or f"{error.name}: {error.value}").encode(errors="replace") + b"\n")
-        result = settle(verdict, out, err, timeout_s, self.limits)
+        result = settle(verdict, out, err, timeout_s, limits)
         written = err.total - len(word) * (word.encode() in seen)
         result = replace(result, stderr=result.stderr.replace(word, ""), stderr_bytes=written, files=None)
         return replace(result, exit_code=None if reason else verdict.exit), not reason
@@ -224,19 +225,12 @@ class RemoteWorkspace:
             return False
         return word in "".join(done.logs.stdout)
 
-    async def command(
-        self,
-        cmd: str | Sequence[str],
-        timeout_s: float | None,
-        env: Mapping[str, str] | None,
-        stdin: str | bytes | None,
-    ) -> ExecResult:
+    async def remote_command(self, request: Request) -> ExecResult:
         """Run a command in the working directory."""
-        timeout_s = checks.clean_timeout(timeout_s, self.limits.timeout_s)
-        command = checks.clean_command(cmd)
-        line = cmd if isinstance(cmd, str) else shlex.join(command)
-        if stdin is not None:
-            await self.write_file(".stdin", stdin)
+        assert request.command is not None
+        limits, timeout_s, line = self.limits, request.timeout_s, shlex.join(request.command)
+        if request.stdin is not None:
+            await self.write_file(".stdin", request.stdin)
             line = f"({line}) < .stdin"
         out, err = Output(self.limits.output_bytes), Output(self.limits.output_bytes)
         verdict, began = Verdict(exit=0), time.monotonic()
@@ -245,7 +239,7 @@ class RemoteWorkspace:
             await self.guard(
                 box.commands.run(
                     line,
-                    envs=checks.clean_environment(env),
+                    envs=request.env,
                     cwd=HOME,
                     timeout=timeout_s,
                     on_stdout=lambda text: out.add(str(text).encode(errors="replace")),
@@ -257,7 +251,7 @@ class RemoteWorkspace:
         except self.cloud.errors.TimeoutException:
             verdict = Verdict(reason="timeout")
         verdict.duration_s = time.monotonic() - began
-        return replace(settle(verdict, out, err, timeout_s, self.limits), files=None)
+        return replace(settle(verdict, out, err, timeout_s, limits), files=None)
 
 
 def _exit_code(error: Any) -> int:

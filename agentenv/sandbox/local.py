@@ -11,15 +11,16 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from agentenv.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import checks
-from agentenv.sandbox.base import ExecResult, SandboxLimits
+from agentenv.sandbox.base import Sandbox
 from agentenv.sandbox.layout import Layout
+from agentenv.sandbox.limits import SandboxLimits
 from agentenv.sandbox.local_session import LocalSession
 from agentenv.sandbox.pool import Pool, Tier
+from agentenv.sandbox.request import Request
+from agentenv.sandbox.result import ExecResult
 from agentenv.sandbox.running import Lost, pack, run
 
 __all__ = ["FIXES", "TIERS", "LocalSandbox"]
@@ -35,7 +36,7 @@ FIXES = (
 _TRIES = 3
 
 
-class LocalSandbox:
+class LocalSandbox(Sandbox):
     """A sandbox on this machine, with workers kept warm.
 
     Args:
@@ -68,7 +69,9 @@ class LocalSandbox:
         self.limits = limits or SandboxLimits()
         self._size = size
         self._tiers: tuple[Tier, ...] = (tier,) if tier else TIERS
-        self._gate = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
+        at_once = concurrency or len(os.sched_getaffinity(0))
+        self._gate = asyncio.Semaphore(at_once)
+        self._most = max(size, at_once)
         self._layout = Layout.find(python, [*packages, *preload])
         self._preload = tuple(preload)
         self._pool: Pool | None = None
@@ -92,16 +95,9 @@ class LocalSandbox:
         """Backend and tier."""
         return f"local ({self.tier or 'not started'})"
 
-    async def __aenter__(self) -> Self:
-        """Build the jail; see `Sandbox`."""
+    async def start(self) -> None:
+        """Build the jail and fork the first workers."""
         await self._started()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the sandbox."""
-        await self.close()
 
     async def _started(self) -> Pool:
         if self._closed:
@@ -115,16 +111,17 @@ class LocalSandbox:
         reasons: list[str] = []
         for tier in self._tiers:
             pool = Pool(
-                size=self._size, limits=self.limits, tier=tier, layout=self._layout, preload=self._preload
+                size=self._size,
+                most=self._most,
+                limits=self.limits,
+                tier=tier,
+                layout=self._layout,
+                preload=self._preload,
             )
             try:
                 await pool.start()
-                result = await run(
-                    await pool.take(),
-                    pack({"kind": "code", "code": "print(6 * 7)", "timeout_s": 30.0}),
-                    30.0,
-                    self.limits,
-                )
+                probe = Request(code="print(6 * 7)", timeout_s=30.0)
+                result = await run(await pool.take(), pack(probe.job()), probe.timeout_s, self.limits)
                 if result.stdout != "42\n":
                     raise SandboxCrashed(f"{tier}: the first execution failed: {result.text()}")
             except (SandboxUnavailable, SandboxCrashed, Lost) as error:
@@ -139,52 +136,11 @@ class LocalSandbox:
             f"no isolation on this machine. {'; '.join(reasons)}. Fix one: {' | '.join(FIXES)}"
         )
 
-    async def run_code(
-        self,
-        code: str,
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-        echo: bool = False,
-    ) -> ExecResult:
-        """Run Python code in a fresh process and a clean directory; see `Workspace.run_code`."""
-        job: dict[str, object] = {"kind": "code", "code": checks.clean_code(code), "echo": echo}
-        return await self._execute(job, timeout_s, files, env, stdin, limits)
-
-    async def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-    ) -> ExecResult:
-        """Run a command in a clean directory; see `Workspace.exec`."""
-        job: dict[str, object] = {"kind": "exec", "command": checks.clean_command(cmd)}
-        return await self._execute(job, timeout_s, files, env, stdin, limits)
-
-    async def _execute(  # noqa: PLR0917 - called twice, right above
-        self,
-        job: dict[str, object],
-        timeout_s: float | None,
-        files: Mapping[str, str | bytes] | None,
-        env: Mapping[str, str] | None,
-        stdin: str | bytes | None,
-        limits: SandboxLimits | None,
-    ) -> ExecResult:
-        wanted = limits or self.limits
-        timeout_s = checks.clean_timeout(timeout_s, wanted.timeout_s)
-        job |= {"timeout_s": timeout_s, "env": checks.clean_environment(env)}
-        job["files"] = self._files | checks.clean_files(files)
-        job["stdin"] = b"" if stdin is None else checks.as_bytes(stdin, "stdin")
-        if limits is not None:
-            job["limits"] = limits.as_dict()
-        payload = pack(job)
+    async def execute(self, request: Request) -> ExecResult:
+        """Run code or a command in a fresh process and a clean directory."""
+        given = self._files | request.files
+        payload = pack({**request.job(), "files": given})
+        limits = request.limits.within(self.limits) if request.limits else self.limits
         pool = await self._started()
         if len(payload) > checks.MAX_JOB_BYTES:
             return checks.oversized(len(payload))
@@ -195,10 +151,9 @@ class LocalSandbox:
                 worker = await pool.take()
                 began = loop.time()
                 try:
-                    result = await run(worker, payload, timeout_s, _stricter(self.limits, limits))
+                    result = await run(worker, payload, request.timeout_s, limits)
                 except Lost:
                     continue
-                given: dict[str, bytes] = job["files"]  # pyright: ignore[reportAssignmentType]
                 left = {name: data for name, data in (result.files or {}).items() if given.get(name) != data}
                 self._left = left
                 return replace(result, files=left, queue_s=began - asked)
@@ -232,7 +187,7 @@ class LocalSandbox:
         """Lend a clean sandbox that shares this one's workers."""
         pool = await self._started()
         lent = object.__new__(LocalSandbox)
-        lent.__dict__.update(self.__dict__)
+        vars(lent).update(vars(self))
         lent._forget()
         lent._pool = pool
         lent._leased = True
@@ -254,11 +209,3 @@ class LocalSandbox:
         if self._pool is not None and not self._leased:
             pool, self._pool = self._pool, None
             pool.close()
-
-
-def _stricter(mine: SandboxLimits, asked: SandboxLimits | None) -> SandboxLimits:
-    """Return the limits that the host watches: the smaller of each two."""
-    if asked is None:
-        return mine
-    theirs, own = asked.as_dict(), mine.as_dict()
-    return replace(mine, **{name: min(own[name], theirs[name]) for name in own})

@@ -7,17 +7,18 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 from agentenv.errors import SandboxCrashed, UsageError
 from agentenv.sandbox import checks
-from agentenv.sandbox.base import ExecResult, SandboxLimits
+from agentenv.sandbox.base import Session
+from agentenv.sandbox.limits import SandboxLimits
 from agentenv.sandbox.output import Output
 from agentenv.sandbox.pool import Pool, Worker
-from agentenv.sandbox.running import Lost, Verdict, pack, send, settle
+from agentenv.sandbox.request import Request
+from agentenv.sandbox.result import ExecResult
+from agentenv.sandbox.running import Lost, Verdict, drain, pack, send, settle
 
 __all__ = ["LocalSession"]
 
@@ -26,21 +27,23 @@ _START_S = 30.0
 _MAX_READ_BYTES = 32 << 20
 
 
-class LocalSession:
+class LocalSession(Session):
     """State kept between calls; see `Session`."""
 
     def __init__(
         self,
-        start: Callable[[], Awaitable[Pool]],
+        find_pool: Callable[[], Awaitable[Pool]],
         gate: asyncio.Semaphore,
         limits: SandboxLimits,
         files: Mapping[str, bytes],
     ) -> None:
-        self._start = start
+        self.limits = limits
+        self._find_pool = find_pool
         self._gate = gate
-        self._limits = limits
         self._files = dict(files)
+        self._pool: Pool | None = None
         self._worker: Worker | None = None
+        self._pipes = (-1, -1)
         self._starting = asyncio.Lock()
         self._one_at_a_time = asyncio.Lock()
         self._count = 0
@@ -58,86 +61,43 @@ class LocalSession:
         """True once the process has ended, for whatever reason."""
         return self.closed or bool(self._why)
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         """Start the process."""
-        await self._begin()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the process."""
-        await self.close()
-
-    async def _begin(self) -> None:
         if self.closed:
             raise UsageError("the session is closed; open a new one")
         async with self._starting:
             if self._worker is None and not self._why:
-                pool = await self._start()
-                self._worker = await pool.take()
+                self._pool = await self._find_pool()
+                self._worker = await self._pool.keep()
+                self._pipes = self._worker.take_pipes()
+                self._worker.listener = self._over
                 job = {"kind": "session", "timeout_s": None, "files": self._files, "env": {}}
                 result, _, _ = await self._exchange(job, _START_S, 0)
                 if result.status != "ok":
                     raise SandboxCrashed(f"a session could not be started: {result.note} {result.stderr}")
 
-    async def run_code(
-        self,
-        code: str,
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-        echo: bool = False,
-    ) -> ExecResult:
-        """Run Python code in the session's process; names and files stay.
+    async def execute(self, request: Request) -> ExecResult:
+        """Run Python code in the session's process, or a command beside it; names and files stay.
 
-        `env`, `stdin` and `limits` belong to the process and cannot change between its steps.
+        A command that runs out of time ends alone; the session goes on.
         """
-        if env or stdin is not None or limits is not None:
-            raise UsageError(
-                "a session's code has the session's environment, input and limits; leave them out"
-            )
-        job: dict[str, object] = {"kind": "code", "code": checks.clean_code(code), "echo": echo}
-        return await self._run(job, timeout_s, files)
-
-    async def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-    ) -> ExecResult:
-        """Run a command in the session's directory; a time-out ends the command only."""
-        if limits is not None:
-            raise UsageError("a session's commands have the session's limits; leave them out")
-        job: dict[str, object] = {"kind": "exec", "command": checks.clean_command(cmd)}
-        job["env"] = checks.clean_environment(env)
-        job["stdin"] = b"" if stdin is None else checks.as_bytes(stdin, "stdin")
-        return await self._run(job, timeout_s, files)
-
-    async def _run(
-        self, job: dict[str, object], timeout_s: float | None, files: Mapping[str, str | bytes] | None
-    ) -> ExecResult:
-        timeout_s = checks.clean_timeout(timeout_s, self._limits.timeout_s)
-        job["timeout_s"] = timeout_s
-        clean = checks.clean_files(files)
-        if (size := sum(map(len, clean.values())) + len(pack(job))) > checks.MAX_JOB_BYTES:
+        if request.limits is not None:
+            raise UsageError("what runs in a session has the session's limits; leave them out")
+        is_code = request.command is None
+        if is_code and (request.env or request.stdin is not None):
+            raise UsageError("a session's code has the session's environment and input; leave them out")
+        job = {**request.job(), "files": {}}
+        files = request.files
+        if (size := sum(map(len, files.values())) + len(pack(job))) > checks.MAX_JOB_BYTES:
             return checks.oversized(size)
-        for path, data in clean.items():
+        for path, data in files.items():
             await self.write_file(path, data)
-        await self._begin()
+        await self.start()
         asked = asyncio.get_running_loop().time()
         async with self._one_at_a_time, self._gate:
             began = asyncio.get_running_loop().time()
-            result = await self._step(
-                job, timeout_s + (_GRACE_S if job["kind"] == "exec" else 0.0), timeout_s
-            )
+            wait_s = request.timeout_s + (0.0 if is_code else _GRACE_S)
+            result = await self._step(job, wait_s, request.timeout_s)
         return replace(result[0], queue_s=began - asked)
 
     async def read_file(self, path: str) -> bytes:
@@ -164,9 +124,9 @@ class LocalSession:
 
     async def _file(self, job: dict[str, object]) -> tuple[str, int]:
         """Move a file; return why it failed, and the descriptor that came back."""
-        await self._begin()
+        await self.start()
         async with self._one_at_a_time:
-            result, reason, fd = await self._step(job, self._limits.timeout_s, self._limits.timeout_s)
+            result, reason, fd = await self._step(job, self.limits.timeout_s, self.limits.timeout_s)
         return reason or ("" if result.status == "ok" else result.note), fd
 
     async def _step(
@@ -185,7 +145,7 @@ class LocalSession:
         assert self._worker is not None
         worker, limit_s = self._worker, job["timeout_s"]
         timeout_s = float(limit_s) if isinstance(limit_s, int | float) else wait_s
-        step = self._current = _Step(worker, self._limits, number)
+        step = self._current = _Step(worker, self._pipes, self.limits, number)
         try:
             send(worker, pack(job))
             async with asyncio.timeout(wait_s):
@@ -200,8 +160,6 @@ class LocalSession:
         finally:
             step.stop()
             self._current = None
-            if self._why:
-                worker.close()
         return self._settle(step, timeout_s), str(step.reply.get("failed", "")), step.fd
 
     def _settle(self, step: _Step, timeout_s: float) -> ExecResult:
@@ -216,8 +174,8 @@ class LocalSession:
             max_rss_bytes=_whole(reply.get("max_rss_bytes", 0)),
         )
         if reason == "lost":
-            verdict = step.verdict() or verdict
-        result = settle(verdict, step.out, step.err, timeout_s, self._limits)
+            verdict = step.verdict or verdict
+        result = settle(verdict, step.out, step.err, timeout_s, self.limits)
         if ended:
             self._end(result.note or f"its process ended with exit code {result.exit_code}")
             note = f"{self._why}; the session has ended and its state is lost"
@@ -225,16 +183,32 @@ class LocalSession:
             result = replace(result, status=status, note=note, files=None)
         return replace(result, files=None)
 
+    def _over(self, message: bytes, memory: list[int]) -> None:
+        """Take the init's word that the process has ended."""
+        for fd in memory:
+            os.close(fd)
+        try:
+            verdict = Verdict.parse(message.partition(b"\n")[0] + b"\n")
+        except (Lost, SandboxCrashed):
+            verdict = None
+        if self._current is not None:
+            self._current.end(verdict)
+        else:
+            code = verdict.exit if verdict is not None else 0
+            self._end(f"ended by signal {-code}" if code < 0 else "its process ended")
+
     def _end(self, why: str) -> None:
         self._why = self._why or why
         worker, self._worker = self._worker, None
-        if worker is None:
+        if worker is None or self._pool is None:
             return
+        if self._current is not None:
+            self._current.end(None)
+        worker.listener = None
         worker.kill()
-        if self._current is None:
-            worker.close()
-        else:  # the step in flight still listens; it closes the worker when it has stopped
-            self._current.end()
+        self._pool.discard(worker)
+        for fd in self._pipes:
+            os.close(fd)
 
     async def close(self) -> None:
         """End the process and everything that it started; may be called twice."""
@@ -254,32 +228,29 @@ def _whole(value: object) -> int:
 class _Step:
     """One job of a session in flight."""
 
-    def __init__(self, worker: Worker, limits: SandboxLimits, number: int) -> None:
+    def __init__(self, worker: Worker, pipes: tuple[int, int], limits: SandboxLimits, number: int) -> None:
         self.worker = worker
         self.limits = limits
         self.number = number
         self.out, self.err = Output(limits.output_bytes), Output(limits.output_bytes)
-        self.status = bytearray()
+        self.outputs = dict(zip(pipes, (self.out, self.err), strict=True))
+        self.verdict: Verdict | None = None
         self.reply: dict[str, object] = {}
         self.reason = ""
         self.fd = -1
+        self.stopped = False
         self.loop = asyncio.get_running_loop()
         self.began = self.loop.time()
         self.done: asyncio.Future[None] = self.loop.create_future()
-        for fd, take in (
-            (worker.out, self._output),
-            (worker.err, self._output),
-            (worker.status, self._ended),
-        ):
-            os.set_blocking(fd, False)
-            self.loop.add_reader(fd, take, fd)
+        for fd in pipes:
+            self.loop.add_reader(fd, self._output, fd)
         self.loop.add_reader(worker.job.fileno(), self._replied)
 
     def elapsed(self) -> float:
         return self.loop.time() - self.began
 
     def _output(self, fd: int) -> None:
-        output = self.out if fd == self.worker.out else self.err
+        output = self.outputs[fd]
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -291,14 +262,6 @@ class _Step:
         if output.total > self.limits.max_output_bytes:
             self.reason = self.reason or "output_limit"
             self._finish()
-
-    def _ended(self, fd: int) -> None:
-        data = os.read(fd, 1 << 16)
-        if data:
-            self.status += data
-            return
-        self.loop.remove_reader(fd)
-        self._finish()
 
     def _replied(self) -> None:
         try:
@@ -321,8 +284,10 @@ class _Step:
         elif fds:
             os.close(fds[0])
 
-    def end(self) -> None:
+    def end(self, verdict: Verdict | None) -> None:
         """Stop waiting for a reply: the process is gone."""
+        self.verdict = self.verdict or verdict
+        self.stop()
         self.reason = self.reason or "lost"
         self._finish()
 
@@ -330,24 +295,12 @@ class _Step:
         if not self.done.done():
             self.done.set_result(None)
 
-    def verdict(self) -> Verdict | None:
-        """What the init said about the process, if it has ended."""
-        try:
-            return Verdict.parse(bytes(self.status))
-        except Lost:
-            return None
-
     def stop(self) -> None:
         """Stop listening; what was written before the reply is in the pipes by now."""
-        for fd in (self.worker.out, self.worker.err, self.worker.status, self.worker.job.fileno()):
+        if self.stopped:
+            return
+        self.stopped = True
+        self.loop.remove_reader(self.worker.job.fileno())
+        for fd, output in self.outputs.items():
             self.loop.remove_reader(fd)
-        for fd in (self.worker.out, self.worker.err):
-            output = self.out if fd == self.worker.out else self.err
-            while output.total <= self.limits.max_output_bytes:
-                try:
-                    data = os.read(fd, 1 << 16)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                output.add(data)
+            drain(fd, output, self.limits.max_output_bytes)

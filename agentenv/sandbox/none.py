@@ -13,23 +13,24 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from agentenv.errors import UsageError
 from agentenv.sandbox import checks
-from agentenv.sandbox.base import ExecResult, SandboxLimits, Session
+from agentenv.sandbox.base import Sandbox, Session
+from agentenv.sandbox.limits import SandboxLimits
 from agentenv.sandbox.output import Output
+from agentenv.sandbox.request import Request
+from agentenv.sandbox.result import ExecResult
 from agentenv.sandbox.running import Verdict, settle
 
 __all__ = ["UnsafeSandbox"]
 
 
-class UnsafeSandbox:
+class UnsafeSandbox(Sandbox):
     """Fresh processes and clean directories, but nothing that holds the code back.
 
     Args:
@@ -49,70 +50,27 @@ class UnsafeSandbox:
         """Backend and what it lacks."""
         return "none (NO isolation)"
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> None:
         """Nothing to start."""
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the sandbox."""
-        await self.close()
-
-    async def run_code(
-        self,
-        code: str,
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-        echo: bool = False,
-    ) -> ExecResult:
-        """Run Python code in a fresh process; `echo` is not to be had here."""
-        if echo:
-            raise UsageError('backend "none" cannot echo a last expression; print it')
-        source = {"main.py": checks.clean_code(code).encode("utf-8", errors="replace")}
-        command = [sys.executable, "-B", "main.py"]
-        return await self._run(command, timeout_s, {**(files or {}), **source}, env, stdin, limits)
-
-    async def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        timeout_s: float | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        limits: SandboxLimits | None = None,
-    ) -> ExecResult:
-        """Run a command in a clean directory."""
-        return await self._run(checks.clean_command(cmd), timeout_s, files, env, stdin, limits)
-
-    async def _run(  # noqa: PLR0917 - called twice, right above
-        self,
-        command: list[str],
-        timeout_s: float | None,
-        files: Mapping[str, str | bytes] | None,
-        env: Mapping[str, str] | None,
-        stdin: str | bytes | None,
-        limits: SandboxLimits | None,
-    ) -> ExecResult:
+    async def execute(self, request: Request) -> ExecResult:
+        """Run code or a command in a fresh process and a clean directory; `echo` is not to be had here."""
         if self._closed:
             raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
-        wanted = limits or self.limits
-        timeout_s = checks.clean_timeout(timeout_s, wanted.timeout_s)
-        given = self._files | checks.clean_files(files)
-        data = b"" if stdin is None else checks.as_bytes(stdin, "stdin")
-        environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", **checks.clean_environment(env)}
+        if request.echo:
+            raise UsageError('backend "none" cannot echo a last expression; print it')
+        given = self._files | request.files
+        if request.command is None:
+            given["main.py"] = request.code.encode("utf-8", errors="replace")
+            request = replace(request, command=[sys.executable, "-B", "main.py"])
+        limits = request.limits or self.limits
         asked = asyncio.get_running_loop().time()
         async with self._gate:
             queue_s = asyncio.get_running_loop().time() - asked
             folder = await asyncio.to_thread(_fill, given)
             try:
-                result = await _process(command, folder, environment, data, timeout_s, wanted)
-                left = await asyncio.to_thread(_collect, folder, given, wanted.collect_bytes)
+                result = await _process(request, folder, limits)
+                left = await asyncio.to_thread(_collect, folder, given, limits.collect_bytes)
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         self._left = left
@@ -170,35 +128,29 @@ def _collect(folder: str, given: Mapping[str, bytes], room: int) -> dict[str, by
     return found
 
 
-async def _process(  # noqa: PLR0917 - one caller
-    command: list[str],
-    folder: str,
-    env: dict[str, str],
-    stdin: bytes,
-    timeout_s: float,
-    limits: SandboxLimits,
-) -> ExecResult:
+async def _process(request: Request, folder: str, limits: SandboxLimits) -> ExecResult:
+    assert request.command is not None
     out, err = Output(limits.output_bytes), Output(limits.output_bytes)
     loop = asyncio.get_running_loop()
     began, reason = loop.time(), ""
     try:
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *request.command,
             cwd=folder,
-            env=env,
+            env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", **request.env},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-    except OSError as error:
-        err.add(f"{command[0]}: {error.strerror}\n".encode())
-        return settle(Verdict(exit=127), out, err, timeout_s, limits)
+    except (OSError, ValueError) as error:
+        err.add(f"{request.command[0]}: {error}\n".encode(errors="replace"))
+        return settle(Verdict(exit=127), out, err, request.timeout_s, limits)
     assert process.stdin is not None
-    process.stdin.write(stdin)
+    process.stdin.write(request.stdin or b"")
     process.stdin.close()
     try:
-        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(request.timeout_s), asyncio.TaskGroup() as group:
             group.create_task(_read(process.stdout, out, limits))
             group.create_task(_read(process.stderr, err, limits))
             group.create_task(process.wait())
@@ -214,7 +166,7 @@ async def _process(  # noqa: PLR0917 - one caller
         await process.wait()
     code = process.returncode if process.returncode is not None else -9
     verdict = Verdict(exit=code, reason=reason, duration_s=loop.time() - began)
-    return settle(verdict, out, err, timeout_s, limits)
+    return settle(verdict, out, err, request.timeout_s, limits)
 
 
 class _Flood(Exception):

@@ -1,6 +1,7 @@
 """The host's side of the jail: start the zygote, keep workers ready, replace what is lost.
 
-Everything here runs on one event loop. A worker is used once. Whoever takes a worker closes it.
+Everything here runs on one event loop. A worker takes one job after another, each in a new child; it
+ends when a job has left anything in its directories, and whenever something went wrong.
 """
 
 from __future__ import annotations
@@ -16,66 +17,98 @@ import socket
 import subprocess
 import tempfile
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from agentenv.errors import SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.sandbox.base import SandboxLimits
 from agentenv.sandbox.jail.launch import BOOT, FLAGS
 from agentenv.sandbox.layout import JAIL_CODE, Layout
+from agentenv.sandbox.limits import SandboxLimits
 
-__all__ = ["Pool", "Tier", "Worker"]
+__all__ = ["MAX_MESSAGE_BYTES", "Pool", "Tier", "Worker"]
 
 Tier: TypeAlias = Literal["namespace", "landlock"]
 
 _log = logging.getLogger(__name__)
+MAX_MESSAGE_BYTES = 1 << 16
+"""Of an init; what is larger comes in a memory file."""
 _START_S = 30.0
+_BREATH_S = 0.05
+"""Before a worker that went without a job is replaced: it may go again."""
 _MAX_RESTARTS = 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
-    """A parked execution: the host's ends of its pipes, and a handle on its init."""
+    """An init in the jail, its parked child, and the host's ends of their channels.
+
+    Invariant: `out` and `err` are those of the child that waits for a job; -1 while one runs.
+    """
 
     job: socket.socket
-    out: int
-    err: int
-    status: int
+    status: socket.socket
     init: int
+    """Handle on the init process."""
     tier: Tier
+    out: int = -1
+    err: int = -1
+    listener: Callable[[bytes, list[int]], None] | None = None
+    """Told the verdict on the job in flight, with descriptors that come along; b"" if there is none."""
+
+    def take_pipes(self) -> tuple[int, int]:
+        """Return the child's stdout and stderr; the caller closes them."""
+        pipes, self.out, self.err = (self.out, self.err), -1, -1
+        return pipes
 
     def kill(self) -> None:
-        """End the execution; without a pid namespace the init has to do it."""
+        """End the execution and the init; without a pid namespace the init has to do it."""
         if self.init != -1:
             number = signal.SIGKILL if self.tier == "namespace" else signal.SIGTERM
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.init, number)
 
     def close(self) -> None:
-        """Close every descriptor; a worker that still waits for a job ends by that."""
+        """Close every descriptor; an init whose child still waits for a job ends by that."""
         self.job.close()
-        for fd in (self.out, self.err, self.status, self.init):
+        self.status.close()
+        for fd in (self.out, self.err, self.init):
             if fd != -1:
                 os.close(fd)
-        self.out = self.err = self.status = self.init = -1
+        self.out = self.err = self.init = -1
 
 
 class Pool:
-    """A zygote and the workers that it has forked ahead."""
+    """A zygote, and the workers that it has forked ahead.
+
+    Args:
+        size: Workers kept ready.
+        most: Workers kept when there was a need for more than `size`.
+    """
 
     def __init__(
-        self, *, size: int, limits: SandboxLimits, tier: Tier, layout: Layout, preload: tuple[str, ...]
+        self,
+        *,
+        size: int,
+        most: int,
+        limits: SandboxLimits,
+        tier: Tier,
+        layout: Layout,
+        preload: Sequence[str],
     ) -> None:
         self.size = size
         self.limits = limits
         self.tier: Tier = tier
+        self._most = most
         self._layout = layout
-        self._preload = preload
+        self._preload = tuple(preload)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._base = ""
+        self._workers: set[Worker] = set()
+        self._kept: set[Worker] = set()
         self._ready: deque[Worker] = deque()
         self._asked = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -166,7 +199,7 @@ class Pool:
         """Take in the workers that the zygote sent."""
         while self._control is not None:
             try:
-                message, fds, _, _ = socket.recv_fds(self._control, 4096, 8)
+                message, fds, _, _ = socket.recv_fds(self._control, 4096, 4)
             except BlockingIOError:
                 return
             except OSError:
@@ -175,16 +208,68 @@ class Pool:
                 self._lost()
                 return
             self._asked -= 1
-            if message.startswith(b"w") and len(fds) == 5:
-                job = socket.socket(fileno=fds[0])
-                job.setblocking(False)
-                self._ready.append(Worker(job, *fds[1:], tier=self.tier))
-                self._restarts = 0
-                self._wake()
+            if message == b"w" and len(fds) == 3:
+                self._welcome(fds)
             else:
                 _log.warning("sandbox: no worker: %s", message.decode(errors="replace"))
                 assert self._loop is not None
-                self._loop.call_later(0.05, self._ask, 1)
+                self._loop.call_later(_BREATH_S, self._replenish)
+
+    def _welcome(self, fds: list[int]) -> None:
+        assert self._loop is not None
+        job, status = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
+        job.setblocking(False)
+        status.setblocking(False)
+        worker = Worker(job, status, fds[2], tier=self.tier)
+        self._workers.add(worker)
+        self._loop.add_reader(status.fileno(), self._on_status, worker)
+
+    def _on_status(self, worker: Worker) -> None:
+        """Take a message of an init: its child is parked, or what became of a job."""
+        try:
+            message, fds, _, _ = socket.recv_fds(worker.status, MAX_MESSAGE_BYTES, 2)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, fds = b"", []
+        listener, worker.listener = worker.listener, None
+        if listener is not None:
+            listener(message, fds if len(fds) == 1 else [])
+        if len(fds) == 2:  # the next child's pipes come with the verdict on the last one
+            self._park(worker, fds)
+        else:
+            self.discard(worker, in_s=_BREATH_S if listener is None else 0.0)
+
+    def _park(self, worker: Worker, pipes: list[int]) -> None:
+        worker.out, worker.err = pipes
+        for fd in pipes:
+            os.set_blocking(fd, False)
+        self._restarts = 0
+        if len(self._ready) >= self._most:
+            self.discard(worker)
+            return
+        self._ready.append(worker)
+        self._wake()
+
+    def discard(self, worker: Worker, in_s: float = 0.0) -> None:
+        """Let go of a worker that has ended or is not wanted; it is replaced if it is missed."""
+        if worker in self._workers:
+            self._leave(worker)
+            worker.close()
+            assert self._loop is not None
+            self._loop.call_later(in_s, self._replenish)
+
+    def _replenish(self) -> None:
+        missing = self.size - (len(self._workers) - len(self._kept))
+        self._ask(max(missing, len(self._waiting)) - self._asked)
+
+    def _leave(self, worker: Worker) -> None:
+        self._workers.discard(worker)
+        self._kept.discard(worker)
+        if worker in self._ready:
+            self._ready.remove(worker)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(worker.status.fileno())
 
     def _wake(self) -> None:
         while self._waiting:
@@ -200,8 +285,15 @@ class Pool:
         while self._waiting:
             self._wake()
 
+    async def keep(self) -> Worker:
+        """Return a worker that stays with the caller, who gives it to `discard` in the end."""
+        worker = await self.take()
+        self._kept.add(worker)
+        self._replenish()
+        return worker
+
     async def take(self) -> Worker:
-        """Return a worker, and ask for its successor.
+        """Return a worker with a parked child; the worker comes back by itself after the job.
 
         Raises:
             SandboxCrashed: The zygote cannot be kept alive.
@@ -217,11 +309,11 @@ class Pool:
                 await self.start()
                 continue
             if self._ready:
-                worker = self._ready.popleft()
+                return self._ready.popleft()
+            if self._asked <= len(self._waiting):
                 self._ask(1)
-                return worker
-            if self._asked == 0:
-                self._ask(1)
+                if self._process is None:  # asking has shown that the zygote is gone
+                    continue
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
@@ -238,9 +330,18 @@ class Pool:
                 self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
-        while self._ready:
-            self._ready.popleft().close()
+        lost = list(self._workers)
+        for worker in lost:
+            self._leave(worker)
         self._asked = 0
+        self._end_process()
+        for worker in lost:
+            worker.close()
+            listener, worker.listener = worker.listener, None
+            if listener is not None:
+                listener(b"", [])
+
+    def _end_process(self) -> None:
         if self._process is not None:
             if self.tier == "namespace":
                 self._process.kill()

@@ -1,4 +1,4 @@
-"""Drive one worker: send the job, collect the output, end it in time, read the verdict."""
+"""Drive one job: hand it over, collect the output, end it in time, read the verdict."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import json
 import marshal
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agentenv.errors import SandboxCrashed
-from agentenv.sandbox.base import ExecResult, ExecStatus, SandboxLimits
+from agentenv.sandbox.limits import SandboxLimits
 from agentenv.sandbox.output import Output
 from agentenv.sandbox.pool import Worker
+from agentenv.sandbox.result import ExecResult, ExecStatus
 
-__all__ = ["Lost", "Verdict", "pack", "run", "send", "settle"]
+__all__ = ["Lost", "Verdict", "drain", "pack", "run", "send", "settle"]
 
+_PATIENCE_S = 0.005
+"""Output is read at the end, or from here on: most executions are over before, and wake us once."""
 _GRACE_S = 2.0
 """The init ends an execution in time; the host steps in this much later."""
 _INLINE_BYTES = 100_000
@@ -40,8 +43,8 @@ class Verdict:
     files_complete: bool = True
 
     @classmethod
-    def parse(cls, data: bytes) -> Verdict:
-        """Read a verdict and the files behind it.
+    def parse(cls, data: bytes, memory: int = -1) -> Verdict:
+        """Read a verdict, and the files behind it or in a memory file.
 
         Raises:
             Lost: There is none: the init was killed.
@@ -55,9 +58,12 @@ class Verdict:
             raise SandboxCrashed(f"the sandbox could not be set up: {message['failed']}")
         if not message["started"] or message["reason"] == "stopped":
             raise Lost
+        if memory != -1:
+            with open(memory, "rb", closefd=False) as file:
+                rest = file.read()
         files: dict[str, bytes] = {}
         at = 0
-        for name, size in message.get("files", []):
+        for name, size in message["files"]:
             files[bytes.fromhex(name).decode(errors="replace")] = rest[at : at + size]
             at += size
         return cls(
@@ -67,7 +73,7 @@ class Verdict:
             cpu_s=message["cpu_s"],
             max_rss_bytes=message["max_rss_bytes"],
             files=files,
-            files_complete=message.get("files_complete", True),
+            files_complete=message["files_complete"],
         )
 
 
@@ -93,90 +99,111 @@ def send(worker: Worker, payload: bytes) -> None:
         raise Lost from error
 
 
-class _Run:
-    """One execution in flight: three pipes and a clock."""
+def drain(fd: int, output: Output, limit: int) -> None:
+    """Take in what is in a pipe."""
+    while output.total <= limit:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            return
+        output.add(data)
 
-    def __init__(self, worker: Worker, limits: SandboxLimits) -> None:
+
+class _Run:
+    """One job in flight."""
+
+    def __init__(self, worker: Worker, timeout_s: float, limits: SandboxLimits) -> None:
         self.worker = worker
+        self.timeout_s = timeout_s
         self.limits = limits
-        self.out = Output(limits.output_bytes)
-        self.err = Output(limits.output_bytes)
-        self.status = bytearray()
+        self.out, self.err = Output(limits.output_bytes), Output(limits.output_bytes)
+        self.outputs = dict(zip(worker.take_pipes(), (self.out, self.err), strict=True))
+        self.verdict: Verdict | None = None
         self.reason = ""
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
-        self.open = {worker.out, worker.err, worker.status}
+        self.listening = False
+        self.timer = self.loop.call_later(_PATIENCE_S, self.listen)
+        worker.listener = self.ended
 
     def listen(self) -> None:
-        self.loop.add_reader(self.worker.out, self._read, self.worker.out, self.take_out)
-        self.loop.add_reader(self.worker.err, self._read, self.worker.err, self.take_err)
-        self.loop.add_reader(self.worker.status, self._read, self.worker.status, self.status.extend)
+        """Read what the job writes while it runs."""
+        self.listening = True
+        for fd in self.outputs:
+            self.loop.add_reader(fd, self.read, fd)
+        self.timer = self.loop.call_later(self.timeout_s + _GRACE_S, self.stop, "timeout")
 
-    def take_out(self, data: bytes) -> None:
-        self.out.add(data)
-        self._bound(self.out)
-
-    def take_err(self, data: bytes) -> None:
-        self.err.add(data)
-        self._bound(self.err)
-
-    def _bound(self, output: Output) -> None:
-        if output.total > self.limits.max_output_bytes and not self.reason:
+    def read(self, fd: int) -> None:
+        output = self.outputs[fd]
+        data = os.read(fd, 1 << 16)
+        output.add(data)
+        if not data:
+            self.loop.remove_reader(fd)
+        elif output.total > self.limits.max_output_bytes:
             self.stop("output_limit")
 
-    def _read(self, fd: int, take: Callable[[bytes], None]) -> None:
-        data = os.read(fd, 1 << 16)
-        if data:
-            take(data)
-            return
-        self.loop.remove_reader(fd)
-        self.open.discard(fd)
-        if not self.open and not self.done.done():
-            self.done.set_result(None)
-
     def stop(self, reason: str) -> None:
+        """End the job from outside."""
         if not self.reason:
             self.reason = reason
             self.worker.kill()
+            self.timer.cancel()
+            self.timer = self.loop.call_later(4 * _GRACE_S, self.give_up)
 
     def give_up(self) -> None:
         if not self.done.done():
             self.done.set_exception(SandboxCrashed("an execution did not end when it was killed"))
 
+    def ended(self, message: bytes, memory: list[int]) -> None:
+        """Take the verdict. Nothing writes to the pipes any more, unless the init was killed."""
+        try:
+            self.verdict = Verdict.parse(message, *memory)
+        except Lost:
+            pass
+        except SandboxCrashed as error:
+            if not self.done.done():
+                self.done.set_exception(error)
+        finally:
+            for fd in memory:
+                os.close(fd)
+        for fd, output in self.outputs.items():
+            drain(fd, output, self.limits.max_output_bytes)
+            if output.total > self.limits.max_output_bytes:
+                self.reason = self.reason or "output_limit"
+        if not self.done.done():
+            self.done.set_result(None)
+
     def close(self) -> None:
-        for fd in self.open:
-            self.loop.remove_reader(fd)
-        if self.open:
+        self.timer.cancel()
+        if self.worker.listener == self.ended:  # it is still at work, and nobody waits for it
+            self.worker.listener = None
             self.worker.kill()
-        self.worker.close()
+        for fd in self.outputs:
+            if self.listening:
+                self.loop.remove_reader(fd)
+            os.close(fd)
 
 
 async def run(worker: Worker, payload: bytes, timeout_s: float, limits: SandboxLimits) -> ExecResult:
-    """Run one job in a fresh worker and close it.
+    """Run one job.
 
     Raises:
         Lost: The worker went without a verdict; the job may be given to another one.
         SandboxCrashed: The child could not be confined or ended.
     """
-    self = _Run(worker, limits)
-    timers = (
-        self.loop.call_later(timeout_s + _GRACE_S, self.stop, "timeout"),
-        self.loop.call_later(timeout_s + 5 * _GRACE_S, self.give_up),
-    )
+    self = _Run(worker, timeout_s, limits)
     began = self.loop.time()
     try:
-        self.listen()
         send(worker, payload)
         await self.done
     finally:
-        for timer in timers:
-            timer.cancel()
         self.close()
-    try:
-        verdict = Verdict.parse(bytes(self.status))
-    except Lost:
+    verdict = self.verdict
+    if verdict is None:
         if not self.reason:
-            raise
+            raise Lost
         verdict = Verdict(duration_s=self.loop.time() - began)
     verdict.reason = self.reason or verdict.reason
     return settle(verdict, self.out, self.err, timeout_s, limits)

@@ -14,8 +14,9 @@ __all__ = [
     "CLONE_NEWPID",
     "CLONE_NEWUSER",
     "CLONE_NEWUTS",
+    "LAST",
     "MACHINE",
-    "close_from",
+    "close_range",
     "drop_capabilities",
     "fork",
     "mount",
@@ -122,9 +123,13 @@ def write(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def close_from(first: int) -> None:
-    """Close every descriptor from `first` on."""
-    syscall("close_range", first, 0x7FFFFFFF, 0)
+LAST = 0x7FFFFFFF
+"""No descriptor is above this one."""
+
+
+def close_range(first: int, last: int) -> None:
+    """Close every descriptor from `first` to `last`."""
+    syscall("close_range", first, last, 0)
 
 
 class _CapHeader(ctypes.Structure):

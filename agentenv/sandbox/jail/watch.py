@@ -1,4 +1,4 @@
-"""The init's watch over its child: deadline, memory, leftovers, and the verdict."""
+"""The init's watch over one child: deadline, memory, leftovers, and the verdict."""
 
 from __future__ import annotations
 
@@ -9,47 +9,88 @@ import resource
 import select
 import signal
 import time
-from typing import Any
 
-from .files import collect, remove_tree, walk
+from .files import walk
 from .program import BEGUN
 
-__all__ = ["watch"]
+__all__ = ["Watch", "plain"]
 
 _TICK_S = 0.1
+_CLEAR_S = 5.0
 _MAX_INODES = 8192
 
 
-class _Watch:
-    """What the init knows of its child."""
+class Watch:
+    """What the init knows of its child.
 
-    def __init__(self, child: int, *, namespaces: bool, place: str) -> None:
+    Args:
+        child: Its process id.
+        start: Where it says that a job starts.
+        place: The worker's directory where there are no namespaces, else empty.
+    """
+
+    def __init__(self, child: int, start: int, place: str) -> None:
         self.child = child
-        self.namespaces = namespaces
+        self.start = start
         self.place = place
         self.started = 0.0
+        self.duration_s = 0.0
         self.deadline = math.inf
         self.memory_bytes = 0.0
         self.disk_bytes = 0.0
         self.reason = ""
+        self.failed = ""
         self.ended: tuple[int, resource.struct_rusage] | None = None
+        self.is_cleared = False
 
-    def begin(self, message: bytes) -> None:
+    @property
+    def is_over(self) -> bool:
+        """True if a job ran to its end and nothing of it runs any more; never true of a session."""
+        return self.started > 0 and self.is_cleared and math.isfinite(self.deadline)
+
+    def run(self) -> None:
+        """Wait until the child ends or must end, and nothing that it started runs."""
+        handle = os.pidfd_open(self.child)
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        poller.register(self.start, select.POLLIN)
+        while True:
+            wait_s = None
+            if self.started:
+                wait_s = min(_TICK_S, max(0.0, self.deadline - time.monotonic()))
+            events = dict(poller.poll(None if wait_s is None else wait_s * 1000 + 1))
+            if self.start in events or handle in events:
+                self._listen()
+            if handle in events:
+                break
+            self.reap()
+            self.check()
+        os.close(handle)
+        self.duration_s = time.monotonic() - self.started if self.started else 0.0
+        self.reap()
+        self.is_cleared = self.clear()
+
+    def _listen(self) -> None:
         """Take the child's word that the job has begun; it is not untrusted before that."""
-        _, self.started, limit_s, self.memory_bytes, self.disk_bytes = BEGUN.unpack(message)
-        self.deadline = self.started + limit_s
+        try:
+            message = os.read(self.start, 4096)
+        except BlockingIOError:
+            return
+        if message.startswith(b"!"):
+            self.failed = message[1:].decode(errors="replace")
+        else:
+            _, self.started, limit_s, self.memory_bytes, self.disk_bytes = BEGUN.unpack(message)
+            self.deadline = self.started + limit_s
 
     def reap(self) -> None:
         """Collect whoever ended; orphans of the child become ours."""
-        while self.ended is None:
-            try:
+        with contextlib.suppress(ChildProcessError):
+            while True:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self.child:
-                self.ended = (status, usage)
+                if pid == 0:
+                    return
+                if pid == self.child:
+                    self.ended = (status, usage)
 
     def check(self) -> None:
         """End the execution if it is over its time or its memory."""
@@ -58,25 +99,62 @@ class _Watch:
         elif self.memory_bytes and self._memory(precise=False) > self.memory_bytes:
             if self._memory(precise=True) > self.memory_bytes:
                 self.kill("memory")
-        elif self.place and _disk(self.place, self.disk_bytes) > self.disk_bytes:
+        elif self.place and self.started and _disk(self.place, self.disk_bytes) > self.disk_bytes:
             self.kill("disk")
 
     def kill(self, reason: str) -> None:
         """End everything that the child started, and the child."""
         self.reason = self.reason or reason
-        try:
-            if self.namespaces:
+        with contextlib.suppress(ProcessLookupError):
+            if not self.place:
                 os.kill(-1, signal.SIGKILL)
             elif self.ended is None:
                 os.kill(self.child, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+
+    def clear(self) -> bool:
+        """End what the child left running; return whether nothing is left.
+
+        The namespace is empty when the init has no children: whoever loses its parent becomes its.
+        """
+        deadline = time.monotonic() + _CLEAR_S
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid:
+                continue
+            self.kill("")
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
 
     def _memory(self, *, precise: bool) -> int:
-        if not self.namespaces:
+        if self.place:
             return _resident(self.child, precise=precise)
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return sum(_resident(pid, precise=precise) for pid in pids)
+
+    def verdict(self) -> bytes:
+        """Return the verdict: an object in JSON without its closing brace.
+
+        By hand: the encoder would touch many pages of memory, and each has to be copied first.
+        """
+        code, usage = self.ended or (0, None)
+        cpu_s = usage.ru_utime + usage.ru_stime if usage else 0.0
+        rss = usage.ru_maxrss * 1024 if usage else 0
+        failed = f', "failed": "{plain(self.failed)}"' if self.failed else ""
+        return (
+            f'{{"exit": {os.waitstatus_to_exitcode(code)}, "reason": "{self.reason}", '
+            f'"duration_s": {self.duration_s!r}, "started": {"true" if self.started else "false"}, '
+            f'"cpu_s": {cpu_s!r}, "max_rss_bytes": {rss}{failed}'
+        ).encode()
+
+
+def plain(text: str) -> str:
+    """Return a text that needs no quoting in JSON."""
+    letters = (letter if letter.isprintable() and letter not in '"\\' else " " for letter in text)
+    return "".join(letters).encode(errors="replace").decode()
 
 
 def _resident(pid: int, *, precise: bool) -> int:
@@ -101,66 +179,3 @@ def _disk(top: str, enough: float) -> float:
         with contextlib.suppress(OSError):
             total += os.lstat(path).st_blocks * 512
     return total
-
-
-def watch(config: dict[str, Any], child: int, start: int, status: int, place: str) -> None:
-    """Wait until the child ends or must end, then write the verdict and what it left."""
-    self = _Watch(child, namespaces=not place, place=place)
-    if place:
-        signal.signal(signal.SIGTERM, lambda *_: self.kill("stopped"))
-    handle = os.pidfd_open(child)
-    poller = select.poll()
-    poller.register(handle, select.POLLIN)
-    poller.register(start, select.POLLIN)
-    failed = ""
-    while True:
-        wait_s = None
-        if self.started:
-            wait_s = min(_TICK_S, max(0.0, self.deadline - time.monotonic()))
-        events = dict(poller.poll(None if wait_s is None else wait_s * 1000 + 1))
-        if start in events:
-            message = os.read(start, 4096)  # one message, from before the code runs
-            poller.unregister(start)
-            if message.startswith(b"!"):
-                failed = message[1:].decode(errors="replace")
-            elif message:
-                self.begin(message)
-        if handle in events:
-            break
-        self.reap()
-        self.check()
-    _finish(config, self, status, failed)
-
-
-def _finish(config: dict[str, Any], self: _Watch, status: int, failed: str) -> None:
-    duration_s = time.monotonic() - self.started if self.started else 0.0
-    self.reap()
-    code, usage = self.ended or (0, None)
-    self.kill("")
-    cpu_s = usage.ru_utime + usage.ru_stime if usage else 0.0
-    rss = usage.ru_maxrss * 1024 if usage else 0
-    # JSON by hand: the encoder would touch many pages of memory, and each has to be copied first
-    exit_code = os.waitstatus_to_exitcode(code)
-    verdict = (
-        f'{{"exit": {exit_code}, "reason": "{self.reason}", "duration_s": {duration_s!r}, '
-        f'"started": {"true" if self.started else "false"}, "cpu_s": {cpu_s!r}, "max_rss_bytes": {rss}'
-    )
-    if failed:
-        verdict += f', "failed": "{_plain(failed)}"'
-    contents: list[bytes] = []
-    if self.started:
-        limits: dict[str, int] = config["limits"]
-        home = f"{self.place}/work" if self.place else "/work"
-        files, complete = collect(home, limits["collect_bytes"])
-        listed = [f'["{name.encode(errors="surrogateescape").hex()}", {len(data)}]' for name, data in files]
-        verdict += f', "files": [{", ".join(listed)}], "files_complete": {"true" if complete else "false"}'
-        contents = [data for _, data in files]
-    with open(status, "wb") as pipe:
-        pipe.write(b"".join([verdict.encode(), b"}\n", *contents]))
-    if self.place:
-        remove_tree(self.place)
-
-
-def _plain(text: str) -> str:
-    """Return a text that needs no quoting in JSON."""
-    return "".join(letter if letter.isprintable() and letter not in '"\\' else " " for letter in text)

@@ -1,4 +1,4 @@
-"""The zygote: waits in the jail and forks one worker for each execution that the host asks for."""
+"""The zygote: waits in the jail and forks the workers that the host asks for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import Any
 
-from . import kernel, seccomp, worker
+from . import kernel, preload, seccomp, worker
 from .files import remove_tree
 
 __all__ = ["main", "serve"]
@@ -62,7 +62,7 @@ def _prepare(config: dict[str, Any]) -> int:
         signal.signal(number, signal.SIG_IGN)
     namespaces = config["tier"] == "namespace"
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
-    worker.preload(config)
+    preload.preload(config)
     if namespaces:
         kernel.umount("/jail/jail")
     config["filter"] = seccomp.build(fork=namespaces)
@@ -76,25 +76,23 @@ def _prepare(config: dict[str, Any]) -> int:
 
 
 def _spawn(config: dict[str, Any], control: socket.socket, own: int) -> None:
-    """Fork a worker's init and send the host the far ends of its pipes."""
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    job, host_job = near.detach(), far.detach()
-    out, err, status, start = (os.pipe() for _ in range(4))
-    place = worker.make_place(config)
-    if own != -1:
-        kernel.unshare(kernel.CLONE_NEWPID)
-    try:
-        pid = kernel.fork()
-        if pid == 0:
-            worker.init(config, worker.Ends(job, out[1], err[1], status[1], start[0], start[1]), place)
-    finally:
+    """Fork a worker and send the host the far ends of its channels, with a handle on it."""
+    job, host_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    status, host_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with job, host_job, status, host_status:
         if own != -1:
-            kernel.setns(own, kernel.CLONE_NEWPID)
-    _inits.add(pid)
-    handle = os.pidfd_open(pid)
-    socket.send_fds(control, [b"w" + place.encode()], [host_job, out[0], err[0], status[0], handle])
-    for fd in (job, host_job, *out, *err, *status, *start, handle):
-        os.close(fd)
+            kernel.unshare(kernel.CLONE_NEWPID)
+        try:
+            pid = kernel.fork()
+            if pid == 0:
+                worker.run(config, job.fileno(), status.fileno())
+        finally:
+            if own != -1:
+                kernel.setns(own, kernel.CLONE_NEWPID)
+        _inits.add(pid)
+        handle = os.pidfd_open(pid)
+        socket.send_fds(control, [b"w"], [host_job.fileno(), host_status.fileno(), handle])
+        os.close(handle)
 
 
 def _collect() -> None:

@@ -111,8 +111,8 @@ async def test_killed_workers_and_zygotes_are_replaced(tier):
     async with create(tier, size=2, **options(tier)) as sandbox:
         for _ in range(3):
             for process in jail_of_this_process():
-                if process.ppid() != os.getpid():
-                    with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.ppid() != os.getpid():
                         process.send_signal(signal.SIGKILL)
             assert (await sandbox.run_code("print(6 * 7)")).stdout == "42\n"
 

@@ -1,0 +1,85 @@
+"""The untrusted half of a worker: confined before it gets the code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import Any, NamedTuple, NoReturn
+
+from . import kernel, landlock, program, seccomp
+from .kernel import prctl
+from .preload import UID
+
+__all__ = ["JOB", "NOBODY", "START", "Cell", "run"]
+
+NOBODY = 65534
+JOB, START = 3, 4
+"""Besides the streams: where jobs come from, and how the init is told that one starts."""
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+
+
+class Cell(NamedTuple):
+    """What confines the children of one worker."""
+
+    user_namespace: int
+    """Counts processes apart from all others; -1 where there are no namespaces."""
+    ruleset: int
+    """Of Landlock; -1 where the kernel has none."""
+    home: str
+    temporary: str
+
+
+def run(config: dict[str, Any], cell: Cell, out: int, err: int) -> NoReturn:
+    """Confine this process, then wait for the job and run it."""
+    try:
+        prctl(_PR_SET_DUMPABLE, 1)  # so that its files in /proc are its own
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for target, fd in ((0, os.open("/dev/null", os.O_RDONLY)), (1, out), (2, err)):
+            os.dup2(fd, target)
+        _confine(config, cell)
+        os.chdir(cell.home)
+        os.environ["HOME"], os.environ["TMPDIR"] = cell.home, cell.temporary
+        seccomp.install(config["filter"], own_pid=os.getpid())
+    except BaseException as error:  # noqa: BLE001 - the boundary: not confined, so nothing may run
+        os.write(START, b"!" + str(error).encode())
+        os._exit(71)
+    program.serve(JOB, START, dict(config["limits"]))
+
+
+def _confine(config: dict[str, Any], cell: Cell) -> None:
+    """Give up everything but a small view of the machine."""
+    namespaces = cell.user_namespace != -1
+    os.setsid()
+    kernel.write("/proc/self/oom_score_adj", b"1000")
+    if namespaces:
+        kernel.setns(cell.user_namespace, kernel.CLONE_NEWUSER)
+        if config["mapped"]:
+            os.setresgid(UID, UID, UID)
+            os.setresuid(UID, UID, UID)
+    elif os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    prctl(_PR_SET_DUMPABLE, 1)
+    _limit(config["limits"], namespaces=namespaces)
+    kernel.drop_capabilities(bounding=namespaces)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if cell.ruleset != -1:
+        landlock.restrict(cell.ruleset)
+    kernel.close_range(START + 1, kernel.LAST)
+
+
+def _limit(limits: dict[str, int], *, namespaces: bool) -> None:
+    wanted = [
+        (resource.RLIMIT_AS, limits["address_space_bytes"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, limits["max_open_files"]),
+        (resource.RLIMIT_FSIZE, limits["max_file_bytes"]),
+        (resource.RLIMIT_MEMLOCK, 64 * 1024),
+        (resource.RLIMIT_STACK, 8 * 1024 * 1024),
+    ]
+    if namespaces:
+        wanted.append((resource.RLIMIT_NPROC, limits["max_processes"]))
+    program.lower(wanted)

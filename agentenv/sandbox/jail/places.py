@@ -1,0 +1,71 @@
+"""The directories that an execution may write to, and whether it did."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from . import kernel
+from .kernel import mount
+
+__all__ = ["Places", "make", "mount_own"]
+
+_NOSUID, _NODEV, _NOEXEC, _NOATIME = 2, 4, 8, 1024
+_TICK_S = 0.02
+"""File systems may stamp times with the kernel's tick, which is at most 10 ms long."""
+
+_Look = tuple[int, ...]
+
+
+class Places:
+    """Empty directories, and how they looked when they were new."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self._new = [_look(path) for path in paths]
+        self._made = time.monotonic()
+
+    def untouched(self, since: float) -> bool:
+        """Return whether nothing can have been left since a moment of `time.monotonic()`.
+
+        Whatever is made, renamed, removed or changed in a directory, or to it, changes the time of its
+        last change, which nobody can set. Within a tick of its making the time might be the same.
+        """
+        return since - self._made > _TICK_S and [_look(path) for path in self.paths] == self._new
+
+
+def _look(path: str) -> _Look:
+    known = os.lstat(path)
+    return (
+        known.st_ino,
+        known.st_dev,
+        known.st_mode,
+        known.st_uid,
+        known.st_nlink,
+        known.st_size,
+        known.st_mtime_ns,
+        known.st_ctime_ns,
+    )
+
+
+def mount_own(limits: dict[str, int], owner: int) -> list[str]:
+    """Mount file systems of this worker's own; return the directories that may be written to."""
+    kernel.unshare(kernel.CLONE_NEWNS)
+    shape = f"nr_inodes={limits['max_inodes']},mode=0700,uid={owner},gid={owner}"
+    sizes = {"/work": limits["work_bytes"], "/tmp": limits["work_bytes"], "/dev/shm": limits["shm_bytes"]}
+    for target, size in sizes.items():
+        mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV | _NOATIME, f"size={size},{shape}")
+    mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=2,subset=pid")
+    return list(sizes)
+
+
+def make(base: str, owner: int) -> list[str]:
+    """Make directories where there are no mounts of our own."""
+    place = f"{base}/{os.urandom(8).hex()}"
+    os.mkdir(place, 0o711)
+    made = [f"{place}/work", f"{place}/tmp"]
+    for path in made:
+        os.mkdir(path, 0o700)
+        if owner != os.geteuid():
+            os.chown(path, owner, owner)
+    return made
