@@ -1,0 +1,52 @@
+"""Draw what happened in runs of `examples/demo.py`: one colour a run, every step a point.
+
+python examples/plot_demo.py runs/demo runs/demo-seed1 runs/demo-seed2 --output demo.svg
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+CURVES = {
+    "reward": "mean reward of the sampled episodes",
+    "tools/call_frequency": "tool calls an episode",
+    "tools/failure_frequency": "share of tool calls that failed",
+    "frac_reward_zero_std": "share of groups without anything to learn",
+    "entropy": "entropy of a trained token (nats)",
+}
+SCORES = {"before": "untouched", "after_warmup": "demonstrations", "after": "GRPO"}
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--output", type=Path, default=Path("demo.svg"))
+    options = parser.parse_args()
+    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 8.5}
+    figure, grid = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
+    axes = grid.flatten()
+    for run, colour in zip(options.runs, COLOURS, strict=False):
+        summary = json.loads((run / "summary.json").read_text())
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        style = {"color": colour, "marker": "o", "markersize": 3.5, "label": f"seed {summary['seed']}"}
+        axes[0].plot(SCORES.values(), [summary[name] for name in SCORES], **style)
+        for panel, name in zip(axes[1:], CURVES, strict=True):
+            known = [(step["step"], step[name]) for step in steps if step.get(name) is not None]
+            panel.plot(*zip(*known, strict=True), **style)
+    axes[0].set_title("held-out tasks right, greedy")
+    for panel, title in zip(axes[1:], CURVES.values(), strict=True):
+        panel.set(title=title, xlabel="GRPO step")
+    for panel in axes:
+        panel.set_ylim(-0.05, 1.08)
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, loc="upper left")
+    figure.savefig(options.output, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
