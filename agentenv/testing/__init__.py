@@ -3,7 +3,8 @@
 - `check_env` tries an environment in every way a run would, and says what is wrong;
 - `play` plays one episode with a scripted policy, without a model;
 - `RecordedChat` keeps the answers of a chat engine in a file and plays them again;
-- the pytest plugin gives the fixtures `play_episode`, `scripted_runner` and `assert_env_ok`.
+- the pytest plugin gives the fixtures `play_episode`, `scripted_engine`, `scripted_runner`,
+  `recorded_chat` and `assert_env_ok`.
 
 A policy is a function `policy(messages, task, rng)` that returns an assistant message or its text.
 """

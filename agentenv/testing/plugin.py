@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from agentenv.engine.scripted import ScriptedPolicy, TurnLike
+    from agentenv.engine.base import ChatEngine
+    from agentenv.engine.scripted import ScriptedEngine, ScriptedPolicy, TurnLike
     from agentenv.envspec import EnvSpec
     from agentenv.runner import Runner
     from agentenv.testing.episodes import Played
+    from agentenv.testing.recorded import RecordedChat
 
-__all__ = ["assert_env_ok", "play_episode", "scripted_runner"]
+__all__ = ["assert_env_ok", "play_episode", "recorded_chat", "scripted_engine", "scripted_runner"]
 
 PlayEpisode: TypeAlias = "Callable[..., Awaitable[Played]]"
+MakeEngine: TypeAlias = "Callable[[Sequence[TurnLike] | ScriptedPolicy], ScriptedEngine]"
 MakeRunner: TypeAlias = "Callable[..., Runner]"
+MakeRecorded: TypeAlias = "Callable[..., RecordedChat]"
 AssertEnvOk: TypeAlias = "Callable[..., Awaitable[None]]"
 
 
@@ -44,19 +48,44 @@ def play_episode() -> PlayEpisode:
 
 
 @pytest.fixture
-def scripted_runner() -> MakeRunner:
-    """Make a runner whose model says what a script says: `scripted_runner(script, **limits)`."""
+def scripted_engine() -> MakeEngine:
+    """Make an engine that says what a script says, in tokens of bytes: `scripted_engine(script)`."""
     from agentenv.engine.scripted import ScriptedEngine
+    from agentenv.render.tokenizer import byte_tokenizer
+
+    def make(script: Sequence[TurnLike] | ScriptedPolicy) -> ScriptedEngine:
+        codec: Any = byte_tokenizer()
+        return ScriptedEngine(script, tokenizer=codec)
+
+    return make
+
+
+@pytest.fixture
+def scripted_runner(scripted_engine: MakeEngine) -> MakeRunner:
+    """Make a runner whose model says what a script says: `scripted_runner(script, **limits)`."""
     from agentenv.limits import RunLimits
     from agentenv.render import Renderer
     from agentenv.render.tokenizer import byte_tokenizer
     from agentenv.runner import Runner
 
     def make(script: Sequence[TurnLike] | ScriptedPolicy, **limits: Any) -> Runner:
-        tokenizer = byte_tokenizer()
-        codec: Any = tokenizer
-        engine = ScriptedEngine(script, tokenizer=codec)
-        return Runner(engine, Renderer(tokenizer), RunLimits(**limits))
+        return Runner(scripted_engine(script), Renderer(byte_tokenizer()), RunLimits(**limits))
+
+    return make
+
+
+@pytest.fixture
+def recorded_chat(request: pytest.FixtureRequest) -> MakeRecorded:
+    """Make a chat engine that answers from a file in `recordings/` beside the test's own file.
+
+    `recorded_chat("judge")` plays `recordings/TEST_FILE-judge.jsonl`; with an engine,
+    `recorded_chat("judge", engine)`, what the file lacks is asked and kept.
+    """
+    from agentenv.testing.recorded import RecordedChat
+
+    def make(name: str, engine: ChatEngine | None = None) -> RecordedChat:
+        place = request.path.parent / "recordings" / f"{request.path.stem}-{name}.jsonl"
+        return RecordedChat(place, engine)
 
     return make
 

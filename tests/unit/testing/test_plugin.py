@@ -79,6 +79,36 @@ class Once:
     async def close(self): ...
 
 
+def test_recordings_stand_beside_the_test_that_plays_them(pytester):
+    pytester.makepyfile(
+        test_judge="""
+        from agentenv.engine.base import ChatCompletion, Sampling, Usage
+
+        class Polite:
+            name, max_context_tokens = "polite", None
+
+            async def chat(self, messages, tools, sampling, *, deadline_s=None):
+                return ChatCompletion({"role": "assistant", "content": "Good."}, Usage(1, 1), "stop")
+
+            async def close(self): ...
+
+        ASKED = [{"role": "user", "content": "How was it?"}]
+
+        async def test_it(recorded_chat):
+            await recorded_chat("judge", Polite()).chat(ASKED, (), Sampling())
+            again = await recorded_chat("judge").chat(ASKED, (), Sampling(seed=3))
+            assert again.message["content"] == "Good."
+
+        def test_an_engine(scripted_engine):
+            assert scripted_engine(["pear"]) is not None
+        """
+    )
+    pytester.makeini("[pytest]\nasyncio_mode = auto\n")
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+    assert (pytester.path / "recordings" / "test_judge-judge.jsonl").is_file()
+
+
 async def test_recorded_answers_are_played_again_without_the_engine(tmp_path):
     path, engine = tmp_path / "replies.jsonl", Once()
     recording = RecordedChat(path, engine)
