@@ -80,18 +80,18 @@ class Episode:
         """Play to the end and return the record."""
         record = self._record
         try:
-            reason = await self._begin()
-            while reason is None:
-                reason = await self._turn(len(record.turns))
-        except Halt as halt:
-            reason = halt.reason
+            try:
+                reason = await self._begin()
+                while reason is None:
+                    reason = await self._turn(len(record.turns))
+            except Halt as halt:
+                reason = halt.reason
+            return record.freeze(reason, outcome=await self._score(reason))
         except Failure as failure:
             return record.freeze(failure.reason, error=failure.error)
-        try:
-            outcome = await self._score(reason)
-        except Failure as failure:
-            return record.freeze(failure.reason, error=failure.error)
-        return record.freeze(reason, outcome=outcome)
+        finally:
+            # The environment holds the context: no episode must keep itself alive through it.
+            self._context.draft = None
 
     def give_up(self, failure: Failure) -> Trajectory:
         """Return the record as it stands, failed."""
@@ -190,9 +190,14 @@ class Episode:
 
     async def _answer_calls(self, turn: OpenTurn, calls: list[ToolCall]) -> StopReason | None:
         limits = self._limits
-        if self._is_last(turn):
-            self._refuse(turn, f"no turn was left to read the result (limit of {limits.max_turns} turns)")
-            return StopReason.MAX_TURNS
+        if last := self._why_last(turn):
+            spent = (
+                f"{limits.max_turns} turns"
+                if last is StopReason.MAX_TURNS
+                else f"{limits.max_total_tokens} sampled tokens"
+            )
+            self._refuse(turn, f"no turn was left to read the result (limit of {spent})")
+            return last
         mended: frozenset[str] = frozenset()
         if self._repair_json:
             calls, mended = mend(calls, self._record.tools)
@@ -238,9 +243,7 @@ class Episode:
         if reason is None and self._user is not None:
             words, reason = await self._ask_user(turn, self._user, messages)
             messages = (*messages, *words)
-        if reason is None and self._is_last(turn):
-            reason = StopReason.MAX_TURNS
-        return await self._observe(turn, Observation((), messages), reason)
+        return await self._observe(turn, Observation((), messages), reason or self._why_last(turn))
 
     async def _advance(self, turn: OpenTurn, calls: list[ToolCall]) -> StepResult:
         limits, context = self._limits, self._context
@@ -308,12 +311,15 @@ class Episode:
     ) -> StopReason | None:
         """Record what the turn is answered with; tokens only if the episode goes on."""
         explain = reason is StopReason.ENV_DONE and self._plan.done_policy == "explain"
-        if explain and not self._is_last(turn):
+        if explain and not self._why_last(turn):
             told: Message = {"role": "user", "content": EXPLANATION}
             observation = Observation(observation.results, (*observation.messages, told))
             reason, self._explained = None, True
         if reason is None:
             await self._condense(turn, observation)
+            # What a summariser writes counts too: it may have used up the rest.
+            reason = self._why_last(turn)
+        if reason is None:
             began = time.perf_counter()
             fitted = self._conversation.observe(turn.reply, observation)
             turn.timings["render_s"] += time.perf_counter() - began
@@ -321,7 +327,7 @@ class Episode:
                 reason = StopReason.TOOL_OUTPUT_OVERFLOW if observation.results else StopReason.CONTEXT_LENGTH
             else:
                 observation = await self._keep_whole(turn, observation, fitted)
-        if reason is StopReason.TOOL_OUTPUT_OVERFLOW and self._explained:
+        if reason is not None and self._explained:
             reason = StopReason.ENV_DONE
         turn.results = observation.results
         self._record.trimmed += observation.trimmed_messages + sum(one.trimmed for one in observation.results)
@@ -358,8 +364,14 @@ class Episode:
         turn.results = tuple(not_run(call, why) for call in calls)
         self._record.messages.extend(result.to_message() for result in turn.results)
 
-    def _is_last(self, turn: OpenTurn) -> bool:
-        return self._limits.max_turns is not None and turn.index + 1 >= self._limits.max_turns
+    def _why_last(self, turn: OpenTurn) -> StopReason | None:
+        """Why no turn can follow this one; None if one can."""
+        limits = self._limits
+        if limits.max_turns is not None and turn.index + 1 >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        if limits.max_total_tokens is not None and self._record.sampled_tokens >= limits.max_total_tokens:
+            return StopReason.GENERATION_LENGTH
+        return None
 
     # The end ------------------------------------------------------------------------------
 

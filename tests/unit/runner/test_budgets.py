@@ -138,6 +138,22 @@ async def test_b2_the_episode_s_sampled_tokens_are_bounded():
     assert record.num_sampled_tokens == 2 * cost
 
 
+@pytest.mark.parametrize("spare", [0, 1])
+async def test_b2_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_shown(spare):
+    turn = call("show", size=1)
+    cost = len(TOKENIZER.encode(turn)) + 1
+
+    record = await play([turn, "done"], max_total_tokens=cost + spare)
+
+    assert record.stop_reason is StopReason.GENERATION_LENGTH
+    assert len(record.turns) == 1 + spare
+    assert len(record.sequences[0]) == record.turns[-1].end, "the last token was sampled"
+    (result,) = record.turns[0].tool_results
+    assert result.is_error == (spare == 0)
+    if not spare:
+        assert f"limit of {cost} sampled tokens" in result.text
+
+
 async def test_a4_any_limit_between_prompt_and_second_turn_keeps_the_record_aligned():
     whole = await play([call("show", size=50), "done"])
     prompt, total = prompt_size(), len(whole.sequences[0])
