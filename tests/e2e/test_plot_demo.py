@@ -1,0 +1,32 @@
+"""The picture of the demo's runs is drawn from what the demo writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "plot_demo.py"
+
+
+@pytest.mark.slow
+def test_the_demos_curves_are_drawn_also_where_a_step_trained_nothing(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the plot extra")
+    runs = [tmp_path / "demo", tmp_path / "demo-seed1"]
+    for seed, run in enumerate(runs):
+        run.mkdir()
+        scores = {"before": 0.0, "after_warmup": 0.5, "after": 1.0, "seed": seed}
+        (run / "summary.json").write_text(json.dumps(scores))
+        step = {"reward": 0.5, "tools/call_frequency": 1.0, "tools/failure_frequency": 0.1}
+        steps = [step | {"step": number, "frac_reward_zero_std": 0.5, "entropy": 0.2} for number in (1, 2)]
+        steps.append(step | {"step": 3, "frac_reward_zero_std": 1.0})
+        (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+
+    picture = tmp_path / "demo.svg"
+    subprocess.run([sys.executable, SCRIPT, *runs, "--output", picture], check=True, timeout=120)
+
+    assert ">seed 0<" in picture.read_text()
+    assert ">seed 1<" in picture.read_text()
