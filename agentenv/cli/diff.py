@@ -29,11 +29,11 @@ def run(
     from agentenv.store import find_run
 
     found = compare(find_run(before, runs_dir), find_run(after, runs_dir), seed=seed)
+    if found.difference is None:
+        raise UsageError("the runs have no scored task in common; compare runs of the same tasks")
     if as_json:
         sys.stdout.write(json.dumps(found.as_json()) + "\n")
         return
-    if found.difference is None:
-        raise UsageError("the runs have no scored task in common; compare runs of the same tasks")
     change = found.difference
     same = len(found.tasks) - len(found.better) - len(found.worse)
     print(

@@ -124,6 +124,9 @@ def _evaluate(
     from agentenv.store import RunStatus, RunWriter, find_run
 
     run = find_run(resume, runs_dir) if resume else None
+    if run is not None and run.info.kind != "eval":
+        verb = f"resume it with agentenv train --resume {run.id}" if run.info.kind == "train" else "play anew"
+        raise UsageError(f"run {run.id} is no evaluation; {verb}")
     config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(

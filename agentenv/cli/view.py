@@ -33,7 +33,9 @@ def show(
     if sort and sort not in {"place", "task", "member", "reward", "stop", "turns", "tokens", "time"}:
         raise UsageError(f"cannot sort by {sort!r}; by reward, tokens, turns, time, stop, task or member")
     names = [name.partition("#") for name in runs or []]
-    found = [find_run(name, runs_dir) for name, _, _ in names] or list_runs(runs_dir)
+    found = [find_run(name, runs_dir) for name, _, _ in names] or list_runs(
+        runs_dir, on_broken=lambda error: print(f" left out: {error}")
+    )
     if live:
         from agentenv.view.server import serve
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -161,8 +161,15 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def list_runs(root: str | Path = "runs") -> list[Run]:
-    """Return the runs under a directory, newest first; what is not a run is left out."""
+def list_runs(
+    root: str | Path = "runs", *, on_broken: Callable[[StoreError], None] | None = None
+) -> list[Run]:
+    """Return the runs under a directory, newest first; what is not a run is left out.
+
+    Args:
+        root: directory of all runs.
+        on_broken: told of each run that is left out because it cannot be read.
+    """
     found: list[Run] = []
     base = Path(root)
     if not base.is_dir():
@@ -171,8 +178,9 @@ def list_runs(root: str | Path = "runs") -> list[Run]:
         if (path / "run.json").is_file():
             try:
                 found.append(Run(path))
-            except StoreError:
-                continue
+            except StoreError as error:
+                if on_broken is not None:
+                    on_broken(error)
     return sorted(found, key=lambda run: (run.info.created, run.id), reverse=True)
 
 

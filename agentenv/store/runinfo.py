@@ -21,6 +21,7 @@ __all__ = ["SCHEMA_VERSION", "RunInfo", "RunStatus", "installed_versions", "writ
 
 SCHEMA_VERSION = 1
 """Layout of a run directory. Raised when an older reader would misread it; older layouts still open."""
+_BROKEN = "restore it from a copy, or delete the directory"
 
 
 class RunStatus(StrEnum):
@@ -86,19 +87,22 @@ class RunInfo:
         except FileNotFoundError:
             raise StoreError(f"{directory} is not a run directory: it has no run.json") from None
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path} cannot be read: {error}") from error
+            raise StoreError(f"{path} cannot be read: {error}; {_BROKEN}") from error
         if not isinstance(data, dict) or "id" not in data:
-            raise StoreError(f"{path} is not the description of a run")
+            raise StoreError(f"{path} is not the description of a run; {_BROKEN}")
         version = data.get("schema_version", 1)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise StoreError(
                 f"{path} has layout {version}, newer than {SCHEMA_VERSION}; install a newer agentenv"
             )
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        known["env_ids"] = tuple(known.get("env_ids", ()))
-        known["status"] = RunStatus(known.get("status", "interrupted"))
         known.setdefault("kind", "eval")
-        return cls(**known)
+        try:
+            known["env_ids"] = tuple(known.get("env_ids", ()))
+            known["status"] = RunStatus(known.get("status", "interrupted"))
+            return cls(**known)
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"{path} is not the description of a run: {error}; {_BROKEN}") from error
 
 
 def _now() -> str:

@@ -355,6 +355,23 @@ def test_run_of_a_newer_layout_is_refused_by_name(tmp_path):
     assert list_runs(tmp_path) == []
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"id": "x", "status": "odd"}', '{"id": "x", "env_ids": 3}'])
+def test_broken_description_is_one_clear_error_and_left_out_of_lists(tmp_path, text):
+    with RunWriter.create("good", root=tmp_path, run_id="good"):
+        pass
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text(text)
+    told: list[str] = []
+
+    with pytest.raises(StoreError, match="restore it from a copy, or delete"):
+        Run(tmp_path / "bad")
+
+    assert [run.id for run in list_runs(tmp_path, on_broken=lambda error: told.append(str(error)))] == [
+        "good"
+    ]
+    assert len(told) == 1
+
+
 def test_run_of_the_first_layout_opens_for_ever():
     run = Run(Path(__file__).parents[2] / "golden" / "run-layout-1")
 
