@@ -23,6 +23,8 @@ from agentenv.store import Run, RunStatus, RunWriter, encode_trajectory, find_ru
 from agentenv.trajectory import Trajectory
 
 ADDER = '''
+import asyncio
+
 from agentenv.registry import register
 from agentenv.tool import tool
 from agentenv.toolenv import ToolEnv
@@ -51,8 +53,19 @@ class Broken(Adder):
         raise ValueError(f"no table for {x}")
 
 
+class Uneven(Adder):
+    """Tasks from the fourth on fail at once, the first three take a moment."""
+
+    async def start(self, x: int, y: int) -> str:
+        if x >= 3:
+            raise ValueError(f"no table for {x}")
+        await asyncio.sleep(0.05)
+        return Adder.start(self, x, y)
+
+
 register("cli/Adder-v0", Adder, tasks=[{"x": i, "y": 1} for i in range(50)])
-register("cli/Broken-v0", Broken, tasks=[{"x": 1, "y": i} for i in range(50)])
+register("cli/Broken-v0", Broken, tasks=[{"x": i, "y": 1} for i in range(50)])
+register("cli/Uneven-v0", Uneven, tasks=[{"x": i, "y": 1} for i in range(12)])
 register("cli/Lacking-v0", Adder, tasks=[{"x": i} for i in range(50)])
 '''
 
@@ -67,7 +80,7 @@ def adder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def _forget(adder: str):
     yield
-    for name in ("cli/Adder-v0", "cli/Broken-v0", "cli/Lacking-v0"):
+    for name in ("cli/Adder-v0", "cli/Broken-v0", "cli/Uneven-v0", "cli/Lacking-v0"):
         registry.remove(name)
 
 
@@ -220,8 +233,15 @@ def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
     assert run("eval", broken, "-n", "40", "-o", "concurrency=4") == 1
     text = capsys.readouterr().out
 
-    assert "the first 3 episodes all failed alike: env: ValueError: no table for 1" in text
+    assert "the first 3 episodes all failed alike: env: ValueError: no table for" in text
     assert len(find_run("last")) < 40
+
+
+def test_broken_tasks_that_fail_fast_do_not_stop_a_run_whose_first_tasks_are_good(adder):
+    result = evaluate(adder.replace("Adder-v0", "Uneven-v0"), "scripted:It is 3")
+
+    assert result.stopped == ""
+    assert (result.report.num_episodes, result.report.num_scored) == (12, 3)
 
 
 def test_task_row_that_lacks_a_field_is_named(adder, capsys):
@@ -252,6 +272,14 @@ def test_stopped_run_goes_on_and_ends_like_an_undisturbed_one(adder, capsys):
     }
     assert report["num_episodes"] == 36
     assert len((cut.path / "trajectories.jsonl").read_bytes().splitlines()) == 36
+
+
+def test_resume_refuses_what_is_no_evaluation(adder, capsys):
+    with RunWriter.create("x", kind="import", run_id="imported"):
+        pass
+
+    assert run("eval", "--resume", "imported") == 2
+    assert "run imported is no evaluation" in capsys.readouterr().err
 
 
 def test_resume_refuses_another_environment(adder, capsys):
