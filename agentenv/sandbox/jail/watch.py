@@ -160,11 +160,24 @@ def plain(text: str) -> str:
 def _resident(pid: int, *, precise: bool) -> int:
     """Return bytes held by a process: anonymous and shared memory.
 
-    The quick count takes a shared page once for each process; the precise one divides it.
+    The quick count takes a shared page once for each process; the precise one divides it, where the
+    process lets itself be looked at so closely.
     """
-    names = (b"Pss_Anon:", b"Pss_Shmem:") if precise else (b"RssAnon:", b"RssShmem:")
+    if precise and (held := _sum(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:"))):
+        return held
+    names = (b"RssAnon:", b"RssShmem:")
+    if held := _sum(f"/proc/{pid}/status", names):
+        return held
+    try:  # a process whose first thread has left shows its memory in the others only
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0
+    return max((_sum(f"/proc/{pid}/task/{thread}/status", names) for thread in threads), default=0)
+
+
+def _sum(path: str, names: tuple[bytes, ...]) -> int:
     try:
-        with open(f"/proc/{pid}/{'smaps_rollup' if precise else 'status'}", "rb") as file:
+        with open(path, "rb") as file:
             return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(names))
     except (OSError, IndexError, ValueError):
         return 0

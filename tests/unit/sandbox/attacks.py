@@ -25,6 +25,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from more_attacks import MORE
+
 from agentenv.errors import SandboxUnavailable
 from agentenv.sandbox import SandboxLimits, create
 
@@ -194,9 +196,10 @@ case(
 case(
     "dos",
     "deep directories",
-    "try:\n for n in range(3000): os.mkdir('d'); os.chdir('d')\nexcept OSError: pass\nprint('deep')",
-    out="deep",
+    "try:\n for n in range(2000): os.mkdir('d'); os.chdir('d')\nexcept OSError: pass\nprint('deep')",
+    status="ok|timeout",
     timeout_s=4.0,
+    within_s=20.0,
 )
 case(
     "dos",
@@ -731,6 +734,10 @@ case(
 )
 
 
+for category, name, code, options in MORE:
+    case(category, name, code, **options)
+
+
 class World:
     """What the host has, and how we see whether it was touched."""
 
@@ -830,7 +837,7 @@ async def attempt(pool, world: World, one: Case) -> str:
         (f"exit code {result.exit_code}", one.exit_code is not None and result.exit_code != one.exit_code),
         (f"stdout does not match {one.out!r}", not re.search(one.out, result.stdout.rstrip("\n"))),
         (f"stderr does not match {one.err!r}", not re.search(one.err, result.stderr)),
-        (f"took {took:.1f} s", took > one.within_s),
+        (f"took {took:.1f} s", took > one.within_s * max(1.0, os.getloadavg()[0] / 4)),
         ("the next execution failed", probe.stdout != "alive\n"),
         (harm := world.harm(), bool(harm)),
     ]
