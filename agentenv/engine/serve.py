@@ -20,8 +20,13 @@ from agentenv.errors import DependencyMissing, EngineError
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
 
 LOG_LINES = 12
-WORKER_GRACE_S = 5.0
-"""How long workers may outlive their server, which tells them to end."""
+VLLM_BUILD = """
+import importlib.metadata, importlib.util
+if importlib.util.find_spec("vllm") is None:
+    raise SystemExit(1)
+print([one.name + one.version for one in importlib.metadata.distributions() if one.name.startswith("vllm")])
+"""
+"""Prints the name and version of the installed build, such as `vllm0.32.0+cpu` or `vllm-cpu0.32.0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +50,15 @@ class ServeOptions:
     start_timeout_s: float = 600.0
 
 
-def server_command(model: str, options: ServeOptions) -> tuple[list[str], dict[str, str]]:
+def server_command(
+    model: str, options: ServeOptions, *, cpu: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment variables that start a server.
+
+    Args:
+        model: directory or Hub name of the model.
+        options: how it is started.
+        cpu: it is vLLM's build for CPUs.
 
     Raises:
         ModelNotFound: There is no such model.
@@ -60,6 +72,9 @@ def server_command(model: str, options: ServeOptions) -> tuple[list[str], dict[s
     command += ["--enable-prefix-caching", "--enable-scale-out"]
     if options.max_model_len is not None:
         command += ["--max-model-len", str(options.max_model_len)]
+    if cpu:
+        # vLLM 0.32 dies on a CPU of a request with a seed whose prompt is computed in pieces.
+        command += ["--no-enable-chunked-prefill"]
     if options.lora:
         command += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank)]
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -86,13 +101,8 @@ def running_server(
         DependencyMissing: The interpreter has no vLLM.
         EngineError: The server ended before it was healthy, or was not healthy in time.
     """
-    command, environment = server_command(model, options)
-    found = subprocess.run(  # noqa: S603 - the user's own interpreter
-        [options.python, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"],
-        check=False,
-    )
-    if found.returncode:
-        raise DependencyMissing.of(f"vllm (not in {options.python})", "vllm", purpose="a vLLM server")
+    locate(model)
+    command, environment = server_command(model, options, cpu=is_for_cpu(options.python))
     with log.open("ab") as out:
         process = subprocess.Popen(  # noqa: S603 - arguments are a list, nothing is interpreted
             command,
@@ -108,6 +118,18 @@ def running_server(
             yield f"{url}/v1"
         finally:
             stop(process)
+
+
+def is_for_cpu(python: str) -> bool:
+    """Return whether an interpreter's vLLM is a build for CPUs.
+
+    Raises:
+        DependencyMissing: It has no vLLM.
+    """
+    asked = subprocess.run([python, "-c", VLLM_BUILD], check=False, capture_output=True, text=True)  # noqa: S603 - the user's own interpreter
+    if asked.returncode:
+        raise DependencyMissing.of(f"vllm (not in {python})", "vllm", purpose="a vLLM server")
+    return "cpu" in asked.stdout
 
 
 def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float) -> None:
@@ -129,13 +151,13 @@ def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_
     raise EngineError(f"the server was not healthy after {timeout_s:g} s:\n{tail(log)}")
 
 
-def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> None:
-    """End a server and its workers, also those that outlive it."""
+def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0, worker_grace_s: float = 5.0) -> None:
+    """End a server and its workers, also those that outlive it although it tells them to end."""
     if process.poll() is None:
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(grace_s)
-    until = time.monotonic() + WORKER_GRACE_S
+    until = time.monotonic() + worker_grace_s
     with suppress(ProcessLookupError):
         while time.monotonic() < until:
             os.killpg(process.pid, 0)

@@ -236,9 +236,13 @@ def start(arguments: Mapping[str, Any]) -> Any:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:
         from vllm import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError:
         raise DependencyMissing.of("vllm", "vllm", purpose="vllm: models") from None
+    if current_platform.is_cpu():
+        # vLLM 0.32 dies on a CPU of a request with a seed whose prompt is computed in pieces.
+        arguments = {"enable_chunked_prefill": False, **arguments}
     began = monotonic()
     try:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

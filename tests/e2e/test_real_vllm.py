@@ -343,6 +343,14 @@ async def test_the_server_keeps_the_token_contract_through_both_routes(remote, t
     await other.engine.close()
 
 
+async def test_more_prompts_at_once_than_one_pass_holds_are_all_answered(remote):
+    prompts = [f"<|im_start|>user\n{number}\n{QUESTION * 40}" for number in range(4)]
+    done = await asyncio.gather(*(say(remote, text, stop=(), max_tokens=2) for text in prompts))
+
+    assert [len(one.token_ids) for one in done] == [2] * 4
+    assert sum(len(remote.tokenizer.encode(text)) for text in prompts) > 2048
+
+
 async def test_an_aborted_request_is_freed_on_the_server(remote, served):
     request = asyncio.create_task(say(remote, stop=(), max_tokens=900))
     await served.until_running(lambda count: count == 1)
