@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import os
 import random
 import threading
@@ -13,90 +14,121 @@ from pathlib import Path
 import pytest
 
 from agentenv.engine.base import Completion
-from agentenv.env import Env
 from agentenv.errors import ContextTooLong, EngineUnavailable, SandboxCrashed
 from agentenv.limits import RunLimits
 from agentenv.registry import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.seeding import derive_seed
-from agentenv.trajectory import StopReason
+from agentenv.tool import Tool, tool
+from agentenv.toolcall.isolation import close_idle_workers
+from agentenv.toolcall.workers import abandoned_threads
+from agentenv.toolenv import ToolEnv
+from agentenv.trajectory import StopReason, Trajectory
+from agentenv.users import User
 
 TOKENIZER = byte_tokenizer()
-RENDERER = Renderer(TOKENIZER)
-STOP = RENDERER.stop_token_ids[0]
-CALL = (*TOKENIZER.encode('<tool_call>{"name": "f", "arguments": {}}</tool_call>'), STOP)
-FAULTS = [
-    "reset raises",
-    "step raises",
-    "step exits",
-    "step cancels",
-    "step hangs",
-    "step answers too little",
-    "reward raises",
-    "reward is nan",
-    "close raises",
-    "sandbox crashes",
-    "engine raises",
-    "engine is away",
-    "engine aborts",
-    "engine lacks logprobs",
-    "engine is cut",
-    "prompt too long",
-    "malformed calls",
-]
-EXPECTED = {
-    "close raises": {StopReason.FINAL_ANSWER},
-    "malformed calls": {StopReason.MAX_PARSE_ERRORS},
-    "prompt too long": {StopReason.CONTEXT_LENGTH},
-    "engine is cut": {StopReason.GENERATION_LENGTH},
-    "sandbox crashes": {StopReason.ABORTED},
-    **{
-        fault: {StopReason.ABORTED}
-        for fault in FAULTS
-        if fault in {"engine raises", "engine is away", "engine aborts", "engine lacks logprobs"}
-    },
+STOP = Renderer(TOKENIZER).stop_token_ids[0]
+ERRORS = {
+    "reset raises": "env",
+    "step raises": "env",
+    "step exits": "env",
+    "step cancels": "env",
+    "step hangs": "env",
+    "step answers too little": "env",
+    "reward raises": "reward",
+    "reward is nan": "reward",
+    "parser raises": "parser",
+    "user raises": "user",
+    "sandbox crashes": "sandbox",
+    "engine raises": "engine",
+    "engine is away": "engine",
+    "engine aborts": "engine",
+    "engine lacks logprobs": "engine",
 }
-SCHEMA = {
-    "type": "function",
-    "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
+"""Faults that fail their episode, and the boundary that the record must name."""
+STOPS = {
+    "close raises": StopReason.FINAL_ANSWER,
+    "malformed calls": StopReason.MAX_PARSE_ERRORS,
+    "prompt too long": StopReason.CONTEXT_LENGTH,
+    "engine is cut": StopReason.GENERATION_LENGTH,
+    "tool raises": StopReason.FINAL_ANSWER,
+    "tool exits": StopReason.FINAL_ANSWER,
+    "tool hangs": StopReason.FINAL_ANSWER,
+    "tool's process dies": StopReason.FINAL_ANSWER,
 }
+"""Faults that are a stop, or that the episode survives."""
+NEEDS_A_CALL = {"step answers too little", "tool raises", "tool exits", "tool hangs", "tool's process dies"}
+COMMON = [fault for fault in (*ERRORS, *STOPS) if fault != "tool's process dies"]
+FIRST_TOOL = {"tool hangs": "hang", "tool's process dies": "die"}
 closed: Counter[int] = Counter()
+release = threading.Event()
 
 
-class World(Env):
-    ends_on_text = True
-    live = 0
+def call(name: str) -> tuple[int, ...]:
+    return (*TOKENIZER.encode(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'), STOP)
 
-    @property
-    def tool_schemas(self):
-        return [SCHEMA]
 
-    async def reset(self, *, seed=None, options=None):
-        self.number, self.fault = self.task["number"], self.task["fault"]
-        if self.fault == "reset raises":
+def fault_of(number: int) -> str:
+    if number % 1000 == 77:
+        return "tool's process dies"
+    draw = random.Random(derive_seed("fault", number))
+    return draw.choice(COMMON) if draw.random() < 0.1 else ""
+
+
+def calls_of(number: int) -> int:
+    return number % 4
+
+
+class World(ToolEnv):
+    """Breaks where its task says."""
+
+    def __init__(self, die: Tool) -> None:
+        self.tools = (die,)
+
+    async def start(self, number: int, fault: str) -> str:
+        # The user of one task is no reason for the others to go on after a text.
+        self.ends_on_text = True
+        self.number, self.fault = number, fault
+        if fault == "reset raises":
             raise RuntimeError("reset")
-        return f"{self.number}:{self.fault}:", {}
+        return f"{number}:{fault}:"
 
     async def step(self, action):
         await asyncio.sleep(0)
-        calls = action.get("tool_calls", [])
-        if self.fault == "step raises":
-            raise RuntimeError("step")
-        if self.fault == "step exits":
-            raise SystemExit(1)
-        if self.fault == "step cancels":
-            raise asyncio.CancelledError
-        if self.fault == "step hangs":
-            await asyncio.Event().wait()
-        if self.fault == "sandbox crashes":
-            raise SandboxCrashed("gone")
-        if self.fault == "step answers too little" and calls:
-            return [{"role": "tool", "tool_call_id": "nobody", "content": ""}], 0.0, False, False, {}
-        said = [{"role": "tool", "tool_call_id": call["id"], "content": f"r{self.number}"} for call in calls]
-        return said, 0.25, False, False, {}
+        match self.fault:
+            case "step raises":
+                raise RuntimeError("step")
+            case "step exits":
+                raise SystemExit(1)
+            case "step cancels":
+                raise asyncio.CancelledError
+            case "step hangs":
+                await asyncio.Event().wait()
+            case "sandbox crashes":
+                raise SandboxCrashed("gone")
+            case "step answers too little" if action.get("tool_calls"):
+                return [{"role": "tool", "tool_call_id": "nobody", "content": ""}], 0.0, False, False, {}
+            case _:
+                pass
+        self.add_turn_reward(0.25)
+        return await super().step(action)
 
-    async def finish(self, stop_reason):
+    @tool
+    async def f(self) -> str:
+        "Do what the task says."
+        if self.fault == "tool raises":
+            raise RuntimeError("tool")
+        if self.fault == "tool exits":
+            raise SystemExit(1)
+        return f"r{self.number}"
+
+    @tool(timeout_s=0.2)
+    def hang(self) -> None:
+        "Never return, whoever asks."
+        release.wait()
+
+    async def reward(self) -> float:
         if self.fault == "reward raises":
             raise RuntimeError("reward")
         return float("nan") if self.fault == "reward is nan" else 1.0
@@ -105,6 +137,18 @@ class World(Env):
         closed[self.task.get("number", -1)] += 1
         if self.fault == "close raises":
             raise RuntimeError("close")
+
+
+class Rude(User):
+    async def start(self, task, *, seed):
+        raise RuntimeError("user")
+
+
+class Fragile(Renderer):
+    def parse(self, token_ids):
+        if tuple(token_ids[:4]) == tuple(TOKENIZER.encode("ouch")):
+            raise RuntimeError("parser")
+        return super().parse(token_ids)
 
 
 class Engine:
@@ -116,26 +160,33 @@ class Engine:
 
     async def generate(self, prompt_ids, sampling, *, stop_token_ids, session_id=None, deadline_s=None):
         await asyncio.sleep(0)
-        number, fault = TOKENIZER.decode(prompt_ids[:400]).partition("<|im_start|>user\n")[2].split(":")[:2]
+        number, fault = TOKENIZER.decode(prompt_ids[:800]).partition("<|im_start|>user\n")[2].split(":")[:2]
         turn = self.sessions[session_id]
         self.sessions[session_id] += 1
-        if fault == "engine raises":
-            raise RuntimeError("engine")
-        if fault == "engine is away":
-            raise EngineUnavailable("away")
-        if fault == "prompt too long":
-            raise ContextTooLong("long")
         draw = random.Random(sampling.seed)
         logprobs = tuple(-draw.random() for _ in range(200))
-        ids = CALL if turn < int(number) % 4 else (*TOKENIZER.encode(f"done {draw.randrange(100)}"), STOP)
-        if fault == "engine aborts":
-            return Completion((), (), "abort")
-        if fault == "engine lacks logprobs":
-            return Completion(ids, (), "stop")
-        if fault == "engine is cut":
-            return Completion(ids[:5], logprobs[:5], "length")
-        if fault == "malformed calls":
-            ids = (*TOKENIZER.encode("<tool_call>[1]</tool_call>"), STOP)
+        ids = (*TOKENIZER.encode(f"done {draw.randrange(100)}"), STOP)
+        if turn < calls_of(int(number)):
+            ids = call(FIRST_TOOL.get(fault, "f") if turn == 0 else "f")
+        match fault:
+            case "engine raises":
+                raise RuntimeError("engine")
+            case "engine is away":
+                raise EngineUnavailable("away")
+            case "prompt too long":
+                raise ContextTooLong("long")
+            case "engine aborts":
+                return Completion((), (), "abort")
+            case "engine lacks logprobs":
+                return Completion(ids, (), "stop")
+            case "engine is cut":
+                return Completion(ids[:5], logprobs[:5], "length")
+            case "malformed calls":
+                ids = (*TOKENIZER.encode("<tool_call>[1]</tool_call>"), STOP)
+            case "parser raises":
+                ids = (*TOKENIZER.encode("ouch"), STOP)
+            case _:
+                pass
         return Completion(ids, logprobs[: len(ids)], "stop", ((0, 0, len(ids)),))
 
     async def release(self, session_id):
@@ -146,21 +197,31 @@ class Engine:
         pass
 
 
-def fault_of(number: int) -> str:
-    draw = random.Random(derive_seed("fault", number))
-    return draw.choice(FAULTS) if draw.random() < 0.1 else ""
+def die_in(folder: Path) -> Tool:
+    """Return a tool that takes its process down; its module is small, because processes import it."""
+    file = folder / "dies.py"
+    file.write_text("import os\n\n\ndef die() -> str:\n    'Die.'\n    os._exit(3)\n")
+    spec = importlib.util.spec_from_file_location("dies", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Tool.from_function(module.die, isolated=True)
 
 
-async def play(count: int, *, with_faults: bool):
+async def play(count: int, die: Tool, *, with_faults: bool):
     closed.clear()
     engine = Engine()
-    limits = RunLimits(concurrency=1000, env_timeout_s=0.5, max_parse_errors=2, max_turns=8)
-    runner = Runner(engine, RENDERER, limits, retries=1, retry_wait_s=0.01, run_seed=11)
+    limits = RunLimits(concurrency=1000, env_timeout_s=20, max_parse_errors=2, max_turns=8)
+    runner = Runner(engine, Fragile(TOKENIZER), limits, retries=1, retry_wait_s=0.01, run_seed=11)
     rows = (
         {"id": str(number), "number": number, "fault": fault_of(number) if with_faults else ""}
         for number in range(count)
     )
-    spec = EnvSpec.of("test/World-v0", World, tasks=[{}])
+    spec = EnvSpec.of(
+        "test/World-v0",
+        lambda: World(die),
+        tasks=[{}],
+        user=lambda task: Rude() if task["fault"] == "user raises" else None,
+    )
     records = {}
     async for group in runner.run_groups(spec, rows):
         (record,) = group
@@ -172,45 +233,77 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.mark.slow
-def test_ten_thousand_episodes_with_every_fault_end_with_exact_books_and_no_leak():
-    count = int(os.environ.get("FAULT_EPISODES", "10000"))
-    asyncio.run(play(50, with_faults=True))
+def children() -> list[str]:
+    return " ".join(file.read_text() for file in Path("/proc/self/task").glob("*/children")).split()
+
+
+def check_books(
+    count: int, runner: Runner, engine: Engine, records: dict[int, Trajectory], shut: int
+) -> None:
+    ledger = runner.ledger
+    assert len(records) == count == ledger.submitted == sum(ledger.outcomes.values())
+    assert ledger.balanced
+    assert ledger.cancelled == ledger.in_flight == runner.watchdog.abandoned == 0
+    assert engine.sessions == {}
+    assert shut == engine.released == count + ledger.retried
+
+
+def check_broken(number: int, fault: str, record: Trajectory) -> None:
+    if fault in NEEDS_A_CALL and not calls_of(number):
+        assert record.stop_reason is StopReason.FINAL_ANSWER
+    elif fault in STOPS:
+        assert (record.stop_reason, record.error) == (STOPS[fault], None), fault
+        if fault in NEEDS_A_CALL:
+            assert record.turns[0].tool_results[0].is_error, fault
+    else:
+        boundary = ERRORS[fault]
+        failed = StopReason.ABORTED if boundary in {"sandbox", "engine"} else StopReason.ERROR
+        assert (record.stop_reason, record.error.boundary) == (failed, boundary), fault
+        assert not record.trainable
+
+
+def check_leaks(files: int, before: set[threading.Thread], made_to_hang: int) -> None:
+    assert len(abandoned_threads()) == made_to_hang
+    release.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=30)
+    close_idle_workers()
     gc.collect()
-    files, threads = open_files(), threading.active_count()
+    assert set(threading.enumerate()) <= before
+    assert abandoned_threads() == []
+    assert children() == []
+    assert open_files() <= files
+
+
+@pytest.mark.slow
+def test_ten_thousand_episodes_with_every_fault_end_with_exact_books_and_no_leak(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.toolcall.workers.IDLE_S", 0.2)
+    release.clear()
+    count = int(os.environ.get("FAULT_EPISODES", "10000"))
+    die = die_in(tmp_path)
+    asyncio.run(play(50, die, with_faults=False))
+    gc.collect()
+    files, before = open_files(), set(threading.enumerate())
 
     async def both():
-        faulty = await play(count, with_faults=True)
-        tasks = len(asyncio.all_tasks())
-        shut = Counter(closed)
-        healthy = await play(count, with_faults=False)
+        faulty = await play(count, die, with_faults=True)
+        tasks, shut = len(asyncio.all_tasks()), closed.total()
+        healthy = await play(count, die, with_faults=False)
         return faulty, healthy, tasks, shut
 
     (runner, engine, records), (_, _, healthy), tasks, shut = asyncio.run(both())
-    gc.collect()
 
-    assert len(records) == count == runner.ledger.submitted == sum(runner.ledger.outcomes.values())
-    assert runner.ledger.balanced
-    assert runner.ledger.cancelled == runner.ledger.in_flight == runner.watchdog.abandoned == 0
-    assert engine.sessions == {}
+    check_books(count, runner, engine, records, shut)
     assert tasks == 1
-    assert sum(shut.values()) == count + runner.ledger.retried
-    broken = 0
+    faults = {number: fault for number in records if (fault := fault_of(number))}
+    assert 0.08 * count < len(faults) < 0.12 * count
+    assert count < 10_000 or set(faults.values()) == {*ERRORS, *STOPS}
     for number, record in records.items():
-        fault = fault_of(number)
-        if not fault:
-            assert record.stop_reason is StopReason.FINAL_ANSWER
-            again = healthy[number]
-            assert (record.sequences, record.messages, record.reward) == (
-                again.sequences,
-                again.messages,
-                again.reward,
-            )
+        if number in faults:
+            check_broken(number, faults[number], record)
             continue
-        broken += 1
-        wanted = EXPECTED.get(fault, {StopReason.ERROR})
-        assert record.stop_reason in wanted or (number % 4 == 0 and fault == "step answers too little"), fault
-        assert record.stop_reason.failed == (record.error is not None)
-    assert 0.08 * count < broken < 0.12 * count
-    assert open_files() <= files
-    assert threading.active_count() <= threads + 1
+        again = healthy[number]
+        assert record.stop_reason is again.stop_reason is StopReason.FINAL_ANSWER
+        assert record.sequences == again.sequences
+        assert (record.messages, record.reward) == (again.messages, again.reward)
+    check_leaks(files, before, sum(fault == "tool hangs" and calls_of(n) > 0 for n, fault in faults.items()))
