@@ -293,12 +293,12 @@ def _probe_gradients(policy: Policy, micro: MicroBatch) -> list[Tensor]:
         logprobs_N, _ = policy.score(micro)
         weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
         grads = torch.autograd.grad((weights_N * logprobs_N).sum(), parameters, allow_unused=True)
-    return [grad.double() for grad in grads if grad is not None]  # pyright: ignore[reportUnnecessaryComparison]
+    return [grad for grad in grads if grad is not None]  # pyright: ignore[reportUnnecessaryComparison]
 
 
 def _difference(policy: Policy, micro: MicroBatch, truth: list[Tensor]) -> float:
     """Return how far a layout's gradients are from the truth, relative to its norm."""
     grads = _probe_gradients(policy, micro)
-    gap = sum(float((a - b).square().sum()) for a, b in zip(grads, truth, strict=True))
-    size = sum(float(b.square().sum()) for b in truth)
+    gap = sum(float((a - b).double().square().sum()) for a, b in zip(grads, truth, strict=True))
+    size = sum(float(b.double().square().sum()) for b in truth)
     return (gap / size) ** 0.5 if size else float(gap > 0)
