@@ -215,8 +215,7 @@ def _train(
             on_trajectory=writer.append,
             on_trained=lambda one, note: writer.annotate(one, **note),
         )
-        if trainer.renderer is not None and trainer.tokenizer is not None:
-            writer.keep_texts(trainer.tokenizer.backend)
+        writer.keep_texts(trainer.renderer.tokenizer.backend)
         if checkpoint is not None:
             trainer.resume(checkpoint)
             board.say(f" resumed at step {trainer.steps_done}")

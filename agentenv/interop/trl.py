@@ -87,7 +87,7 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
 def environment_reward(
     completions: Sequence[Any],
     env_reward: Sequence[float | None] = (),
-    environments: Sequence[TrlEnvironment] | None = None,
+    environments: Sequence[Any] | None = None,
     **_: Any,
 ) -> list[float | None]:
     """Return the environment's own rewards: a reward function for TRL.

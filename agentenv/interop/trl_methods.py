@@ -145,7 +145,7 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
     """Return a method with the name, the hints and the docstring that a tool's schema asks for."""
     name: str = function["name"]
 
-    def call(self: TrlEnvironment, **arguments: Any) -> str:
+    def call(self: Any, **arguments: Any) -> str:
         return self._call(name, arguments)
 
     properties: Mapping[str, Any] = function["parameters"].get("properties", {})

@@ -65,12 +65,12 @@ def _highest(rows: Sequence[Row], groups: Sequence[TrajectoryGroup], count: int)
         return []
     values = torch.cat([_kl(row) for row in scored])
     owners = [(row, index) for row in scored for index in range(row.num_trained)]
-    return [
-        _token(*owners[place], groups, value)
-        for value, place in zip(
-            *(part.tolist() for part in values.topk(min(count, len(values)))), strict=True
-        )
-    ]
+    best = values.topk(min(count, len(values)))
+    found: list[TokenKL] = []
+    for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        row, index = owners[place]
+        found.append(_token(row, index, groups, value))
+    return found
 
 
 def _kl(row: Row) -> torch.Tensor:
