@@ -19,9 +19,11 @@ __all__ = ["slime_samples"]
 def slime_samples(groups: Iterable[TrajectoryGroup]) -> Iterator[list[dict[str, JsonValue]]]:
     """Yield the samples of each group, one for each sequence; `index` is unique over all groups.
 
-    Failed members are kept with status `aborted` and an empty mask, as slime expects whole groups.
+    The samples of an episode whose history was rewritten share their `rollout_id`, so that slime counts the
+    episode once. Failed members are kept with status `aborted` and an empty mask, as slime expects whole
+    groups.
     """
-    index = 0
+    index = episodes = 0
     for group_index, group in enumerate(groups):
         samples: list[dict[str, JsonValue]] = []
         for one in group:
@@ -32,6 +34,7 @@ def slime_samples(groups: Iterable[TrajectoryGroup]) -> Iterator[list[dict[str, 
                     {
                         "group_index": group_index,
                         "index": index,
+                        "rollout_id": episodes,
                         "prompt": cast("JsonValue", _prompt(one)),
                         "tokens": [*part.prompt_ids, *part.response_ids],
                         "response": one.answer,
@@ -49,6 +52,7 @@ def slime_samples(groups: Iterable[TrajectoryGroup]) -> Iterator[list[dict[str, 
                     }
                 )
                 index += 1
+            episodes += 1
         yield samples
 
 

@@ -2,7 +2,7 @@
 
 Read in volcengine/verl, verl/experimental/agent_loop: a sample is a prompt and one response; the
 response holds everything after the first prompt, `response_mask` is 1 on what the model wrote and 0 on
-tool output, and mask and logprobs are as long as the response.
+tool output, mask and logprobs are as long as the response, and user, assistant and tool turns count.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def verl_samples(
                 "response_mask": [int(trained) for trained in part.loss_mask],
                 "response_logprobs": part.logprobs,
                 "reward_score": one.reward,
-                "num_turns": len(one.turns),
+                "num_turns": sum(message["role"] != "system" for message in one.messages),
+                "metrics": {
+                    "generate_sequences": one.timings.get("generate_s", 0.0),
+                    "tool_calls": one.timings.get("tools_s", 0.0),
+                },
                 "extra_fields": {
                     "uid": one.group_id,
                     "env_id": one.env_id,

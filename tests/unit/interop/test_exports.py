@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
 
 from agentenv.errors import UsageError
 from agentenv.interop.slime import slime_samples
@@ -64,6 +70,39 @@ def test_verl_samples_have_masks_as_long_as_responses():
     json.dumps(sample)
 
 
+def verls_own_class() -> Any:
+    """Return verl's `AgentLoopOutput`; read from its source, because its module imports all of a cluster."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("verl is not installed")
+    path = Path(spec.submodule_search_locations[0]) / "experimental/agent_loop/agent_loop.py"
+    tree = ast.parse(path.read_text())
+    wanted = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name in {"AgentLoopMetrics", "AgentLoopOutput"}
+    ]
+    names = {
+        "Any": Any,
+        "Optional": Optional,
+        "BaseModel": BaseModel,
+        "ConfigDict": ConfigDict,
+        "torch": None,
+    }
+    exec(compile(ast.Module(wanted, []), str(path), "exec", dont_inherit=True), names)
+    return names["AgentLoopOutput"]
+
+
+def test_verl_takes_the_samples_in_its_own_class():
+    output = verls_own_class()
+    (sample,) = verl_samples([episode([("model", 2), ("env", 3), ("model", 1)])])
+
+    taken = output(**json.loads(json.dumps(sample)))
+
+    assert set(sample) <= set(output.model_fields)
+    assert (taken.response_mask, taken.reward_score, taken.num_turns) == ([1, 1, 0, 0, 0, 1], 1.0, 2)
+
+
 def test_verl_samples_over_a_limit_are_refused_not_cut():
     with pytest.raises(UsageError, match=r"has 4 tokens, and verl's limit is 3"):
         list(verl_samples([episode([("model", 4)])], response_length=3))
@@ -86,6 +125,19 @@ def test_slime_samples_keep_whole_groups_and_mask_failures():
     for sample in (good, bad):
         assert len(sample["loss_mask"]) == len(sample["rollout_log_probs"]) == sample["response_length"]
         assert len(sample["tokens"]) == 3 + sample["response_length"]
-    assert [good["index"], bad["index"]] == [0, 1]
+    assert [good["index"], bad["index"]] == [good["rollout_id"], bad["rollout_id"]] == [0, 1]
     assert good["prompt"] == [{"role": "user", "content": "hi"}]
     json.dumps([good, bad])
+
+
+def test_slime_counts_an_episode_with_two_contexts_once():
+    parts = [("model", 2)]
+    one = replace(episode(parts), sequences=(sequence_of(parts), sequence_of(parts)), turns=(
+        Turn(0, {"role": "assistant", "content": "a"}, "stop", 2, start=3),
+        Turn(1, {"role": "assistant", "content": "b"}, "stop", 2, sequence=1, start=3),
+    ))  # fmt: skip
+
+    ((first, second, third),) = slime_samples([TrajectoryGroup((one, replace(episode(parts), member=1)))])
+
+    assert [first["rollout_id"], second["rollout_id"], third["rollout_id"]] == [0, 0, 1]
+    assert [first["index"], second["index"], third["index"]] == [0, 1, 2]
