@@ -186,7 +186,7 @@ class LocalSandbox(Sandbox):
     async def lease(self) -> AsyncGenerator[LocalSandbox]:
         """Lend a clean sandbox that shares this one's workers."""
         pool = await self._started()
-        lent = object.__new__(LocalSandbox)
+        lent = object.__new__(type(self))
         vars(lent).update(vars(self))
         lent._forget()
         lent._pool = pool

@@ -144,24 +144,12 @@ class Pool:
     def _launch(self) -> None:
         """Start the zygote and wait until it is ready; blocks for some 50 ms."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with far:
-            config = self._configuration(far.fileno())
-            boot = BOOT.format("launch")
-            arguments = [self._layout.python, *FLAGS, "-c", boot, str(JAIL_CODE.parent), json.dumps(config)]
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - our own code in a chosen interpreter
-                    [*arguments, str(os.getpid())],
-                    pass_fds=[far.fileno()],
-                    env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"},
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                near.close()
-                raise SandboxUnavailable(f"{self.tier}: the interpreter does not start: {error}") from error
+        try:
+            with far:
+                self._process = self._execute(far.fileno())
+        except BaseException:
+            near.close()
+            raise
         self._control = near
         near.settimeout(_START_S)
         try:
@@ -171,6 +159,24 @@ class Pool:
         if "failed" in answer:
             self._end_zygote()
             raise SandboxUnavailable(f"{self.tier}: {answer['failed']}")
+
+    def _execute(self, control: int) -> subprocess.Popen[bytes]:
+        config = self._configuration(control)
+        boot = BOOT.format("launch")
+        arguments = [self._layout.python, *FLAGS, "-c", boot, str(JAIL_CODE.parent), json.dumps(config)]
+        try:
+            return subprocess.Popen(  # noqa: S603 - our own code in a chosen interpreter
+                [*arguments, str(os.getpid())],
+                pass_fds=[control],
+                env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SandboxUnavailable(f"{self.tier}: the interpreter does not start: {error}") from error
 
     def _configuration(self, control: int) -> dict[str, object]:
         if self.tier == "namespace":

@@ -164,22 +164,30 @@ def test_a_killed_host_leaves_nothing(tier):
     assert folders() == known
 
 
-@pytest.mark.exhaustive
+def held_by(processes: list[psutil.Process]) -> int:
+    return sum(process.memory_full_info().uss for process in processes)
+
+
 @pytest.mark.slow
 async def test_ten_thousand_executions_leak_nothing():
-    limits = SandboxLimits(timeout_s=30)
-    async with create("auto", size=4, limits=limits) as sandbox:
-        await sandbox.run_code("1")
-        open_before, me = len(descriptors()), psutil.Process()
-        memory = me.memory_info().rss
+    async with create("auto", size=4, concurrency=4, limits=SandboxLimits(timeout_s=60)) as sandbox:
 
         async def many(count: int) -> None:
             for number in range(count):
                 result = await sandbox.run_code(f"print({number})")
                 assert result.stdout == f"{number}\n", result
 
+        await asyncio.gather(*(many(100) for _ in range(4)))
+        files, known, me = descriptors(), folders(), psutil.Process()
+        memory, jail = me.memory_info().rss, jail_of_this_process()
+        inside = held_by(jail)
+
         await asyncio.gather(*(many(2500) for _ in range(4)))
 
-        assert len(descriptors()) <= open_before + 4 * 5
-        assert me.memory_info().rss < memory + (30 << 20)
-        assert len(jail_of_this_process()) < 40
+        await asyncio.sleep(0.5)  # the last children are replaced
+        after = jail_of_this_process()
+        assert len(descriptors()) <= len(files) + 4
+        assert folders() == known
+        assert me.memory_info().rss < memory + (10 << 20)
+        assert len(after) <= len(jail) + 2
+        assert held_by(after) < inside + (10 << 20)
