@@ -44,7 +44,7 @@ def run(
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer."),
     as_json: bool = JsonOption,
 ) -> None:
-    """Say what is installed and what a model can do here, with the remedy for what cannot.
+    """Say what is installed, what isolates untrusted code and what a model can do, with remedies.
 
     Ends with 1 if the model's engine breaks a promise.
     """
@@ -53,6 +53,8 @@ def run(
         found["template"] = _template(model)
     elif model:
         found["model"], found["engine"] = _model(model, tokenizer)
+    else:
+        found["sandbox"] = _sandbox()
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
@@ -66,13 +68,21 @@ def _show(found: dict[str, Any]) -> None:
     for name, version, extra in found["packages"]:
         state = version or f"not installed: pip install 'agentenv-rl[{extra}]'"
         print(f"  {'ok' if version else '- '} {name} {state}")
-    print("  isolation for untrusted code: agentenv sandbox")
+    if "sandbox" in found:
+        print(found["sandbox"]["text"])
     for name, text in found.get("model", {}).items():
         print(f"{name}: {text}")
     for finding in found.get("engine", ()):
         print(f"  {finding['line']}")
     if "template" in found:
         print(found["template"]["text"])
+
+
+def _sandbox() -> dict[str, Any]:
+    from agentenv.sandbox.doctor import doctor
+
+    found = doctor()
+    return {**asdict(found), "text": found.text()}
 
 
 def _packages() -> list[tuple[str, str, str]]:

@@ -366,6 +366,16 @@ def test_new_package_passes_check_eval_and_its_own_tests(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_doctor_says_which_isolation_runs_here(capsys):
+    assert run("doctor", "--json") == 0
+
+    found = json.loads(capsys.readouterr().out)["sandbox"]
+
+    assert {finding["name"] for finding in found["findings"]} == {"namespace", "landlock", "e2b"}
+    assert all(finding["detail"] for finding in found["findings"])
+    assert found["text"].startswith("sandbox: ")
+
+
 def test_doctor_says_what_a_model_can_do(capsys):
     assert run("doctor", "-m", "mock", "--json") == 0
 
