@@ -294,6 +294,7 @@ def test_arguments_that_are_no_object_survive_atif():
     assert new.turns[0].tool_calls[0].arguments == "not json"
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("atif") is None, reason="the package atif is not installed")
 def test_atif_documents_load_in_the_reference_models():
     import atif

@@ -93,6 +93,7 @@ def verls_own_class() -> Any:
     return names["AgentLoopOutput"]
 
 
+@pytest.mark.engine
 def test_verl_takes_the_samples_in_its_own_class():
     output = verls_own_class()
     (sample,) = verl_samples([episode([("model", 2), ("env", 3), ("model", 1)])])

@@ -165,6 +165,7 @@ def test_atif_takes_no_example_in_the_prompt_for_a_turn():
     assert steps[3]["metrics"]["completion_token_ids"] == [3, 4]
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("inspect_ai") is None, reason="inspect_ai is not installed")
 def test_inspect_reads_the_logs(tmp_path):
     from inspect_ai.log import read_eval_log
