@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
-KEPT_BYTES = 96 << 20
+KEPT_BYTES = 80 << 20
 """Memory for probabilities kept from the forward to the backward pass: a matrix product less."""
 
 
