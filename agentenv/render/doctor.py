@@ -40,6 +40,8 @@ class Diagnosis:
     stop_token_ids: tuple[int, ...]
     grammar: Grammar = GRAMMARS["text"]
     thinking_open: str = ""
+    leads: tuple[str, ...] = ()
+    """Patterns of headers that the model writes before its own words."""
 
 
 _KNOWN: WeakKeyDictionary[ChatTokenizer, dict[tuple[object, ...], Diagnosis]] = WeakKeyDictionary()
@@ -124,6 +126,7 @@ def _examine(
         tuple(dict.fromkeys((*stops, *added))),
         examination.grammar,
         examination.thinking_open,
+        tuple(dict.fromkeys(examination.leads)),
     )
 
 

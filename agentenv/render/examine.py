@@ -72,6 +72,8 @@ class Examination:
         self.remedy = ""
         self.grammar: Grammar = GRAMMARS["hermes"]
         self.thinking_open = ""
+        self.leads: list[str] = []
+        """Patterns of headers that the model writes before its own words."""
         self.reader: TailReader
 
     def run(self, template: ChatTemplate) -> None:
@@ -82,6 +84,7 @@ class Examination:
         """
         self.reader = TailReader(template, self.control, self.stop_strings, Habits())
         self._learn_text()
+        self._learn_lead()
         self._learn_call()
         self._watch_stops()
         if "call" in self.ends:
@@ -139,6 +142,18 @@ class Examination:
         self.ends["text"] = self._try(check, ("content_parts", "empty_tools", "tools_needed"), 1)
         if not self._renders([{"role": "system", "content": PROBE}, USER]):
             self._set(system_role=False)
+
+    def _learn_lead(self) -> None:
+        """See what a template writes between the prompt and a turn's words: the model samples it."""
+        try:
+            prompt = self.reader.render([USER], tools=self._tools())
+            whole = self.reader.render(
+                [USER, self.reader.assistant([])], tools=self._tools(), generation_prompt=False
+            )
+        except RenderError:
+            return
+        if whole.startswith(prompt) and (lead := whole[len(prompt) : whole.rindex(SENTINEL)].strip()):
+            self.leads.append(re.escape(lead))
 
     def _renders(self, messages: Sequence[Plain]) -> bool:
         """True if a conversation is rendered and its probe stands in it."""
@@ -210,6 +225,7 @@ class Examination:
             found = recognise(once, ("get_weather", arguments), [PROBE_TOOL], self.control, twice)
             if found is not None:
                 self.grammar = found
+                self._learn_call_lead(found, once)
                 return
         if self.grammar_named:
             return
@@ -220,6 +236,13 @@ class Examination:
             "tools are told and answered in plain text; for the model's own format name its grammar= "
             "(one of ours, one you made, vllm:NAME or renderers:NAME)"
         )
+
+    def _learn_call_lead(self, grammar: Grammar, written: Sequence[str]) -> None:
+        for block in grammar.blocks:
+            lead, opens, _ = written[0].partition(block.opens)
+            if opens and (lead.strip() in self.control or "get_weather" in lead):
+                lead = re.escape(lead.strip()).replace(str(probe_call()["id"]), r"\w*")
+                self.leads.append(lead.replace("get_weather", r"[^<>\n]*"))
 
     def _rendered_calls(self, arguments: Mapping[str, object], count: int) -> list[str]:
         """Return a turn of calls as a template writes it, cut at its likely ends."""

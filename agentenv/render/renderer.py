@@ -209,6 +209,7 @@ class Renderer:
             self._found.control.strings,
             frozenset(self.stop_token_ids),
             self._found.thinking_open,
+            self._found.leads,
         )
 
     def _reader(self) -> TailReader:

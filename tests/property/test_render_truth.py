@@ -12,7 +12,7 @@ import pytest
 
 from agentenv.errors import RenderError
 from agentenv.messages import ToolCall
-from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+from agentenv.render import ChatTokenizer, Renderer, TextProtocol, byte_tokenizer
 from agentenv.render.control import clean_unicode
 from agentenv.render.template import ChatTemplate
 
@@ -83,8 +83,7 @@ class Checker:
     def check_start(self, messages: list[dict]) -> None:
         ids = self.renderer.start(messages)
 
-        if self.verdict != "no_tool_role":
-            assert nfc(self.tokenizer.decode(ids)) == nfc(self.canonical(messages))
+        assert nfc(self.tokenizer.decode(ids)) == nfc(self.canonical(messages))
         assert self.controls(ids) == self.controls(self.renderer.start(harmless(messages)))
 
     def check_turn(self, rng, messages, reply, calls, new, *, stopped: bool) -> bool:
@@ -117,9 +116,9 @@ class Checker:
         return True
 
     def check_tail(self, messages, reply, calls, new, text, *, stopped: bool, end: str) -> None:
-        if self.verdict == "no_tool_role" or self.habits.two_calls:
+        if self.habits.two_calls:
             return
-        if self.moves and new[-1]["role"] == "user":
+        if self.moves and (new[-1]["role"] == "user" or self.verdict == "no_tool_role"):
             return  # a fresh render would move what stands at the first user turn
         try:
             full = nfc(self.canonical([*messages, reply, *new]))
@@ -147,7 +146,21 @@ class Checker:
             elif self.habits.content_parts:
                 shaped["content"] = [{"type": "text", "text": shaped["content"]}] if shaped["content"] else []
             plain.append(shaped)
+        if self.verdict == "no_tool_role":
+            return self.template.render(
+                self.told_in_text(plain), tools=[] if self.habits.empty_tools else None
+            )
         return self.template.render(plain, tools=cases.TOOLS)
+
+    def told_in_text(self, messages: list[dict]) -> list[dict]:
+        """The messages as the text protocol tells them, its own words included."""
+        for message in messages:
+            if isinstance(parts := message["content"], list):
+                message["content"] = "".join(part["text"] for part in parts)
+        told = TextProtocol().plain(messages, cases.TOOLS, system_role=self.habits.system_role, opening=True)
+        if self.habits.content_parts:
+            told = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in told]
+        return told
 
     def shaped_call(self, call: dict) -> dict:
         arguments = call["function"]["arguments"]

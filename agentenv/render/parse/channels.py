@@ -53,23 +53,25 @@ def channel_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
 
 
 def _channels(turn: TurnText, *, ended: bool) -> Iterator[_Element]:
-    opened, closed = turn.find(_OPEN, 0), turn.find(_CLOSE, 0)
+    names = (_THINK, _ANSWER, _CALLS)
+    closers = [(at, name) for name in names if (at := turn.find(_closer(name))) >= 0]
+    openers = [at for name in names if (at := turn.find(_OPEN + name)) >= 0]
+    first = min(openers, default=len(turn.text))
     position = 0
-    if closed >= 0 and (opened < 0 or closed < opened):
-        name = turn.text[closed + len(_CLOSE) :].partition(_SEP)[0].strip()
-        if name in {_THINK, _ANSWER}:
-            yield _Element(name, {}, Span(0, closed), closed=True)
-        position = closed + len(_CLOSE)
-    elif opened != 0 and turn.text:
-        name = _ANSWER if ended or opened > 0 else _THINK
-        yield _Element(name, {}, Span(0, opened if opened > 0 else len(turn.text)), closed=False)
+    if closers and min(closers)[0] < first:  # the prompt opened the channel that ends here
+        end, name = min(closers)
+        yield _Element(name, {}, Span(0, end), closed=True)
+        position = end + len(_closer(name))
+    elif first > 0:
+        name = _ANSWER if ended or openers else _THINK
+        yield _Element(name, {}, Span(0, first), closed=False)
     whole = Span(position, len(turn.text))
-    yield from (one for name in (_THINK, _ANSWER, _CALLS) for one in _elements(turn, whole, name))
+    yield from (one for name in names for one in _elements(turn, whole, name))
 
 
 def _elements(turn: TurnText, within: Span, name: str) -> Iterator[_Element]:
     """Yield the elements of one name; the last may be cut."""
-    opens, closes = f"{_OPEN}{name}", f"{_CLOSE}{name}{_SEP}"
+    opens, closes = _OPEN + name, _closer(name)
     position = within.start
     while 0 <= (start := turn.find(opens, position)) < within.end:
         header_end = turn.find(_SEP, start)
@@ -88,6 +90,10 @@ def _elements(turn: TurnText, within: Span, name: str) -> Iterator[_Element]:
         position = end + len(closes) if closed else within.end
 
 
+def _closer(name: str) -> str:
+    return f"{_CLOSE}{name}{_SEP}"
+
+
 def _calls(turn: TurnText, within: Span) -> list[RawCall]:
     return [_call(turn, element) for element in _elements(turn, within, "call")]
 
@@ -95,7 +101,7 @@ def _calls(turn: TurnText, within: Span) -> list[RawCall]:
 def _call(turn: TurnText, element: _Element) -> RawCall:
     name = element.attributes.get("tool", "")
     if not element.closed:
-        error = f"the call was not closed, so it was not run: end it with {_CLOSE}call{_SEP}"
+        error = f"the call was not closed, so it was not run: end it with {_closer('call')}"
         return RawCall(name, status=CallStatus.UNCLOSED, error=error)
     if not name:
         return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")

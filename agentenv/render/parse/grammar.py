@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 
 from agentenv.messages import CallStatus
 from agentenv.render.parse.scan import TurnText
+from agentenv.render.parse.values import LiteralReader
 
 __all__ = ["Block", "Foreign", "Grammar", "Nested", "RawCall", "Reader", "Span", "ToolIndex", "WholeTurn"]
 
@@ -120,7 +121,19 @@ def _typed(text: Nested, schema: Mapping[str, Any] | None) -> object:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return _PYTHON_WORDS.get(text.strip(), text)
+        return _python_value(text)
+
+
+def _python_value(text: str) -> object:
+    """Return a list or an object that was written as Python writes it, a word of Python, or the text."""
+    stripped = text.strip()
+    if stripped.startswith(("{", "[")):
+        try:
+            value, end = LiteralReader(stripped).value(0)
+        except (ValueError, RecursionError):
+            return text
+        return value if end == len(stripped) else text
+    return _PYTHON_WORDS.get(stripped, text)
 
 
 def _structure(tags: tuple[tuple[str, Nested], ...], schema: Mapping[str, Any]) -> object:

@@ -44,13 +44,19 @@ def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
 
 
 def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
-    """Read an array of call objects, or one such object."""
+    """Read an array of call objects, or such objects one after another."""
     text = turn.text[span.start : span.end]
+    several = text.startswith("{", skip_space(text, 0))
     try:
         items, end = json_items(text)
+        rest = skip_space(text, end)
+        while several and text.startswith("{", rest):
+            more, end = json_items(text, rest)
+            items += more
+            rest = skip_space(text, end)
     except ValueError as error:
         return [invalid(f"the calls are not valid JSON: {error}", text)]
-    if (rest := skip_space(text, end)) < len(text):
+    if rest < len(text):
         return [invalid(f"the calls are not valid JSON: extra text at character {rest}", text)]
     return [call_of_members(members) for members in items]
 

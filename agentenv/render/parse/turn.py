@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -38,6 +39,8 @@ class TurnReader:
     """Stop tokens and closers: not part of the text when they stand at the end."""
     thinking_open: str = ""
     """The thinking tag that the generation prompt leaves open."""
+    leads: tuple[str, ...] = ()
+    """Patterns of headers that are no part of the content where a turn begins with one."""
 
     def read(self, turn: TurnText, tools: ToolIndex, seed: bytes, *, ended: bool = True) -> ParsedTurn:
         """Return the parsed turn; never raises for what the model wrote.
@@ -58,7 +61,7 @@ class TurnReader:
         calls, taken = self._calls(turn, thinking)
         if not ended:
             calls = [self._cut(call) if index == len(calls) - 1 else call for index, call in enumerate(calls)]
-        content = _left(turn.text, [*taken, *thinking])
+        content = _left(turn.text, [*self._lead(turn, [*taken, *thinking]), *taken, *thinking])
         for wrapper in self.grammar.wrappers if calls else ():
             content = content.replace(wrapper, "").strip()
         return _parsed(content, self._thoughts(turn, thinking), calls, tools, seed)
@@ -111,6 +114,15 @@ class TurnReader:
             start, (opens, closes) = min(found)
             position = self._end(turn, closes, start + len(opens))
             spans.append(Span(start, position))
+
+    def _lead(self, turn: TurnText, taken: Sequence[Span]) -> list[Span]:
+        """Return the header with which the turn begins, unless something else was read there."""
+        start = len(turn.text) - len(turn.text.lstrip())
+        for lead in self.leads:
+            match = re.compile(lead).match(turn.text, start)
+            if match is not None and all(span.start >= match.end() for span in taken):
+                return [Span(0, match.end())]
+        return []
 
     def _opens(self, turn: TurnText, tag: str, position: int) -> int:
         """Where thinking opens; a tag that is plain text counts only at the start of the turn."""

@@ -298,3 +298,87 @@ def test_harmony_channels_become_thinking_and_content() -> None:
 def test_an_unknown_grammar_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'hermes'"):
         Renderer(byte_tokenizer(), grammar="hermess")
+
+
+HEADED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.role == 'assistant' %}"
+    "{% for c in m.tool_calls or [] %} to={{ c.function.name }}<|sep|><tool_call>{{ c.function | tojson }}"
+    "</tool_call>{% else %} to=user<|sep|>{{ m.content }}{% endfor %}"
+    "{% else %}<|sep|>{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (" to=user<|sep|>Done.", "Done.", 0),
+        (f" to=add<|sep|><tool_call>{GOOD}</tool_call>", "", 1),
+        ("Done. to=user<|sep|>", "Done. to=user<|sep|>", 0),
+        (" to=user", " to=user", 0),
+    ],
+)
+def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, calls: int) -> None:
+    renderer = Renderer(cases.tokenizer_for(HEADED), cases.TOOLS)
+
+    parsed = read(renderer, text)
+
+    assert parsed.message["content"] == content
+    assert len(parsed.tool_calls) == calls
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "statuses", "message"),
+    [
+        (
+            "kimi_k3",
+            (
+                'hm <|open|>call tool="add" index="1"<|sep|><|close|>call<|sep|><|close|>think<|sep|>'
+                "<|open|>response<|sep|>Hi.<|close|>response<|sep|><|close|>message<|sep|>"
+            ),
+            [CallStatus.IN_THINKING],
+            "Hi.",
+        ),
+        ("kimi_k3", "Just text.", [], "Just text."),
+        (
+            "kimi_k3",
+            '<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|>',
+            [CallStatus.UNCLOSED],
+            "",
+        ),
+        (
+            "kimi_k3",
+            '<|open|>tools<|sep|><|open|>call index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+            [CallStatus.MISSING_NAME],
+            "",
+        ),
+        (
+            "kimi_k3",
+            (
+                '<|open|>tools<|sep|><|open|>call tool="add"<|sep|><|open|>json type="object"<|sep|>{"n": 1}'
+                "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
+            ),
+            [CallStatus.OK],
+            "",
+        ),
+        (
+            "minimax_m3",
+            'M<tool_call>\nM<invoke name="add">M<city>PM</n>M</invoke>\nM</tool_call>',
+            [CallStatus.BAD_ARGUMENTS],
+            "",
+        ),
+        ("minimax_m3", 'M<tool_call>M<invoke name="add">M<city>PM</tool_call>', [CallStatus.UNCLOSED], ""),
+        ("minimax_m3", "M<tool_call>M<add>M</tool_call>", [CallStatus.INVALID_JSON], ""),
+        ("minimax_m3", "<tool_call>M<add></tool_call>", [], "<tool_call>M<add></tool_call>"),
+    ],
+)
+def test_newer_formats_name_what_is_wrong_and_keep_their_text(
+    grammar: str, text: str, statuses: list, message: str
+) -> None:
+    renderer = Renderer(byte_tokenizer(), cases.TOOLS, grammar=grammar)
+    mark = "]<]minimax[>["
+
+    parsed = read(renderer, text.replace("M<", mark + "<"))
+
+    assert [call.status for call in parsed.tool_calls] == statuses
+    assert parsed.message["content"] == message.replace("M<", mark + "<")
