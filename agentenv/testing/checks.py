@@ -30,6 +30,7 @@ __all__ = ["CHECKS", "Problem", "Skipped", "Subject"]
 
 _ANSWER_FIELDS = frozenset({"answer", "expected", "gold", "ground_truth", "label", "solution", "target"})
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
+_WORD = re.compile(r"[\w./-]*\w")
 
 
 class Problem(Exception):
@@ -226,15 +227,17 @@ async def check_fuzz(subject: Subject) -> str:
     try:
         while made < subject.fuzz_calls:
             task = tasks[made % len(tasks)]
-            await env.begin(task.data, seed=subject.seed_of(task), context=Context())
+            first = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
             schemas = list(env.tool_schemas)
             if not schemas:
                 raise Skipped("no tools")
+            said = _WORD.findall(" ".join(map(text_of, first.messages)))
             for _ in range(10):
-                call: Any = random_call(schemas, rng, made)
+                call: Any = random_call(schemas, rng, made, said)
                 result = await env.advance({"role": "assistant", "content": None, "tool_calls": [call]})
                 made += 1
                 for answer in result.tool_results:
+                    said += _WORD.findall(answer.text[:2000])
                     refused += answer.is_error
                     if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
                         raise Problem(_crash(call, answer.detail or answer.text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["random_arguments", "random_call"]
@@ -27,10 +28,12 @@ _REAL = (0.0, -0.5, 1e-9, 3.25, 1e300)
 _BROKEN = ("", "{", "[]", "null", '{"a": }', "not json", '{"a": NaN}', '{"a": 1, "a": 2}', '"text"')
 
 
-def random_call(schemas: Sequence[Mapping[str, Any]], rng: random.Random, number: int) -> dict[str, Any]:
+def random_call(
+    schemas: Sequence[Mapping[str, Any]], rng: random.Random, number: int, words: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return a tool call as a model might write it; about one in three is wrong in some way."""
     schema = rng.choice(schemas)["function"]
-    arguments = random_arguments(schema["parameters"], rng)
+    arguments = random_arguments(schema["parameters"], rng, words)
     text = json.dumps(arguments)
     if rng.random() < 0.35:
         text = _spoil(arguments, rng)
@@ -41,60 +44,76 @@ def random_call(schemas: Sequence[Mapping[str, Any]], rng: random.Random, number
     }
 
 
-def random_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return arguments that a JSON Schema of an object allows."""
-    value = _value(schema, rng, schema.get("$defs", {}), depth=0)
+def random_arguments(
+    schema: Mapping[str, Any], rng: random.Random, words: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return arguments that a JSON Schema of an object allows.
+
+    Args:
+        schema: of the object.
+        rng: what is drawn from.
+        words: text that the environment has said; half of the texts are drawn from it, so that calls
+            get past the first check of a name.
+    """
+    value = _Draw(rng, schema.get("$defs", {}), words).value(schema, depth=0)
     return value if isinstance(value, dict) else {}
 
 
-def _value(schema: Mapping[str, Any], rng: random.Random, defs: Mapping[str, Any], depth: int) -> Any:
-    if "$ref" in schema:
-        return _value(defs.get(schema["$ref"].rpartition("/")[2], {}), rng, defs, depth + 1)
-    if "const" in schema:
-        return schema["const"]
-    if "enum" in schema:
-        return rng.choice(schema["enum"])
-    for choices in ("anyOf", "oneOf"):
-        if choices in schema:
-            options = schema[choices]
-            # Deep down the last choice is taken, which for optional values is null: it ends recursion.
-            return _value(options[-1] if depth > 4 else rng.choice(options), rng, defs, depth + 1)
-    kind = schema.get("type", "string")
-    if isinstance(kind, list):
-        kind = rng.choice(kind)
-    if kind == "object":
-        return _object(schema, rng, defs, depth)
-    if kind == "array":
-        few = int(schema.get("minItems", 0))
-        size = few if depth > 4 else rng.randint(few, min(few + 3, int(schema.get("maxItems", few + 3))))
-        return [_value(schema.get("items", {}), rng, defs, depth + 1) for _ in range(size)]
-    return _scalar(kind, schema, rng)
+@dataclass(frozen=True)
+class _Draw:
+    """Draws values of the parts of one schema."""
 
+    rng: random.Random
+    defs: Mapping[str, Any]
+    words: Sequence[str]
 
-def _object(
-    schema: Mapping[str, Any], rng: random.Random, defs: Mapping[str, Any], depth: int
-) -> dict[str, Any]:
-    required = set(schema.get("required", ()))
-    return {
-        name: _value(part, rng, defs, depth + 1)
-        for name, part in schema.get("properties", {}).items()
-        if name in required or rng.random() < 0.5
-    }
+    def value(self, schema: Mapping[str, Any], depth: int) -> Any:
+        """Return a value that a schema allows."""
+        rng = self.rng
+        if "$ref" in schema:
+            return self.value(self.defs.get(schema["$ref"].rpartition("/")[2], {}), depth + 1)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return rng.choice(schema["enum"])
+        for choices in ("anyOf", "oneOf"):
+            if choices in schema:
+                options = schema[choices]
+                # Deep down the last choice is taken, which for optional values is null: it ends recursion.
+                return self.value(options[-1] if depth > 4 else rng.choice(options), depth + 1)
+        kind = schema.get("type", "string")
+        if isinstance(kind, list):
+            kind = rng.choice(kind)
+        if kind == "object":
+            return self._object(schema, depth)
+        if kind == "array":
+            few = int(schema.get("minItems", 0))
+            size = few if depth > 4 else rng.randint(few, min(few + 3, int(schema.get("maxItems", few + 3))))
+            return [self.value(schema.get("items", {}), depth + 1) for _ in range(size)]
+        return self._scalar(kind, schema)
 
+    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        required = set(schema.get("required", ()))
+        return {
+            name: self.value(part, depth + 1)
+            for name, part in schema.get("properties", {}).items()
+            if name in required or self.rng.random() < 0.5
+        }
 
-def _scalar(kind: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
-    if kind == "boolean":
-        return rng.random() < 0.5
-    if kind == "null":
-        return None
-    if kind in {"integer", "number"}:
-        drawn = rng.choice(_WHOLE if kind == "integer" else (*_WHOLE, *_REAL))
-        low = schema.get("minimum", schema.get("exclusiveMinimum"))
-        high = schema.get("maximum", schema.get("exclusiveMaximum"))
-        drawn = drawn if low is None else max(drawn, low)
-        return drawn if high is None else min(drawn, high)
-    drawn = rng.choice(_TEXTS)
-    return drawn[: schema.get("maxLength", len(drawn))].ljust(schema.get("minLength", 0), "z")
+    def _scalar(self, kind: str, schema: Mapping[str, Any]) -> Any:
+        rng = self.rng
+        if kind == "boolean":
+            return rng.random() < 0.5
+        if kind == "null":
+            return None
+        if kind in {"integer", "number"}:
+            drawn = rng.choice(_WHOLE if kind == "integer" else (*_WHOLE, *_REAL))
+            low = schema.get("minimum", schema.get("exclusiveMinimum"))
+            high = schema.get("maximum", schema.get("exclusiveMaximum"))
+            drawn = drawn if low is None else max(drawn, low)
+            return drawn if high is None else min(drawn, high)
+        drawn = rng.choice(self.words if self.words and rng.random() < 0.5 else _TEXTS)
+        return drawn[: schema.get("maxLength", len(drawn))].ljust(schema.get("minLength", 0), "z")
 
 
 def _spoil(arguments: dict[str, Any], rng: random.Random) -> str:

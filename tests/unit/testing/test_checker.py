@@ -79,6 +79,17 @@ class Crashing(Fine):
         return a / b
 
 
+class Named(Fine):
+    """Fails only behind the check of a name that it has told."""
+
+    @tool
+    def look_up(self, name: str) -> str:
+        """Look a name up."""
+        if name != "What":
+            raise ToolError("no such name")
+        raise KeyError(name)
+
+
 class Telling(Fine):
     def start(self, x: int, y: int) -> str:
         return f"{super().start(x, y)} (It is {x + y})"
@@ -165,6 +176,7 @@ BROKEN = [
     (WrongOracle, "oracle", "the oracle gets 0.0 of 1 on task"),
     (Generous, "trivial", "policies without thought score too much.*empty 1.00"),
     (Crashing, "fuzz", "divide.*crashed: ZeroDivisionError"),
+    (Named, "fuzz", "look_up.*crashed: KeyError"),
     (Telling, "leak", "holds the answer"),
     (NotANumber, "oracle", "finite"),
     (Shared, "isolation", "state is shared"),
