@@ -233,7 +233,13 @@ def start(arguments: Mapping[str, Any]) -> Any:
         DependencyMissing: vLLM is not installed.
         ModelNotFound: vLLM cannot load the model.
     """
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Standard output belongs to whoever runs us, not to vLLM's log.
+    for name, value in {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }.items():
+        os.environ.setdefault(name, value)
     try:
         from vllm import AsyncEngineArgs
         from vllm.platforms import current_platform
