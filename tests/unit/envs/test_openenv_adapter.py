@@ -1,5 +1,6 @@
 """Environments of OpenEnv, played as ours: from its own server, and as objects of this process."""
 
+import asyncio
 import json
 
 import pytest
@@ -78,8 +79,9 @@ def test_a_thing_that_is_no_environment_is_refused():
         OpenEnv(3)
 
 
-@pytest.mark.engine
-async def test_an_openenv_object_with_an_action_class_gets_one_tool():
+@pytest.fixture
+def guessing():
+    """An environment of OpenEnv's own classes, with its action and its observation."""
     pytest.importorskip("openenv.core", reason=REASON)
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State
@@ -103,17 +105,45 @@ async def test_an_openenv_object_with_an_action_class_gets_one_tool():
         def state(self):
             return State()
 
-    env = OpenEnv(Guess(), Say)
+    return Guess, Say, Heard
+
+
+async def guessed(env):
+    """Play seed 17: once wrong, once right."""
     first = await env.begin({"seed": 17}, seed=0, context=Context())
     schema = env.tool_schemas[0]["function"]
     missed = await env.advance(call("act", number=3))
     hit = await env.advance(call("act", number=7))
     done = await env.is_finished()
     await env.shutdown()
-
     assert first.messages[-1]["content"] == '{"told": "guess"}'
     assert (schema["name"], list(schema["parameters"]["properties"])) == ("act", ["number"])
     assert (missed.reward, hit.reward, done) == (0.0, 1.0, True)
+
+
+@pytest.mark.engine
+async def test_an_openenv_object_with_an_action_class_gets_one_tool(guessing):
+    environment, action, _ = guessing
+
+    await guessed(OpenEnv(environment(), action))
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_a_server_of_openenv_is_played_over_the_wire(guessing):
+    uvicorn = pytest.importorskip("uvicorn", reason=REASON)
+    from openenv.core.env_server.http_server import create_fastapi_app
+
+    server = uvicorn.Server(uvicorn.Config(create_fastapi_app(*guessing), port=0, log_level="error"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn tells it by this flag alone
+        await asyncio.sleep(0.01)
+    try:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        await guessed(openenv_spec(f"http://127.0.0.1:{port}").make())
+    finally:
+        server.should_exit = True
+        await serving
 
 
 @pytest.mark.engine
