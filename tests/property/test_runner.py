@@ -319,10 +319,7 @@ def check_answers(stage: Stage, record: Trajectory) -> None:
     assert told == [result.tool_call_id for turn in record.turns for result in turn.tool_results]
     ran = [one for step in stage.ran for one in step]
     answered = [
-        result.tool_call_id
-        for turn in record.turns
-        for result in turn.tool_results
-        if result.text.startswith("r") or result.text == ""
+        result.tool_call_id for turn in record.turns for result in turn.tool_results if not result.is_error
     ]
     assert set(answered) <= set(ran)
 
