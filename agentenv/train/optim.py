@@ -68,7 +68,10 @@ class MasterOptimizer:
         norm = float(norms.full_tensor() if hasattr(norms, "full_tensor") else norms)
         if math.isfinite(norm):
             for group in self.inner.param_groups:
-                group["lr"] = rate
+                if isinstance(group["lr"], Tensor):  # a compiled optimiser keeps its rate in a tensor
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
             self.inner.step()
             self.write_back()
         self.zero_grad()
