@@ -34,7 +34,6 @@ class CostModel:
     """Of one query looking at one key."""
     overhead: float = 32.0
     """Of a pass of its own: small matrix products are slow."""
-
     branch: float = 1.0
     """Of each row of a tree, which is attended to on its own."""
     block_mask: bool = False
