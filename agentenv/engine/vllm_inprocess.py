@@ -14,7 +14,7 @@ from typing import Any
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.hf.load import ModelFiles
-from agentenv.engine.weight_files import require_weights
+from agentenv.engine.weight_files import context_limit, require_weights
 from agentenv.errors import ContextTooLong, DependencyMissing, EngineError, ModelNotFound, UsageError
 
 __all__ = ["VLLMEngine"]
@@ -51,7 +51,8 @@ class VLLMEngine:
     ) -> None:
         self.name = name
         self.weights_version = 0
-        self.max_context_tokens: int | None = max_model_len
+        # vLLM's own limit holds once it runs; budgets of the first episodes are made before.
+        self.max_context_tokens: int | None = max_model_len or context_limit(files.path)
         path = str(Path(files.path) / files.gguf_file) if files.gguf_file else files.path
         self._arguments: dict[str, Any] = {
             "model": path,

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentenv.errors import EngineError
 
-__all__ = ["require_weights"]
+__all__ = ["context_limit", "require_weights"]
 
 SHAPE = (
     "model_type",
@@ -45,6 +45,14 @@ def require_weights(path: str | Path, served: str | Path | None, *, remote: bool
                 f"cannot load weights from {path}: they are of another model, with {name} {new[name]} "
                 f"instead of {old[name]}; nothing was changed"
             )
+
+
+def context_limit(path: str | Path) -> int | None:
+    """Return how many tokens a model directory says that the model takes; None if it does not say."""
+    config = _config(Path(path))
+    text = config.get("text_config")
+    limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
 
 
 def _config(place: Path) -> Mapping[str, Any]:

@@ -1,0 +1,50 @@
+"""vLLM in this process, as far as it can be seen without vLLM; the rest is in tests/e2e."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from agentenv.engine import Sampling
+from agentenv.engine.hf.load import ModelFiles
+from agentenv.engine.vllm_inprocess import VLLMEngine
+from agentenv.errors import DependencyMissing, EngineError
+
+without_vllm = pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "limit"),
+    [
+        ({"max_position_embeddings": 99}, None, 99),
+        ({"max_position_embeddings": 99}, 50, 50),
+        ({"text_config": {"max_position_embeddings": 70}}, None, 70),
+        ({}, None, None),
+    ],
+)
+def test_the_context_limit_is_known_before_vllm_starts(tmp_path, config, given, limit):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    assert VLLMEngine(ModelFiles(str(tmp_path)), max_model_len=given).max_context_tokens == limit
+
+
+@without_vllm
+async def test_without_vllm_the_extra_is_named(tmp_path):
+    with pytest.raises(DependencyMissing, match=r"agentenv-rl\[vllm\]"):
+        await VLLMEngine(ModelFiles(str(tmp_path))).generate([1], Sampling(), stop_token_ids=())
+
+
+async def test_a_closed_engine_does_not_start(tmp_path):
+    engine = VLLMEngine(ModelFiles(str(tmp_path)))
+    await engine.close()
+    await engine.close()
+
+    with pytest.raises(EngineError, match="is closed"):
+        await engine.generate([1], Sampling(), stop_token_ids=())
+
+
+async def test_a_bad_path_is_refused_before_vllm_is_touched(tmp_path):
+    with pytest.raises(EngineError, match="nothing was changed"):
+        await VLLMEngine(ModelFiles(str(tmp_path))).load_weights(tmp_path / "nowhere")
