@@ -94,7 +94,10 @@ def installed(monkeypatch, sums):
 async def test_a_tool_environment_is_played_and_scored_by_its_rubric(installed):
     entry = spec(installed)
     task = entry.task_set("test")[0]
-    solution = [call(("add", {"a": 34, "b": 20}), ("add", {"a": 4, "b": "x"}), ("sub", {})), says("It is 54.")]
+    solution = [
+        call(("add", {"a": 34, "b": 20}), ("add", {"a": 4, "b": "x"}), ("sub", {})),
+        says("It is 54."),
+    ]
 
     def policy(messages, task, rng):
         return solution[sum(one["role"] == "assistant" for one in messages)]

@@ -38,7 +38,7 @@ ADDER = EnvSpec.of("test/Adder-v0", Adder, tasks=TASKS, max_turns=3)
 
 async def ask(socket, kind, **data):
     await socket.send_json({"type": kind, "data": data} if kind in {"reset", "step"} else {"type": kind})
-    return await socket.receive_json(timeout=10)
+    return await socket.receive_json(timeout=60)
 
 
 async def test_an_episode_over_a_websocket():
@@ -118,7 +118,7 @@ async def test_sessions_do_not_touch_each_other():
 async def test_a_wrong_message_is_answered_with_its_code_and_the_session_goes_on(sent, code):
     async with serve(ADDER) as url, aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws") as socket:
         await socket.send_str(sent)
-        told = await socket.receive_json(timeout=10)
+        told = await socket.receive_json(timeout=60)
         after = await ask(socket, "reset", task_id="t1")
 
     assert (told["type"], told["data"]["code"]) == ("error", code)
@@ -146,7 +146,7 @@ async def test_a_server_that_is_full_says_so():
         http.ws_connect(f"{url}/ws"),
         http.ws_connect(f"{url}/ws") as refused,
     ):
-        told = await refused.receive_json(timeout=10)
+        told = await refused.receive_json(timeout=60)
 
     assert told["data"]["code"] == "CAPACITY_REACHED"
 
@@ -223,7 +223,7 @@ async def test_what_mcp_cannot_do_is_answered_with_an_error_of_json_rpc():
             await socket.send_json(
                 {"type": "mcp", "data": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}}
             )
-            over_socket = await socket.receive_json(timeout=10)
+            over_socket = await socket.receive_json(timeout=60)
         first = await rpc(http, url, "openenv/session/create")
         second = await rpc(http, url, "openenv/session/create")
         pushed_out = await rpc(http, url, "tools/list", session_id=first["session_id"])
