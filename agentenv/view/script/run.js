@@ -9,7 +9,7 @@ const MAIN_CURVES = [
   "kl",
   "clip_ratio/region_mean",
   "grad_norm",
-  "mismatch/max",
+  "mismatch/abs_max",
   "completions/mean_length",
   "completions/clipped_ratio",
   "tools/call_frequency",

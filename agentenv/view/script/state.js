@@ -89,7 +89,8 @@ const groupOf = (run, e) =>
 
 // The advantage that the trainer used; for an evaluation what GRPO's would be, and said so.
 function advantages(group) {
-  if (group.some((e) => e.w !== null || e.a !== null)) return { of: (e) => e.a, text: "advantage: as the trainer used it" };
+  if (group.some((e) => e.w !== null || e.a !== null))
+    return { of: (e) => e.a, text: "advantage: as the trainer used it" };
   const rewards = group.filter((e) => e.r !== null && !FAILED.has(e.s)).map((e) => e.r);
   if (rewards.length < 2)
     return {
