@@ -3,8 +3,8 @@
 Tokens lie in depth-first order, so the descendants of a node are the tokens right after it. A token
 attends to its own node causally and to each node above it in full. Both are plain attention on slices;
 the parts of a token are added up by their log-sum-exp, as FlashAttention does with its blocks of keys
-(Dao and others, 2022). Against one sequence with a block mask this saves the pairs that do not see each other: of eight
-completions of 256 tokens after a prompt of 512, three quarters of all pairs.
+(Dao and others, 2022). Against one sequence with a block mask this saves the pairs that do not see each
+other: of eight completions of 256 tokens after a prompt of 512, three quarters of all pairs.
 
 The two kernels are those of PyTorch's `scaled_dot_product_attention` on the CPU, called by name because
 only they return the log-sum-exp. Other devices take the block mask.
