@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
 
@@ -11,6 +13,7 @@ from .kernel import mount
 __all__ = ["Places", "make", "mount_own"]
 
 _NOSUID, _NODEV, _NOEXEC, _NOATIME = 2, 4, 8, 1024
+_GET_FLAGS = 0x80086601
 _TICK_S = 0.02
 """File systems may stamp times with the kernel's tick, which is at most 10 ms long."""
 
@@ -23,15 +26,19 @@ class Places:
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
         self._new = [_look(path) for path in paths]
+        self._marks = [_marks(path) for path in paths]
         self._made = time.monotonic()
 
     def untouched(self, since: float) -> bool:
         """Return whether nothing can have been left since a moment of `time.monotonic()`.
 
         Whatever is made, renamed, removed or changed in a directory, or to it, changes the time of its
-        last change, which nobody can set. Within a tick of its making the time might be the same.
+        last change, which nobody can set. Within a tick of its making that might be the same: then all
+        that the other signs would not show is looked at, too.
         """
-        return since - self._made > _TICK_S and [_look(path) for path in self.paths] == self._new
+        if [_look(path) for path in self.paths] != self._new:
+            return False
+        return since - self._made > _TICK_S or [_marks(path) for path in self.paths] == self._marks
 
 
 def _look(path: str) -> _Look:
@@ -46,6 +53,17 @@ def _look(path: str) -> _Look:
         known.st_mtime_ns,
         known.st_ctime_ns,
     )
+
+
+def _marks(path: str) -> list[object]:
+    """Return what can be attached to a directory: extended attributes and flags."""
+    found: list[object] = []
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for ask in (lambda: fcntl.ioctl(fd, _GET_FLAGS, bytes(8)), lambda: os.listxattr(fd)):
+        with contextlib.suppress(OSError):  # a file system without them
+            found.append(ask())
+    os.close(fd)
+    return found
 
 
 def mount_own(limits: dict[str, int], owner: int) -> list[str]:

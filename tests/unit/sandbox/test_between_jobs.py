@@ -82,7 +82,6 @@ async def test_memory_holds_nothing_of_the_job_before(how):
 async def test_a_worker_is_used_again_only_where_nothing_was_left(tier):
     try:
         async with sandbox_of(tier, size=1, concurrency=1) as sandbox:
-            await asyncio.sleep(0.05)  # beyond the tick in which the directories were made
             inits = []
             for code in ("print(1)", "print(2)", "open('x', 'w')", "print(3)"):
                 inits.append(set(sandbox._pool._workers))
