@@ -31,8 +31,9 @@ class HumanEval(SandboxedEnv):
 
     system_prompt = "Reply with the complete Python function in one ```python code block."
 
-    def start(self, prompt: str, task: Mapping[str, object]) -> str:
+    async def start(self, prompt: str, task: Mapping[str, object]) -> str:
         """Show the head of the function."""
+        await self.sandbox()
         return f"Complete this function:\n\n```python\n{prompt.strip()}\n```"
 
     async def reward(self, answer: str, prompt: str, entry_point: str, test: str) -> float:

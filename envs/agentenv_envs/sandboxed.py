@@ -31,6 +31,7 @@ class SandboxedEnv(ToolEnv):
         if self.context.sandbox is None:
             if self._own is None:
                 self._own = create(self._backend, size=1)
+            await self._own.start()
             await self._own.reset()
             self.context.sandbox = self._own
         return self.context.sandbox
