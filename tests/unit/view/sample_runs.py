@@ -89,7 +89,7 @@ def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = Fals
         root=root,
         run_id=name,
         env_ids=("shop/Math-v0",),
-        model="SmolLM2-135M",
+        model="example",
         kind="train" if metrics else "eval",
     ) as writer:
         ids: set[int] = set()
