@@ -129,6 +129,7 @@ def run_trl(model: str, steps: int, clock: Clock) -> None:
         args,
         Dataset.from_list([{"prompt": [{"role": "user", "content": PROMPT}]}] * SAMPLES),
         processing_class=AutoTokenizer.from_pretrained(files.path, gguf_file=files.gguf_file),
+        callbacks=[Ticks()],
     ).train()
 
 
