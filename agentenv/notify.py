@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -76,7 +76,7 @@ class Notifier:
             self.tell(Notice(where, error.type, error.message, error.traceback))
 
     @contextmanager
-    def watching(self, where: str) -> Iterator[None]:
+    def watching(self, where: str) -> Generator[None]:
         """Tell of what is raised inside, and raise it on; wait for the notices under way."""
         try:
             yield
