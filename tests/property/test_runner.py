@@ -359,7 +359,10 @@ def check_template(stage: Stage, record: Trajectory) -> None:
     for message in messages:
         for made in message.get("tool_calls", ()):
             made["function"]["arguments"] = json.loads(made["function"]["arguments"])
-    rendered = environment.from_string(TOKENIZER.chat_template).render(messages=messages, tools=TOOLS)
+    # A prompt that the engine refused ends on the opening of a turn that was never sampled.
+    refused = record.stop_reason is StopReason.CONTEXT_LENGTH
+    template = environment.from_string(TOKENIZER.chat_template)
+    rendered = template.render(messages=messages, tools=TOOLS, add_generation_prompt=refused)
     assert rendered.startswith(RENDERER.decode(record.sequences[0].token_ids))
 
 
