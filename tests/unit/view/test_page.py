@@ -27,6 +27,9 @@ from agentenv.trajectory import StopReason, TokenSequence, Trajectory, Turn
 from agentenv.view import build_page, show
 from agentenv.view.server import LiveServer
 
+LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
+LOOP_MS = 1_000
+"""A busy machine takes longer for the loop, and as much longer for everything else."""
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
@@ -267,10 +270,11 @@ async def test_big_runs_and_long_episodes_stay_quick(tmp_path):
         shown = await tab.js("performance.now() - window.t0")
         tokens = await tab.js("document.querySelectorAll('.t').length")
 
+        busy = max(1.0, float(str(await tab.js(LOOP))) / LOOP_MS)
         assert len(spans[1]) > 98_000
-        assert took < 2_000
+        assert took < 2_000 * busy
         assert rows < 60
-        assert shown < 4_000
+        assert shown < 4_000 * busy
         assert tokens < 20_000
         assert tab.complaints == []
 
