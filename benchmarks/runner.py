@@ -2,6 +2,7 @@
 
     python benchmarks/runner.py
     python benchmarks/runner.py --quick --json runner.json
+    python benchmarks/runner.py --peers /path/to/other/venv/bin/python
 
 A turn is one model call. An episode has T turns with a tool call and an answer at the end; each tool
 result has S tokens. Without the wire, the model is a function that returns ready completions. Over
@@ -14,10 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib
 import json
 import multiprocessing
 import resource
 import statistics
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
@@ -31,6 +34,7 @@ from agentenv.registry import EnvSpec
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner
 
+PEERS = ("verifiers", "inspect_ai")
 CALL = '<tool_call>{"name": "look", "arguments": {"page": 1}}</tool_call>'
 SCHEMA = {
     "type": "function",
@@ -170,10 +174,22 @@ def without_wire(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
             await episodes(Stub(renderer, turns), renderer, text, count, 8, turns)
 
         ms = cpu_ms(run, (turns + 1) * count, 1 if quick else 3)
-        rows.append(
-            {"what": f"{turns} x {tokens}", "ms": ms, "trl_ms": trl_ms(renderer, turns, tokens, count)}
-        )
+        trl = trl_ms(renderer, text, turns, count)
+        ratio = None if trl is None else trl / ms
+        rows.append({"what": f"{turns} x {tokens}", "ms": ms, "trl_ms": trl, "trl / ours": ratio})
     return rows
+
+
+def trl_ms(renderer: Renderer, text: str, turns: int, count: int) -> float | None:
+    """Return what TRL's loop takes for the same episodes; None where it is not installed."""
+    if find_spec("trl") is None:
+        return None
+    play = importlib.import_module("runner_trl").episodes(renderer, SCHEMA, text, turns, count)
+
+    async def once() -> None:
+        play()
+
+    return cpu_ms(once, (turns + 1) * count, 2)
 
 
 def growth(renderer: Renderer) -> float:
@@ -188,96 +204,6 @@ def growth(renderer: Renderer) -> float:
     return statistics.median(ratios)
 
 
-def trl_tokenizer(renderer: Renderer) -> Any:
-    """Return the same tokenizer as TRL takes it, with the Qwen3 template, which its loop supports."""
-    import trl
-    from transformers import PreTrainedTokenizerFast
-    from trl.chat_template_utils import add_response_schema
-
-    templates = Path(trl.__file__).parent / "chat_templates"
-    backend = renderer.tokenizer.backend
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        chat_template=(templates / "qwen3.jinja").read_text(),
-    )
-    made = add_response_schema(made)
-    # What TRL itself puts in the place of a template that does not preserve prefixes.
-    made.chat_template = (templates / "qwen3_training.jinja").read_text()
-    return made
-
-
-def trl_ms(renderer: Renderer, turns: int, tokens: int, count: int) -> float | None:
-    """Return what TRL's own tool loop takes for the same episodes; None where it is not installed."""
-    if find_spec("trl") is None:
-        return None
-    from types import SimpleNamespace
-
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
-    made = trl_tokenizer(renderer)
-    text = output(renderer, tokens)
-    texts = (
-        '<tool_call>\n{"name": "look", "arguments": {"page": 1}}\n</tool_call><|im_end|>',
-        "That is all.<|im_end|>",
-    )
-    call, last = (made.encode(one, add_special_tokens=False) for one in texts)
-    asked = 0
-
-    def generate(prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        ids = call if asked < turns else last
-        return [list(ids) for _ in prompt_ids], [[-0.5] * len(ids) for _ in prompt_ids]
-
-    trainer = SimpleNamespace(
-        _sync_tool_dicts=[{"look": lambda page: text}] * count,
-        _async_tool_dicts=[{}] * count,
-        async_loop=None,
-        max_tool_calling_iterations=turns,
-        max_completion_length=10**9,
-        use_vllm=False,
-        model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=10**9)),
-        _is_vlm=False,
-        tools=[SCHEMA],
-        environment_factories=None,
-        processing_class=made,
-        _tokenizer=made,
-        chat_template=made.chat_template,
-        chat_template_kwargs={},
-        _generate_single_turn=generate,
-    )
-    trainer._get_tool_suffix_ids = GRPOTrainer._get_tool_suffix_ids.__get__(trainer)
-
-    def run() -> None:
-        nonlocal asked
-        asked = 0
-        prompts = [[{"role": "user", "content": "Read the pages and answer."}] for _ in range(count)]
-        rendered = [
-            made.apply_chat_template(
-                one, tools=[SCHEMA], add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-            for one in prompts
-        ]
-        answers = [[made.parse_response(call, prefix=rendered[0])] for _ in range(count)]
-        done = GRPOTrainer._tool_call_loop(
-            trainer,
-            prompts,
-            rendered,
-            [list(call) for _ in range(count)],
-            answers,
-            [[-0.5] * len(call) for _ in range(count)],
-            None,
-            {},
-        )
-        assert done[4] == turns * count, "TRL's loop made other calls"
-
-    async def once() -> None:
-        run()
-
-    return cpu_ms(once, (turns + 1) * count, 2)
-
-
 def serve(pipe: Any, answers: dict[str, Any]) -> None:
     """Answer token requests at once; runs in a process of its own."""
 
@@ -285,11 +211,12 @@ def serve(pipe: Any, answers: dict[str, Any]) -> None:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                size = next(
-                    int(line[15:])
-                    for line in head.split(b"\r\n")
-                    if line.lower().startswith(b"content-length:")
-                )
+                lines = head.lower().split(b"\r\n")
+                size = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+                if not size:
+                    # A health check, after a moment in which this process was too slow.
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                    continue
                 body = json.loads(await reader.readexactly(size))
                 prompt = body.get("prompt") or body["token_ids"]
                 # Each turn adds as many stop tokens: those tell how many turns were played.
@@ -319,12 +246,29 @@ def answer_bytes(ids: Sequence[int]) -> bytes:
     return head.encode() + body
 
 
-def over_http(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
-    """Return rows for runs against the mock server."""
+def over_http(renderer: Renderer, quick: bool, peers: str | None) -> list[dict[str, Any]]:
+    """Return rows for runs against the mock server, with the peers of another interpreter beside us."""
     shapes = [(4, 100, 8, 64), (16, 100, 8, 16), (64, 100, 8, 8), (4, 100, 512, 512)]
-    return [
-        http_row(renderer, *shape, repeats=1 if quick else 3) for shape in (shapes[:2] if quick else shapes)
-    ]
+    rows = []
+    for turns, tokens, at_once, count in [shapes[0], shapes[1], shapes[3]] if quick else shapes:
+        row = http_row(renderer, turns, tokens, at_once, count, repeats=1 if quick else 3)
+        for name in PEERS if peers else ():
+            # A quarter of the episodes is enough where a turn takes many times as long.
+            row[f"{name}_ms"] = peer_ms(
+                peers, name, output(renderer, tokens), turns, at_once, max(count // 4, 8)
+            )
+        rows.append(row)
+    return rows
+
+
+def peer_ms(python: str, name: str, text: str, turns: int, at_once: int, count: int) -> float | str:
+    """Return what a peer takes for such episodes; a text says why it was skipped."""
+    command = [python, str(Path(__file__).with_name("runner_peers.py")), name, "--text", text]
+    shape = ["--turns", str(turns), "--at-once", str(at_once), "--count", str(count)]
+    done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        return f"skipped: {(done.stderr.strip().splitlines() or ['no word'])[-1]:.60}"
+    return json.loads(done.stdout.splitlines()[-1])["ms"]
 
 
 def http_row(
@@ -393,9 +337,10 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="small shapes, one repeat")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--peers", help="a Python interpreter that has verifiers 0.1 and inspect_ai")
     options = parser.parse_args()
     renderer = Renderer(tokenizer())
-    wire = over_http(renderer, options.quick)
+    wire = over_http(renderer, options.quick, options.peers)
     table("Over HTTP, CPU ms a turn", wire)
     plain = without_wire(renderer, options.quick)
     table("Without the wire, CPU ms a turn", plain)
