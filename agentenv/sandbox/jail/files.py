@@ -100,6 +100,7 @@ def _remove(name: str, base: int, moved: int) -> int:
     try:
         for entry in os.listdir(inner):
             if stat.S_ISDIR(os.lstat(entry, dir_fd=inner).st_mode):
+                os.chmod(entry, 0o700, dir_fd=inner)  # moving a directory writes to it
                 os.rename(entry, f".removed.{moved}.{os.getpid()}", src_dir_fd=inner, dst_dir_fd=base)
                 moved += 1
             else:
