@@ -11,6 +11,7 @@ was shown, what is rewarded.
 import argparse
 import json
 import resource
+import shutil
 import time
 from importlib.util import find_spec
 from itertools import islice
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import agentenv as ae
+from agentenv.store import RunWriter
 from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs import calculator
 
@@ -54,17 +56,17 @@ def main() -> None:
         )
 
     rewards: list[float] = []
-    trainer = GRPOTrainer(config, envs=spec, limits=limits, on_metrics=shown)
-    scores = {"before": evaluate(console, trainer, "before")}
-    tasks = islice(spec.task_set().split("train").shuffle(options.seed), options.demonstrations)
-    shows = demonstrate(spec, tasks, calculator.sloppy, trainer.renderer, limits=limits, seed=options.seed)
-    good = sum(one.reward == 1 for one in shows) / len(shows)
-    console.print(f"warm-up on {len(shows)} careless demonstrations, {good:.0%} of them right")
-    with console.status("warming up"):
-        trainer.warmup(shows, steps=len(shows) // 8, batch_size=8, learning_rate=5e-5)
-    scores["after_warmup"] = evaluate(console, trainer, "after warm-up")
-    console.print("GRPO: 4 tasks of 8 episodes a step")
-    scores["after"] = trainer.train()[-1]
+    with recorded(Path(options.output), spec.id, config) as writer:
+        trainer = GRPOTrainer(
+            config,
+            envs=spec,
+            limits=limits,
+            on_metrics=shown,
+            on_trajectory=writer.append,
+            on_trained=lambda episode, note: writer.annotate(episode, **note),
+        )
+        writer.keep_texts(trainer.renderer.tokenizer.backend)
+        scores, good = learn(console, trainer, spec, limits, options)
 
     summary = {name: score["eval/success"] for name, score in scores.items()} | {
         "interval": [scores["after"]["eval/success_low"], scores["after"]["eval/success_high"]],
@@ -89,6 +91,42 @@ def demo_model() -> str:
     return str(Path(found.origin).parent)
 
 
+def learn(
+    console: Console,
+    trainer: GRPOTrainer,
+    spec: ae.EnvSpec,
+    limits: ae.RunLimits,
+    options: argparse.Namespace,
+) -> tuple[dict[str, dict[str, float]], float]:
+    """Return the scores before, between and after, and the share of right demonstrations."""
+    scores = {"before": evaluate(console, trainer, "before")}
+    tasks = islice(spec.task_set().split("train").shuffle(options.seed), options.demonstrations)
+    shows = demonstrate(spec, tasks, calculator.sloppy, trainer.renderer, limits=limits, seed=options.seed)
+    good = sum(one.reward == 1 for one in shows) / len(shows)
+    console.print(f"warm-up on {len(shows)} careless demonstrations, {good:.0%} of them right")
+    with console.status("warming up"):
+        trainer.warmup(shows, steps=len(shows) // 8, batch_size=8, learning_rate=5e-5)
+    scores["after_warmup"] = evaluate(console, trainer, "after warm-up")
+    console.print("GRPO: 4 tasks of 8 episodes a step")
+    scores["after"] = trainer.train()[-1]
+    return scores, good
+
+
+def recorded(output: Path, env_id: str, config: GRPOConfig) -> RunWriter:
+    """Begin the run's directory; the demo's last run there is replaced."""
+    if (output / "run.json").is_file():
+        shutil.rmtree(output)
+    return RunWriter.create(
+        "demo",
+        kind="train",
+        root=output.parent,
+        run_id=output.name,
+        env_ids=(env_id,),
+        model=config.model,
+        seed=config.seed,
+    )
+
+
 def evaluate(console: Console, trainer: GRPOTrainer, when: str) -> dict[str, float]:
     started = time.perf_counter()
     with console.status(f"evaluating {when}"):
@@ -108,12 +146,12 @@ def report(
         interval = f"{score['eval/success_low']:.2f} to {score['eval/success_high']:.2f}"
         table.add_row(name.replace("_", " "), f"{score['eval/success']:.2f}", interval)
     console.print(table)
-    output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     first, last = summary["reward_first"], summary["reward_last"]
     console.print(f"mean reward of the first and the last five steps: {first:.2f} and {last:.2f}")
     gibibytes = summary["peak_rss_bytes"] / 2**30
-    console.print(f"{summary['seconds']:.0f} s, {gibibytes:.1f} GiB at most; the run lies in {output}")
+    console.print(f"{summary['seconds']:.0f} s, {gibibytes:.1f} GiB at most")
+    console.print(f"look at what it played and learned: agentenv view {output}")
 
 
 def arguments() -> argparse.Namespace:
