@@ -106,6 +106,8 @@ def run_trl(model: str, steps: int, clock: Clock) -> None:
                 clock.tick(float(logs["completions/mean_length"]))
 
     files = locate(model)
+    loaded = load_model(files, dtype="float32", device="cpu")
+    loaded.is_quantized = False  # a model read from GGUF is plain float32 now
     args = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=SAMPLES,
@@ -124,7 +126,7 @@ def run_trl(model: str, steps: int, clock: Clock) -> None:
         disable_tqdm=True,
     )
     GRPOTrainer(
-        load_model(files, dtype="float32", device="cpu"),
+        loaded,
         lambda completions, **_: [reward_of(one[0]["content"]) for one in completions],
         args,
         Dataset.from_list([{"prompt": [{"role": "user", "content": PROMPT}]}] * SAMPLES),
