@@ -33,7 +33,7 @@ demo: $(VENV)/.train
 
 # Peers that slow tests drive beside us.
 $(VENV)/.peers: $(VENV)/.dev
-	$(PIP) -e '.[train,dev,parquet,peers,track,notify]'
+	$(PIP) -e '.[train,dev,parquet,peers,track,notify,plot]'
 	$(PIP) --no-deps verl # its sample classes are read, not a cluster started
 	touch $@
 

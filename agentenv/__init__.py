@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agentenv.errors import ToolError as ToolError
     from agentenv.evaluation import evaluate as evaluate
     from agentenv.evaluation import rollout as rollout
+    from agentenv.groups import GroupPolicy as GroupPolicy
     from agentenv.judge import Judge as Judge
     from agentenv.limits import RunLimits as RunLimits
     from agentenv.messages import Message as Message
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from agentenv.registry import registry as registry
     from agentenv.registry import spec as spec
     from agentenv.render import Renderer as Renderer
+    from agentenv.replay import replay_episode as replay_episode
     from agentenv.rewards import Reward as Reward
     from agentenv.runner import Runner as Runner
     from agentenv.scoring import GroupReward as GroupReward
+    from agentenv.store import find_run as find_run
     from agentenv.tasks import Task as Task
     from agentenv.tasks import TaskSet as TaskSet
     from agentenv.tool import Tool as Tool
@@ -49,7 +52,10 @@ if TYPE_CHECKING:
     from agentenv.trajectory import Trajectory as Trajectory
     from agentenv.trajectory import TrajectoryGroup as TrajectoryGroup
     from agentenv.trajectory import Turn as Turn
+    from agentenv.users import ModelUser as ModelUser
+    from agentenv.users import ScriptedUser as ScriptedUser
     from agentenv.users import User as User
+    from agentenv.users import UserTurn as UserTurn
 
 __version__ = "0.1.0"
 
@@ -58,14 +64,17 @@ _HOME = {
     "Context": "context",
     "Env": "env",
     "EnvSpec": "envspec",
+    "GroupPolicy": "groups",
     "GroupReward": "scoring",
     "Judge": "judge",
     "Message": "messages",
+    "ModelUser": "users",
     "Renderer": "render",
     "Reward": "rewards",
     "RunLimits": "limits",
     "Runner": "runner",
     "Sampling": "engine.base",
+    "ScriptedUser": "users",
     "SequenceBuilder": "trajectory",
     "StopReason": "trajectory",
     "Task": "tasks",
@@ -82,11 +91,14 @@ _HOME = {
     "TrajectoryGroup": "trajectory",
     "Turn": "trajectory",
     "User": "users",
+    "UserTurn": "users",
     "evaluate": "evaluation",
+    "find_run": "store",
     "load_engine": "engine.factory",
     "make": "registry",
     "register": "registry",
     "registry": "registry",
+    "replay_episode": "replay",
     "rollout": "evaluation",
     "spec": "registry",
     "tool": "tool",
