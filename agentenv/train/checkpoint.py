@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agentenv.engine.hf.load import no_progress_bar
 from agentenv.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def save_checkpoint(trainer: GRPOTrainer, path: Path) -> Path:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        trainer.model.save_pretrained(str(partial), safe_serialization=True)
+        with no_progress_bar():
+            trainer.model.save_pretrained(str(partial), safe_serialization=True)
         if trainer.tokenizer is not None:
             save_tokenizer(trainer.tokenizer, partial)
         torch.save(

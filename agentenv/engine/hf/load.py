@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, redirect_stderr, suppress
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
 
-__all__ = ["ModelFiles", "load_model", "locate", "pick_device", "pick_dtype"]
+__all__ = ["ModelFiles", "load_model", "locate", "no_progress_bar", "pick_device", "pick_dtype"]
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -134,7 +135,6 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     """
     try:
         from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
     except ImportError:
         raise DependencyMissing.of("torch and transformers", "train", purpose="hf: models") from None
     where = pick_device(device)
@@ -142,26 +142,35 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     options: dict[str, Any] = {"dtype": pick_dtype(dtype, where)}
     if files.gguf_file:
         options["gguf_file"] = files.gguf_file
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
         # The GGUF reader draws its own progress bar, which no switch turns off.
-        with redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
+        with no_progress_bar(), redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
             model = auto.from_pretrained(files.path, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ModelNotFound(
             f"the model at {files.path} cannot be loaded: {type(error).__name__}: {first}"
         ) from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
     if files.gguf_file:
         forget_quantization(model)
     model = model.to(where).eval()
     if where == "cpu" and options["dtype"] == pick_dtype("float32", where):
         lay_out_for_few_rows(model)
     return model
+
+
+@contextmanager
+def no_progress_bar() -> Generator[None]:
+    """Keep transformers from drawing bars over ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def lay_out_for_few_rows(model: Any) -> None:
