@@ -22,7 +22,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def run(
     run: str = typer.Argument(..., metavar="RUN", help="The run; RUN#EPISODE names the episode too."),
     episode: str = typer.Option("", "--episode", help="Its place in the run (12), or task/member."),
-    from_turn: int = typer.Option(None, "--from-turn", help="Go on with a model after this many turns."),
+    from_turn: int | None = typer.Option(
+        None, "--from-turn", help="Go on with a model after this many turns."
+    ),
     model: str = typer.Option("", "-m", "--model", help="Model that goes on; the run's own if empty."),
     env: str = typer.Option("", "--env", help="Environment to play in; the run's own if empty."),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the run's tokenizer."),
