@@ -29,6 +29,8 @@ _GRACE_S = 1.0
 """How long a cancelled coroutine may clean up before it is abandoned."""
 _LAG_S = 0.05
 """A timer this late means that the loop was blocked; the call gets the lost time back."""
+_MAX_FORGIVEN = 5
+"""Late timers of one call, so that a loop that always lags does not stop the clock."""
 _DETAIL_CHARS = 8000
 _SHOWN_CHARS = 300
 _OWN_FOLDER = str(Path(__file__).parent)
@@ -139,14 +141,16 @@ async def within(answer: asyncio.Future[Any], limit_s: float | None, used_s: Cal
         return await answer
     loop = asyncio.get_running_loop()
 
+    forgiven = 0
+
     def check(due: float) -> None:
-        nonlocal timer
+        nonlocal timer, forgiven
         if answer.done():
             return
         now = loop.time()
         left, late = limit_s - used_s(), now - due
-        if late >= _LAG_S:
-            left = max(left, late)
+        if late >= _LAG_S and forgiven < _MAX_FORGIVEN:
+            left, forgiven = max(left, late), forgiven + 1
         if left <= 0:
             answer.set_result(EXPIRED)
         else:

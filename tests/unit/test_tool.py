@@ -357,6 +357,25 @@ async def test_the_stricter_of_tool_limit_and_run_limit_holds() -> None:
     assert "0.01 s" in tight.text
 
 
+async def test_a_hung_tool_ends_also_on_a_loop_that_always_lags() -> None:
+    async def lag() -> None:
+        while True:
+            time.sleep(0.08)  # noqa: ASYNC251 - the busy loop under test
+            await asyncio.sleep(0)
+
+    @tool(timeout_s=0.05)
+    async def wait() -> None:
+        """Wait for nothing."""
+        await asyncio.Event().wait()
+
+    busy = asyncio.create_task(lag())
+    result = await asyncio.wait_for(wait.call({}), timeout=20)
+    busy.cancel()
+
+    assert result.is_error
+    assert "0.05 s" in result.content
+
+
 async def test_time_in_which_the_loop_was_blocked_does_not_count() -> None:
     async def quick() -> str:
         await asyncio.sleep(0.01)
