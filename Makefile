@@ -8,7 +8,7 @@ SEED   ?= 0
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-vllm test-exhaustive test-peers test-wheel check format docs bench setup clean
+.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -40,11 +40,12 @@ $(VENV)/.peers: $(VENV)/.dev
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 180 -m 'not slow and not engine and not gpu'
 
+# Two lanes: most of these tests use one core.
 test-engines: $(VENV)/.peers
+	.ci/side-by-side '$(MAKE) test-slow test-wheel' '$(MAKE) test-vllm test-peers'
+
+test-slow: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
-	$(MAKE) test-peers
-	$(MAKE) test-vllm
-	$(MAKE) test-wheel
 
 # vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
 $(VENV)/.vllm: $(VENV)/.made .ci/install-vllm pyproject.toml constraints.txt
