@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -31,6 +33,8 @@ __all__ = ["TransformersEngine"]
 
 LINGER_S = 2.0
 """An idle worker thread ends after this time; the next request starts a new one."""
+EXIT_S = 10.0
+"""How long a process that ends waits for a worker to come out of torch."""
 
 
 class TransformersEngine:
@@ -128,10 +132,7 @@ class TransformersEngine:
 
     def shutdown(self) -> None:
         """Do what `close` does, outside an event loop."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            worker = self._worker
+        worker = self._end()
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
@@ -203,6 +204,12 @@ class TransformersEngine:
             created=now,
         )
 
+    def _end(self) -> threading.Thread | None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            return self._worker
+
     def _start_worker(self) -> None:
         import torch
 
@@ -214,6 +221,8 @@ class TransformersEngine:
             self._work()
 
         self._worker = threading.Thread(target=work, name=f"agentenv-{self.name[:40]}", daemon=True)
+        _engines.add(self)
+        _workers.add(self._worker)
         self._worker.start()
 
     def _work(self) -> None:
@@ -249,3 +258,17 @@ class TransformersEngine:
             scheduler.set_version(self.weights_version, stale=self._stale)
             self._stale = False
             return True
+
+
+_engines: weakref.WeakSet[TransformersEngine] = weakref.WeakSet()
+_workers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Beside the engines: a worker that outlived its engine still frees tensors."""
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Bring the workers out of torch, which aborts the process if Python ends beneath it."""
+    for engine in list(_engines):
+        engine._end()  # pyright: ignore[reportPrivateUsage]
+    for worker in list(_workers):
+        worker.join(EXIT_S)

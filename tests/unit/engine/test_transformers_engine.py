@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 import time
 
@@ -369,3 +371,31 @@ def test_a_model_with_convolution_layers_is_refused_in_words():
     )
     with pytest.raises(UsageError, match="'lfm2' has conv"):
         TransformersEngine(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_process_that_ends_in_mid_generation_ends_cleanly():
+    program = """
+import atexit, threading, time
+
+def report():
+    print("left:", [thread.name for thread in threading.enumerate() if "agentenv-hf" in thread.name])
+
+atexit.register(report)  # before the engine's module, so it runs after what that one registers
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+from agentenv._sync import run_sync
+from agentenv.engine import Sampling
+from agentenv.engine.transformers_engine import TransformersEngine
+
+config = LlamaConfig(vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                     num_attention_heads=4, max_position_embeddings=100_000)
+engine = TransformersEngine(AutoModelForCausalLM.from_config(config))
+endless = engine.generate([1, 2, 3], Sampling(max_tokens=90_000), stop_token_ids=[])
+threading.Thread(target=run_sync, args=(endless,), daemon=True).start()
+while not engine.stats()["decoded"]:
+    time.sleep(0.01)
+print("decoding")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, "decoding\nleft: []\n"), ended.stderr
