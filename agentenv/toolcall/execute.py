@@ -140,7 +140,6 @@ async def within(answer: asyncio.Future[Any], limit_s: float | None, used_s: Cal
     if limit_s is None:
         return await answer
     loop = asyncio.get_running_loop()
-
     forgiven = 0
 
     def check(due: float) -> None:

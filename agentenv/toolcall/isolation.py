@@ -177,7 +177,10 @@ async def run_isolated(place: Place, arguments: str, limit_s: float | None, name
             )
         )
     session = _Session(place, arguments)
-    job = default_pool().submit(session.run, name)
+    try:
+        job = default_pool().submit(session.run, name)
+    except RuntimeError as error:
+        return failure(error)
     try:
         settled = await within(job.future, limit_s, lambda: 0.0 if job.finished else session.used_s())
     except asyncio.CancelledError:
@@ -193,25 +196,26 @@ async def run_isolated(place: Place, arguments: str, limit_s: float | None, name
 def close_idle_workers() -> None:
     """End the worker processes that wait for a next call."""
     with _idle_lock:
-        workers = [worker for worker in _idle if _idle_pid == os.getpid()]
-        _idle.clear()
+        workers = _idle.pop(os.getpid(), [])
     for worker in workers:
         worker.close()
 
 
 def _take(place: Place) -> _Worker | None:
     with _idle_lock:
-        for worker in _idle:
-            if worker.place == place and _idle_pid == os.getpid():
-                _idle.remove(worker)
+        waiting = _idle.get(os.getpid(), [])
+        for worker in waiting:
+            if worker.place == place:
+                waiting.remove(worker)
                 return worker
     return None
 
 
 def _give_back(worker: _Worker) -> None:
     with _idle_lock:
-        _idle.append(worker)
-        surplus = _idle.pop(0) if len(_idle) > MAX_IDLE else None
+        waiting = _idle.setdefault(os.getpid(), [])
+        waiting.append(worker)
+        surplus = waiting.pop(0) if len(waiting) > MAX_IDLE else None
     if surplus is not None:
         surplus.close()
 
@@ -224,7 +228,7 @@ def _outcome(reply: Mapping[str, Any]) -> Outcome:
     return Outcome(reply["content"], ToolErrorKind(kind) if kind else None, reply["detail"])
 
 
-_idle: list[_Worker] = []
+_idle: dict[int, list[_Worker]] = {}
+"""By the process that started them: a fork leaves the workers of its parent alone."""
 _idle_lock = threading.Lock()
-_idle_pid = os.getpid()
 atexit.register(close_idle_workers)
