@@ -130,11 +130,14 @@ class TransformersEngine:
         """End the worker and free keys and values; requests in flight fail."""
         await asyncio.to_thread(self.shutdown)
 
-    def shutdown(self) -> None:
-        """Do what `close` does, outside an event loop."""
-        worker = self._end()
+    def shutdown(self, wait_s: float | None = None) -> None:
+        """Do what `close` does, outside an event loop; wait for the worker at most `wait_s`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            worker = self._worker
         if worker is not None and worker is not threading.current_thread():
-            worker.join()
+            worker.join(wait_s)
 
     def weights_updated(self, version: int | None = None) -> int:
         """Say that the model's weights changed; return the new version.
@@ -204,12 +207,6 @@ class TransformersEngine:
             created=now,
         )
 
-    def _end(self) -> threading.Thread | None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            return self._worker
-
     def _start_worker(self) -> None:
         import torch
 
@@ -269,6 +266,6 @@ _workers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 def _end_workers() -> None:
     """Bring the workers out of torch, which aborts the process if Python ends beneath it."""
     for engine in list(_engines):
-        engine._end()  # pyright: ignore[reportPrivateUsage]
+        engine.shutdown(EXIT_S)
     for worker in list(_workers):
         worker.join(EXIT_S)

@@ -397,5 +397,6 @@ while not engine.stats()["decoded"]:
     time.sleep(0.01)
 print("decoding")
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "decoding\nleft: []\n"), ended.stderr
