@@ -30,6 +30,26 @@ def tokenizer(renderer: Renderer) -> Any:
     return made
 
 
+def trainer_of(made: Any, generate: Callable[..., Any], **own: Any) -> Any:
+    """Return what TRL's tool loop reads of a trainer, and no more; `own` belongs to the episodes."""
+    trainer = SimpleNamespace(
+        async_loop=None,
+        max_completion_length=10**9,
+        use_vllm=False,
+        model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=10**9)),
+        _is_vlm=False,
+        environment_factories=None,
+        processing_class=made,
+        _tokenizer=made,
+        chat_template=made.chat_template,
+        chat_template_kwargs={},
+        _generate_single_turn=generate,
+        **own,
+    )
+    trainer._get_tool_suffix_ids = GRPOTrainer._get_tool_suffix_ids.__get__(trainer)
+    return trainer
+
+
 def episodes(
     renderer: Renderer, schema: dict[str, Any], text: str, turns: int, count: int
 ) -> Callable[[], None]:
@@ -48,24 +68,14 @@ def episodes(
         ids = call if asked < turns else last
         return [list(ids) for _ in prompt_ids], [[-0.5] * len(ids) for _ in prompt_ids]
 
-    trainer = SimpleNamespace(
+    trainer = trainer_of(
+        made,
+        generate,
+        max_tool_calling_iterations=turns,
+        tools=[schema],
         _sync_tool_dicts=[{"look": lambda page: text}] * count,
         _async_tool_dicts=[{}] * count,
-        async_loop=None,
-        max_tool_calling_iterations=turns,
-        max_completion_length=10**9,
-        use_vllm=False,
-        model=SimpleNamespace(config=SimpleNamespace(max_position_embeddings=10**9)),
-        _is_vlm=False,
-        tools=[schema],
-        environment_factories=None,
-        processing_class=made,
-        _tokenizer=made,
-        chat_template=made.chat_template,
-        chat_template_kwargs={},
-        _generate_single_turn=generate,
     )
-    trainer._get_tool_suffix_ids = GRPOTrainer._get_tool_suffix_ids.__get__(trainer)
 
     def run() -> None:
         nonlocal asked
