@@ -17,6 +17,8 @@ from agentenv.registry import registry
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+BLOCK = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*py(?:thon)?\d?\b", re.M | re.I)
+"""However a block of Python is fenced: what the parser does not find would never run."""
 ENTRY = re.compile(r": (\S+\.md)$", re.M)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
@@ -32,7 +34,10 @@ def _own_folder_and_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_the_code_on_the_page_runs(page: Path):
-    document = Document.parse(str(page), PythonCodeBlockParser(), SkipParser())
+    blocks = PythonCodeBlockParser()
+    document = Document.parse(str(page), blocks, SkipParser())
+
+    assert len(list(blocks(document))) == len(BLOCK.findall(page.read_text()))
 
     for example in document.examples():
         example.evaluate()
