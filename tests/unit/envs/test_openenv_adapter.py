@@ -108,8 +108,8 @@ def guessing():
     return Guess, Say, Heard
 
 
-async def guessed(env):
-    """Play seed 17: once wrong, once right."""
+async def assert_guessing_is_played(env):
+    """Play seed 17, once wrong, once right, and check what came of it."""
     first = await env.begin({"seed": 17}, seed=0, context=Context())
     schema = env.tool_schemas[0]["function"]
     missed = await env.advance(call("act", number=3))
@@ -125,7 +125,7 @@ async def guessed(env):
 async def test_an_openenv_object_with_an_action_class_gets_one_tool(guessing):
     environment, action, _ = guessing
 
-    await guessed(OpenEnv(environment(), action))
+    await assert_guessing_is_played(OpenEnv(environment(), action))
 
 
 @pytest.mark.engine
@@ -140,7 +140,7 @@ async def test_a_server_of_openenv_is_played_over_the_wire(guessing):
         await asyncio.sleep(0.01)
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
-        await guessed(openenv_spec(f"http://127.0.0.1:{port}").make())
+        await assert_guessing_is_played(openenv_spec(f"http://127.0.0.1:{port}").make())
     finally:
         server.should_exit = True
         await serving

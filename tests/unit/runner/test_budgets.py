@@ -62,7 +62,7 @@ def prompt_size() -> int:
     return len(play.requests[0].prompt_ids)
 
 
-def aligned(record: Trajectory) -> None:
+def assert_aligned(record: Trajectory) -> None:
     for sequence in record.sequences:
         size = len(sequence)
         assert len(sequence.token_ids) == len(sequence.loss_mask) == len(sequence.logprobs) == size
@@ -161,7 +161,7 @@ async def test_a4_any_limit_between_prompt_and_second_turn_keeps_the_record_alig
 
     for limit in range(prompt, total + 2):
         record = await play([call("show", size=50), "done"], max_context_tokens=limit, min_answer_tokens=1)
-        aligned(record)
+        assert_aligned(record)
         assert len(record.sequences[0]) <= limit
         assert record.sequences[0].token_ids[:prompt] == whole.sequences[0].token_ids[:prompt]
         assert record.error is None
@@ -195,7 +195,7 @@ async def test_b4_a_megabyte_of_output_is_cut_inside_the_observation():
     shown = RENDERER.decode(record.sequences[0].token_ids)
     assert f"<tool_response>{result.text}</tool_response><|im_end|>\n<|im_start|>assistant\nok" in shown
     assert record.metrics["trimmed_outputs"] == 1
-    aligned(record)
+    assert_aligned(record)
 
 
 async def test_b4_the_observation_is_cut_to_the_token():
@@ -314,7 +314,7 @@ async def test_d5_a_long_user_turn_is_cut_and_no_generation_is_wasted():
     assert record.metrics["trimmed_outputs"] == 1
     assert len(play.requests) == 2
     assert record.stop_reason is StopReason.USER_DONE
-    aligned(record)
+    assert_aligned(record)
 
 
 @pytest.mark.parametrize("text", ["x" * 400, "é" * 200, "🙂" * 100, "a\n" * 200, "日本語テキスト" * 40])

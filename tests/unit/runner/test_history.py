@@ -46,7 +46,7 @@ async def play(script, renderer=RENDERER, engine=None, **options) -> Trajectory:
     return await Runner(engine, renderer, limits, retries=0, **options).run_episode(Reader(), {})
 
 
-def each_sampled_token_is_trained_once(record: Trajectory) -> None:
+def assert_each_sampled_token_is_trained_once(record: Trajectory) -> None:
     assert sum(sequence.num_trained_tokens for sequence in record.sequences) == record.num_sampled_tokens
     for turn in record.turns:
         sequence = record.sequences[turn.sequence]
@@ -70,7 +70,7 @@ async def test_c15_rewriting_drops_thinking_as_the_template_does_and_forks():
     assert [turn.sequence for turn in rewritten.turns] == [0, 1, 2]
     assert "<think>" not in play.engine.requests[2].prompt_text
     assert rewritten.messages == verbatim.messages
-    each_sampled_token_is_trained_once(rewritten)
+    assert_each_sampled_token_is_trained_once(rewritten)
     for request, turn in zip(play.engine.requests, rewritten.turns, strict=True):
         assert list(request.prompt_ids) == rewritten.sequences[turn.sequence].token_ids[: turn.start]
 
@@ -110,7 +110,7 @@ async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     forked = record.sequences[-1]
     assert "[block 1: 408 characters condensed]" in RENDERER.decode(forked.token_ids)
     assert forked.spans[0].source == "prompt"
-    each_sampled_token_is_trained_once(record)
+    assert_each_sampled_token_is_trained_once(record)
 
 
 async def test_a12_what_is_not_condensed_stays_byte_for_byte():
@@ -152,7 +152,7 @@ async def test_a_summariser_s_tokens_are_other_and_count_for_the_budget():
     other = [span for sequence in record.sequences for span in sequence.spans if span.source == "other"]
     assert [RENDERER.decode(span.token_ids) for span in other] == [summary] * len(other)
     assert len(other) == record.metrics["forks_summary"]
-    each_sampled_token_is_trained_once(record)
+    assert_each_sampled_token_is_trained_once(record)
 
 
 async def test_a_summary_that_is_not_shorter_is_not_taken():

@@ -74,7 +74,9 @@ def run(directory: Path, tracker: str) -> dict[int, dict[str, float]]:
     return {line.pop("step"): {name: v for name, v in line.items() if v is not None} for line in lines}
 
 
-def same(held: dict[int, dict[str, float]], truth: dict[int, dict[str, float]], *, relative: float) -> None:
+def assert_same(
+    held: dict[int, dict[str, float]], truth: dict[int, dict[str, float]], *, relative: float
+) -> None:
     assert set(truth) == {1, 2, 3}
     assert "reward" in truth[1]
     for step, metrics in truth.items():
@@ -99,7 +101,7 @@ def test_tensorboard_holds_the_numbers_of_the_run(tmp_path):
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
                 held.setdefault(event.step, {})[value.tag] = value.tensor.float_val[0]
-    same(held, truth, relative=1e-6)  # TensorBoard keeps float32
+    assert_same(held, truth, relative=1e-6)  # TensorBoard keeps float32
 
 
 @pytest.mark.slow
@@ -112,7 +114,7 @@ def test_trackio_holds_the_numbers_of_the_run(tmp_path):
         rows = database.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
     assert {name for name, _, _ in rows} == {"run"}
     held = {step: json.loads(metrics) for _, step, metrics in rows}
-    same(held, truth, relative=1e-12)
+    assert_same(held, truth, relative=1e-12)
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_wandb_offline_holds_the_numbers_of_the_run(tmp_path):
     held: dict[int, dict[str, float]] = {}
     for row in wandb_rows(file.read_bytes()):
         held.setdefault(int(row["_step"]), {}).update(row)
-    same(held, truth, relative=1e-12)
+    assert_same(held, truth, relative=1e-12)
 
 
 def wandb_rows(data: bytes) -> list[dict[str, float]]:
