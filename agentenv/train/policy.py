@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from agentenv._memory import keep_freed_memory
 from agentenv.errors import DependencyMissing, UsageError
 from agentenv.train.attention import block_mask, enable_tree_attention
 from agentenv.train.batch import Row
@@ -95,6 +96,8 @@ class Policy:
         self.vocab_size: int = self.head.weight.shape[0] if self.head is not None else text.vocab_size
         self.max_length: int | None = getattr(text, "max_position_embeddings", None)
         self.device: torch.device = next(model.parameters()).device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.window = _window(text)
         self.packable, self.pack_reason = _may_pack(text)
         self.tree = self.packable and self.window is None and self.device.type == "cpu"
