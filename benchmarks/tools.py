@@ -6,6 +6,8 @@
 
 The function adds two numbers; the call is JSON text as a model writes it. A figure is wall-clock
 milliseconds a call, the function's own time taken off, the median of batches; with it the CPU time.
+The bare hop is asyncio's own way to a thread and back, without a schema, checks or a time limit: what
+no sync tool off the event loop can go below on the machine.
 Peers that are not installed here are looked for in the interpreter given with `--peers`, which needs
 nothing of ours, and are skipped with a word when they are not there either.
 """
@@ -89,6 +91,12 @@ async def ours(batches: int, size: int) -> dict[str, dict[str, float]]:
     }
 
 
+async def bare_hop(batches: int, size: int) -> dict[str, float]:
+    """Measure the function in a thread of asyncio's own pool."""
+    loop = asyncio.get_running_loop()
+    return await measure(lambda: loop.run_in_executor(None, add, 3, 4), batches, size)
+
+
 async def schema_costs(batches: int) -> float:
     """Return milliseconds to make a tool and its schema."""
     from agentenv.tool import Tool
@@ -169,6 +177,7 @@ def main() -> None:
         return
     rows = asyncio.run(ours(batches, size))
     figures: dict[str, Any] = {"agentenv": rows, "make_tool_ms": asyncio.run(schema_costs(batches))}
+    figures["bare_hop"] = asyncio.run(bare_hop(batches, size))
     figures |= {name: peer(name, batches, size, options.peers) for name in PEERS}
     figures["machine"] = {
         "python": platform.python_version(),
@@ -186,6 +195,8 @@ def _show(figures: dict[str, Any]) -> None:
     for name, row in figures["agentenv"].items():
         print(line.format(f"agentenv, {name}", *(f"{value:.4f}" for value in row.values())), end="")
         print(f"   (at most {LIMITS[name]})" if name in LIMITS else "")
+    hop = (f"{value:.4f}" for value in figures["bare_hop"].values())
+    print(line.format("asyncio, bare hop to a thread and back", *hop))
     for name, label in PEERS.items():
         rows = figures[name]
         if isinstance(rows, str):
