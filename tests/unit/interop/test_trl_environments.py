@@ -6,13 +6,10 @@ import asyncio
 import inspect
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import get_json_schema
 
 import agentenv as ae
@@ -207,58 +204,29 @@ def test_a_row_without_the_system_prompt_is_refused():
         env.reset(task_id="t2", prompt=[{"role": "user", "content": ""}])
 
 
-def trl_tokenizer() -> PreTrainedTokenizerFast:
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trl_makes_a_step_on_our_environment_through_its_own_tool_loop(trl_trainer, monkeypatch):
     import trl
 
     templates = Path(trl.__file__).parent / "chat_templates"
-    return PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer().backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
+    trainer = trl_trainer(
+        environment_rows(SPEC),
         chat_template=(templates / "qwen3.jinja").read_text(),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_trl_makes_a_step_on_our_environment_through_its_own_tool_loop(tmp_path, monkeypatch):
-    pytest.importorskip("trl", reason="TRL is not installed")
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from trl import GRPOConfig, GRPOTrainer
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
-    )
-    tokenizer = trl_tokenizer()
-    trainer = GRPOTrainer(
-        LlamaForCausalLM(config),
-        environment_reward,
-        GRPOConfig(
-            output_dir=str(tmp_path),
-            per_device_train_batch_size=4,
-            num_generations=4,
-            max_completion_length=400,
-            max_tool_calling_iterations=2,
-            max_steps=1,
-            logging_steps=1,
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-        ),
-        datasets.Dataset.from_list(environment_rows(SPEC)),
-        processing_class=tokenizer,
+        settings={
+            "per_device_train_batch_size": 4,
+            "max_completion_length": 400,
+            "max_tool_calling_iterations": 2,
+        },
         environment_factory=environment_factory(SPEC),
     )
+    encode = trainer.processing_class.encode
     # A model of random weights calls no tool: what it would have said is put in its mouth.
     script = [[call("add", amount=1), call("add", amount=2), call("add", amount=3), "hm"], ["2 3"] * 3]
     turns = iter(script)
 
     def speak(prompt_ids, *args, **kwargs):
-        ids = [tokenizer.encode(text + "<|im_end|>", add_special_tokens=False) for text in next(turns)]
+        ids = [encode(text + "<|im_end|>", add_special_tokens=False) for text in next(turns)]
         return ids, [[-0.5] * len(one) for one in ids]
 
     monkeypatch.setattr(trainer, "_generate_single_turn", speak)
