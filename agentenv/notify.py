@@ -3,6 +3,7 @@
 1. A cause is the exception's type, the last line of code in its traceback, and where it happened.
    Of all processes that share a directory, one tells of it.
 2. A notice that cannot be sent is logged, and hides nothing: what was raised is raised on as it was.
+3. Who is told, and through what, is the sender's; `through_apprise` makes one of addresses.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import logging
 import re
 import threading
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 
+from agentenv.errors import DependencyMissing
 from agentenv.trajectory import EpisodeError, Trajectory
 
-__all__ = ["Notice", "Notifier"]
+__all__ = ["Notice", "Notifier", "through_apprise"]
 
 _log = logging.getLogger(__name__)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_MAX_MESSAGE = 500
+"""Characters that are sent through apprise: some of its services refuse long texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,13 @@ class Notice:
     def fingerprint(self) -> str:
         """The same for the same cause: messages may differ from one episode to the next."""
         frames = _FRAME.findall(self.traceback)
-        cause = repr((self.where, self.type, frames[-1:]))
-        return blake2b(cause.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        return _digest(repr((self.where, self.type, frames[-1:])))
+
+    @classmethod
+    def of(cls, where: str, error: BaseException) -> Notice:
+        """Tell of an exception."""
+        text = "".join(traceback.format_exception(error))
+        return cls(where, type(error).__name__, str(error), text)
 
 
 class Notifier:
@@ -81,19 +91,27 @@ class Notifier:
         try:
             yield
         except Exception as error:
-            text = "".join(traceback.format_exception(error))
-            self.tell(Notice(where, type(error).__name__, str(error), text))
+            self.tell(Notice.of(where, error))
             raise
         finally:
             self.wait()
 
-    def tell(self, notice: Notice) -> bool:
-        """Send a notice unless its cause was told of; say whether it was new."""
-        if not self._claim(notice.fingerprint):
+    def tell(self, notice: Notice, *, once_for: str | None = None) -> bool:
+        """Send a notice unless its cause was told of; say whether it was new.
+
+        Args:
+            notice: what to tell.
+            once_for: stands for the cause, where other causes are to be told of no more.
+        """
+        if not self._claim(notice.fingerprint if once_for is None else _digest(once_for)):
             return False
         thread = threading.Thread(target=self._try, args=(notice,), name="agentenv-notice", daemon=True)
-        self._sending = [one for one in self._sending if one.is_alive()] + [thread]
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be had: what was raised may be about just that
+            self._try(notice)
+        else:
+            self._sending = [one for one in self._sending if one.is_alive()] + [thread]
         return True
 
     def wait(self) -> None:
@@ -122,3 +140,29 @@ class Notifier:
             self._send(notice)
         except Exception:  # noqa: BLE001 - the boundary of a notice
             _log.warning("a notice was not sent: %s in %s", notice.type, notice.where, exc_info=True)
+
+
+def through_apprise(addresses: Sequence[str]) -> Callable[[Notice], None]:
+    """Return a sender of notices to addresses of apprise (`mailto://...`, `ntfys://...`).
+
+    Raises:
+        DependencyMissing: Apprise is not installed.
+    """
+    try:
+        apprise = import_module("apprise")
+    except ImportError:
+        raise DependencyMissing.of("apprise", "notify", purpose="a notice to an address") from None
+
+    def send(notice: Notice) -> None:
+        told = apprise.Apprise()
+        refused = [address for address in addresses if not told.add(address)]
+        text = f"{notice.type}: {notice.message}"[:_MAX_MESSAGE]
+        if not told.notify(title=f"failed: {notice.where}", body=text) or refused:
+            # An address may hold a password: it is not named.
+            _log.warning("the notice did not reach every one of %d addresses", len(addresses))
+
+    return send
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()

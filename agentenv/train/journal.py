@@ -1,11 +1,14 @@
 """Where a run's steps are written: `metrics.jsonl`, trackers, warnings, and a notice if it fails.
 
-Only the first process writes; every process may send the one notice, for any of them can fail alone.
+Only the first process writes; every process may send the one notice of a launch, for any of them can
+fail alone, and the others then fail of that.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
@@ -13,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from agentenv.notify import Notice, Notifier, through_apprise
 from agentenv.train.metrics import JsonLines
-from agentenv.train.notices import FailureNotice
 from agentenv.train.track import Trackers
 from agentenv.train.warn import early_warnings
 
@@ -39,7 +42,13 @@ class Journal:
         config = trainer.config
         self._directory = Path(config.output_dir)
         self._writes = trainer.world.rank == 0
-        self._notice = FailureNotice(config.notify, directory=self._directory)
+        self._launch = _launch()
+        self._notifier: Notifier | None = None
+        if config.notify:
+            # Loading apprise's services takes seconds on a busy machine.
+            self._notifier = Notifier(
+                through_apprise(config.notify), directory=self._directory / "notices", wait_s=60.0
+            )
         # An address of apprise may hold a password: it stays out of what trackers show.
         shown = {name: value for name, value in asdict(config).items() if name != "notify"}
         names = config.report_to if self._writes else ()
@@ -75,7 +84,16 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if isinstance(error, Exception):
-                self._notice.send(error, steps=self._trainer.steps_done)
+            if isinstance(error, Exception) and self._notifier is not None:
+                where = f"training run {self._directory.name} after {self._trainer.steps_done} steps"
+                self._notifier.tell(Notice.of(where, error), once_for=self._launch)
+                self._notifier.wait()
         finally:
             self._trackers.close()
+
+
+def _launch() -> str:
+    """What the processes of one launch have in common, and no later launch has."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+    shared = "-".join(filter(None, map(os.environ.get, names)))
+    return shared or f"{os.getpid()}-{time.time_ns()}"

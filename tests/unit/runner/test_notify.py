@@ -95,3 +95,28 @@ def test_other_causes_are_told_of_apart():
 
     assert [notice.where for notice in told] == ["training", "evaluation", "training"]
     assert [notice.type for notice in told] == ["ValueError", "ValueError", "ZeroDivisionError"]
+
+
+def test_what_is_told_once_for_a_launch_is_told_once_whatever_the_cause(tmp_path):
+    told: list[Notice] = []
+
+    for rank, launch in enumerate(("first", "first", "second")):
+        notifier = Notifier(told.append, directory=tmp_path / "told")
+        notifier.tell(Notice.of("training", ValueError(f"rank {rank}")), once_for=launch)
+        notifier.wait()
+
+    assert [notice.message for notice in told] == ["rank 0", "rank 2"]
+
+
+def test_a_process_that_gets_no_more_threads_still_tells(monkeypatch):
+    told: list[Notice] = []
+    notifier = Notifier(told.append)
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+
+    assert notifier.tell(Notice.of("training", MemoryError()))
+    notifier.wait()
+    assert [notice.type for notice in told] == ["MemoryError"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,7 +12,7 @@ import pytest
 
 pytest.importorskip("apprise", reason="apprise is not installed")
 
-from agentenv.train.notices import FailureNotice
+from agentenv.train.journal import Journal
 
 _spec = spec_from_file_location("prompts_helpers", Path(__file__).with_name("test_prompts.py"))
 assert _spec is not None
@@ -51,36 +48,44 @@ def inbox():
     thread.join()
 
 
-def test_one_notice_for_a_failure_that_every_rank_meets(inbox, tmp_path, monkeypatch):
+def fail(trainer, message: str = "broken") -> None:
+    with pytest.raises(ValueError, match=message), Journal(trainer):
+        raise ValueError(message)
+
+
+def test_one_notice_for_a_launch_that_fails_on_every_rank(inbox, tmp_path, monkeypatch):
     address, received = inbox
     monkeypatch.setenv("MASTER_PORT", "4711")
-    ranks = [FailureNotice([address], directory=tmp_path / "run") for _ in range(3)]
+    ranks = [trainer_of(tmp_path / "run", notify=(address,)) for _ in range(3)]
 
-    sent = [one.send(ValueError("broken"), steps=7) for one in ranks]
+    for number, trainer in enumerate(ranks):
+        fail(trainer, f"broken on rank {number}")
 
-    assert sent == [True, False, False]
-    assert len(received) == 1
-    assert received[0]["title"] == "training run run failed"
-    assert received[0]["message"] == "after 7 steps: ValueError: broken"
+    assert [one["title"] for one in received] == ["failed: training run run after 0 steps"]
+    assert received[0]["message"] == "ValueError: broken on rank 0"
 
 
 def test_a_later_run_in_the_same_directory_is_told_too(inbox, tmp_path, monkeypatch):
     address, received = inbox
     monkeypatch.delenv("MASTER_PORT", raising=False)
+
     for _ in range(2):
-        assert FailureNotice([address], directory=tmp_path).send(ValueError("broken"), steps=1)
+        fail(trainer_of(tmp_path, notify=(address,)))
+
     assert len(received) == 2
 
 
 @pytest.mark.parametrize("address", ["nothing://at-all", "json://127.0.0.1:9"])
 def test_a_notice_that_cannot_be_sent_is_only_logged(address, tmp_path, caplog):
-    assert not FailureNotice([address], directory=tmp_path).send(ValueError("broken"), steps=1)
-    assert "failure notice" in caplog.text
+    fail(trainer_of(tmp_path, notify=(address,)))
+
+    assert "the notice did not reach" in caplog.text
 
 
 def test_without_addresses_nothing_is_written(tmp_path):
-    assert not FailureNotice([], directory=tmp_path / "run").send(ValueError("broken"), steps=1)
-    assert not (tmp_path / "run").exists()
+    fail(trainer_of(tmp_path / "run"))
+
+    assert not (tmp_path / "run" / "notices").exists()
 
 
 def test_a_failing_run_sends_one_notice_and_raises_its_own_error(inbox, tmp_path, monkeypatch):
@@ -92,7 +97,8 @@ def test_a_failing_run_sends_one_notice_and_raises_its_own_error(inbox, tmp_path
     with pytest.raises(ZeroDivisionError):
         trainer.train()
 
-    assert [one["message"] for one in received] == ["after 1 steps: ZeroDivisionError: division by zero"]
+    assert [one["title"].rpartition("after")[2] for one in received] == [" 1 steps"]
+    assert received[0]["message"] == "ZeroDivisionError: division by zero"
 
 
 def test_a_run_that_ends_well_tells_nobody(inbox, tmp_path):
@@ -113,19 +119,3 @@ def test_the_addresses_stay_out_of_what_trackers_are_told(tmp_path):
     trainer = trainer_of(tmp_path, notify=("json://user:secret@127.0.0.1",), report_to=("tensorboard",))
     trainer.train()
     assert not any(b"secret" in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file())
-
-
-def test_two_processes_that_fail_together_send_one_notice(inbox, tmp_path):
-    address, received = inbox
-    script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from agentenv.train.notices import FailureNotice\n"
-        "FailureNotice([sys.argv[1]], directory=Path(sys.argv[2])).send(ValueError('broken'), steps=3)\n"
-    )
-    env = {**os.environ, "MASTER_PORT": "4712"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", script, address, str(tmp_path)], env=env) for _ in range(2)
-    ]
-    assert [one.wait(timeout=120) for one in ranks] == [0, 0]
-    assert len(received) == 1
