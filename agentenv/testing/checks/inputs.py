@@ -1,0 +1,93 @@
+"""Checks that nothing a model may write breaks an environment: wrong calls, a megabyte of text."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.context import Context
+from agentenv.messages import ToolErrorKind, text_of
+from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of
+from agentenv.testing.fuzz import random_call
+
+__all__ = ["check_fuzz", "check_overflow"]
+
+_WORD = re.compile(r"[\w./-]*\w")
+
+
+async def check_fuzz(subject: Subject) -> str:
+    """Tool calls drawn from the schema, right and wrong, never crash a tool."""
+    env, rng = subject.entry.make(), random.Random(subject.seed)
+    tasks, made, refused = subject.some_tasks(), 0, 0
+    try:
+        while made < subject.fuzz_calls:
+            task = tasks[made % len(tasks)]
+            first = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
+            schemas = list(env.tool_schemas)
+            if not schemas:
+                raise Skipped("no tools")
+            said = _WORD.findall(" ".join(map(text_of, first.messages)))
+            for _ in range(10):
+                call: Any = random_call(schemas, rng, made, said)
+                result = await env.advance({"role": "assistant", "content": None, "tool_calls": [call]})
+                made += 1
+                for answer in result.tool_results:
+                    said += _WORD.findall(answer.text[:2000])
+                    refused += answer.is_error
+                    if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
+                        raise Problem(_crash(call, answer.detail or answer.text))
+                if result.terminated or result.truncated or await env.is_finished():
+                    break
+    finally:
+        await env.shutdown()
+    return f"{made} random tool calls: no crash; {refused} refused with a message"
+
+
+async def check_overflow(subject: Subject) -> str:
+    """A message and arguments of a megabyte are answered."""
+    big = "9" * 1_000_000
+    env, task = subject.entry.make(), subject.some_tasks()[0]
+    began = time.perf_counter()
+    longest = 0
+    try:
+        await env.begin(task.data, seed=0, context=Context())
+        for schema in list(env.tool_schemas):
+            properties: Mapping[str, Any] = function_of(schema)["parameters"].get("properties", {})
+            # A little under a megabyte in all: more is refused before it reaches the tool.
+            arguments = json.dumps(dict.fromkeys(properties, big[: 800_000 // max(1, len(properties))]))
+            call: Any = {
+                "id": "call_big",
+                "type": "function",
+                "function": {"name": function_of(schema)["name"], "arguments": arguments},
+            }
+            result = await env.advance({"role": "assistant", "content": None, "tool_calls": [call]})
+            for answer in result.tool_results:
+                longest = max(longest, len(answer.text))
+                if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
+                    raise Problem(f"{answer.name} fails on a megabyte of input: {answer.detail[-200:]}")
+            if result.terminated or result.truncated:
+                break
+        else:
+            result = await env.advance({"role": "assistant", "content": big})
+        await env.end("max_turns")
+    finally:
+        await env.shutdown()
+    took = time.perf_counter() - began
+    if took > 10:
+        raise Problem(f"a megabyte of input takes {took:.0f} s")
+    if longest > 500_000:
+        raise Problem(f"a tool answered a megabyte of input with {longest} characters: say less")
+    return f"a megabyte of input is answered in {took:.1f} s; longest tool result {longest} characters"
+
+
+def _crash(call: Mapping[str, Any], detail: str) -> str:
+    function = call["function"]
+    last = detail.strip().splitlines()[-1] if detail.strip() else "no answer in time"
+    return (
+        f"{function['name']}({function['arguments'][:120]}) crashed: {last[:200]}; "
+        "raise ae.ToolError for what the model did wrong"
+    )

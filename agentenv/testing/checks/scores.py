@@ -1,0 +1,109 @@
+"""Checks of what an environment rewards: its solution, and nothing that takes no thought."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from statistics import fmean
+
+from agentenv.context import Context
+from agentenv.env import Env
+from agentenv.filling import wanted_by
+from agentenv.messages import text_of
+from agentenv.tasks import Task
+from agentenv.testing.checks.subject import Problem, Skipped, Subject, random_policy
+from agentenv.testing.episodes import Policy, oracle_of
+from agentenv.toolenv import ToolEnv
+
+__all__ = ["check_leak", "check_oracle", "check_trivial"]
+
+_ANSWER_FIELDS = frozenset({"answer", "expected", "gold", "ground_truth", "label", "solution", "target"})
+
+
+async def check_oracle(subject: Subject) -> str:
+    """The author's own solution gets full marks on every task."""
+    oracle = oracle_of(subject.entry)
+    if oracle is None:
+        raise Skipped("no oracle: write a function oracle(messages, task, rng) beside the class")
+    marks, tasks = subject.entry.make().full_marks, subject.some_tasks()
+    played = [await subject.play(oracle, task) for task in tasks]
+    short = [one for one in played if one.reward is None or one.reward < marks - 1e-6]
+    if short:
+        worst = short[0]
+        raise Problem(
+            f"the oracle gets {worst.reward} of {marks:g} on task {worst.task_id} (stop reason "
+            f"{worst.stop_reason}), and less than full marks on {len(short)} of {len(tasks)}"
+        )
+    return f"full marks ({marks:g}) on {len(tasks)} of {len(tasks)} tasks"
+
+
+async def check_trivial(subject: Subject) -> str:
+    """Policies that do not think score low."""
+    entry, tasks = subject.entry, subject.some_tasks()
+    marks, limit = entry.make().full_marks, subject.trivial_limit
+    scores: dict[str, float] = {}
+    for name, policy in (await _trivial_policies(subject, tasks)).items():
+        # The constant is the right answer to the first task: it is judged by the others.
+        tried = tasks[1:] if name == "constant" and len(tasks) > 1 else tasks
+        rewards = [(await subject.play(policy, task)).reward or 0.0 for task in tried]
+        scores[name] = fmean(rewards) / marks
+    high = {name: score for name, score in scores.items() if score > limit}
+    if high:
+        told = ", ".join(f"{name} {score:.2f}" for name, score in high.items())
+        raise Problem(
+            f"policies without thought score too much of the full marks: {told} (at most {limit:g})"
+        )
+    return ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
+
+
+async def check_leak(subject: Subject) -> str:
+    """The first observation does not tell the answer."""
+    oracle, tasks = oracle_of(subject.entry), subject.some_tasks()
+    env = subject.entry.make()
+    hidden = _hidden_fields(env)
+    tried = 0
+    for task in tasks:
+        reset = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
+        shown = "\n".join(text_of(message) for message in reset.messages)
+        secrets = [str(task.data[name]) for name in task.data if name in hidden]
+        if oracle is not None and env.ends_on_text:
+            secrets.append((await subject.play(oracle, task)).messages[-1].get("content") or "")  # pyright: ignore[reportArgumentType]
+        for secret in secrets:
+            tried += 1
+            if len(secret) >= 3 and re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", shown):
+                raise Problem(f"the first observation of task {task.id} holds the answer {secret!r:.80}")
+    await env.shutdown()
+    if not tried:
+        raise Skipped("no field of the tasks is known to hold an answer, and there is no oracle")
+    return f"{tried} answers looked for in the first observations: none found"
+
+
+def _hidden_fields(env: Env) -> set[str]:
+    """Fields that the model must not see: named like an answer, or read by the reward alone."""
+    if not isinstance(env, ToolEnv):
+        return set(_ANSWER_FIELDS)
+    wanted = wanted_by(env.start)
+    if wanted.takes_rest or "task" in wanted.names:
+        return set(_ANSWER_FIELDS)
+    return set(_ANSWER_FIELDS) | (wanted_by(env.reward).names - wanted.names)
+
+
+async def _trivial_policies(subject: Subject, tasks: Sequence[Task]) -> dict[str, Policy]:
+    oracle, constant = oracle_of(subject.entry), "42"
+    if oracle is not None:
+        said = [
+            message
+            for message in (await subject.play(oracle, tasks[0])).messages
+            if message["role"] == "assistant"
+        ]
+        constant = next((text_of(one) for one in reversed(said) if text_of(one)), constant)
+    policies: dict[str, Policy] = {
+        "empty": lambda messages, task, rng: "",
+        "constant": lambda messages, task, rng: constant,
+        "echo": lambda messages, task, rng: next(
+            (text_of(one) for one in reversed(messages) if one["role"] == "user"), ""
+        ),
+    }
+    if subject.entry.make().tool_schemas:
+        policies["tool spam"] = random_policy(subject.entry.make())
+    return policies

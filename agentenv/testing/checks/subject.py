@@ -1,0 +1,84 @@
+"""What every check works on: the environment, what was played of it, and how a check ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.env import Env
+from agentenv.envspec import EnvSpec
+from agentenv.errors import AgentEnvError
+from agentenv.messages import Message
+from agentenv.seeding import derive_seed
+from agentenv.tasks import Task
+from agentenv.testing.episodes import Played, Policy, oracle_of, play
+from agentenv.testing.fuzz import random_call
+
+__all__ = ["Problem", "Skipped", "Subject", "function_of", "random_policy"]
+
+
+class Problem(Exception):
+    """Something is wrong with the environment."""
+
+
+class Skipped(Exception):
+    """A check that does not apply."""
+
+
+@dataclass
+class Subject:
+    """The environment being checked, and what was played of it so far."""
+
+    entry: EnvSpec
+    tasks: int
+    fuzz_calls: int
+    seed: int
+    trivial_limit: float
+    plays: list[Played] = field(default_factory=list[Played])
+
+    def some_tasks(self) -> list[Task]:
+        """Return the tasks to play."""
+        found = self.entry.task_set().take(self.tasks)
+        if not found:
+            raise Problem("there are no tasks")
+        return found
+
+    def seed_of(self, task: Task) -> int:
+        """Return the seed of a task's episode."""
+        return derive_seed(self.seed, task.id)
+
+    async def play(self, policy: Policy, task: Task) -> Played:
+        """Play a task; an exception says which task it was."""
+        try:
+            played = await play(self.entry, policy, task, seed=self.seed_of(task))
+        except AgentEnvError as error:
+            raise Problem(f"task {task.id}: {error}") from error
+        except Exception as error:
+            error.args = (f"task {task.id}: {error}",)
+            raise
+        self.plays.append(played)
+        return played
+
+    def policy(self) -> Policy:
+        """Return the oracle, or a policy that calls tools at random and then speaks."""
+        return oracle_of(self.entry) or random_policy(self.entry.make())
+
+
+def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an OpenAI schema says of its function."""
+    return schema["function"]
+
+
+def random_policy(env: Env) -> Policy:
+    """Call tools at random for three turns, then speak."""
+
+    def policy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
+        turns = sum(message["role"] == "assistant" for message in messages)
+        schemas = list(env.tool_schemas)
+        if not schemas or turns >= 3:
+            return {"role": "assistant", "content": rng.choice(["yes", "no", "42", "up", "left"])}
+        return {"role": "assistant", "content": None, "tool_calls": [random_call(schemas, rng, turns)]}  # pyright: ignore[reportReturnType]
+
+    return policy
