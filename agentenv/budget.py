@@ -128,11 +128,7 @@ def fit_observation(
         ids = render(observation)
         if ceiling is None or len(ids) <= ceiling:
             return observation, ids
-    limited = [
-        text if limit is None else cut(text, limit, measure, keep)
-        for text, limit in zip(texts, limits, strict=False)
-    ]
-    limited += texts[len(limits) :]
+    limited = _cut_results(texts, limits, measure, keep)
     if room is None:
         observation = observation.with_texts(limited)
         return observation, render(observation)
@@ -157,6 +153,15 @@ def fit_observation(
 def least(*bounds: int | None) -> int | None:
     """Return the smallest of the bounds; None if there is none."""
     return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _cut_results(
+    texts: Sequence[str], limits: Sequence[int | None], measure: Measure, keep: Keep
+) -> list[str]:
+    """Cut each tool result to its own limit; the other texts, which follow them, have none."""
+    results = zip(texts, limits, strict=False)
+    cuts = [text if limit is None else cut(text, limit, measure, keep) for text, limit in results]
+    return [*cuts, *texts[len(limits) :]]
 
 
 def _fit_context(

@@ -9,15 +9,13 @@ from typing import Literal, TypeAlias, cast
 
 from agentenv.conversation import Conversation, Reply
 from agentenv.engine.base import Sampling
+from agentenv.envspec import DonePolicy
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue, Message, ToolResult
 from agentenv.step import EpisodeEnv, Outcome
 from agentenv.trajectory import EpisodeError, StopReason, Trajectory, Turn
 
-__all__ = ["DonePolicy", "OpenTurn", "Plan", "Record", "Score"]
-
-DonePolicy: TypeAlias = Literal["stop", "explain"]
-"""What `is_done()` does: end the episode, or tell the model and allow one last answer."""
+__all__ = ["OpenTurn", "Plan", "Record", "Score"]
 
 Score: TypeAlias = Callable[
     [Trajectory, EpisodeEnv, Mapping[str, object]],

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Engine, Sampling, Usage
+from agentenv.envspec import DonePolicy
 from agentenv.errors import EngineError, UsageError
 from agentenv.leasing import SandboxPool
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue, Message
-from agentenv.record import DonePolicy
 from agentenv.render.base import RendererProtocol
 from agentenv.runner import Runner
 from agentenv.step import EpisodeEnv
@@ -181,18 +181,9 @@ async def replay_episode(
     Raises:
         UsageError: `from_turn` is out of range, or given without `live`.
     """
-    if from_turn is not None and not 0 <= from_turn <= len(record.turns):
-        raise UsageError(f"from_turn must be between 0 and {len(record.turns)}, not {from_turn}")
-    if from_turn is not None and live is None:
-        raise UsageError("from_turn needs live=, the engine that goes on from there")
+    engine = _engine(record, from_turn, live)
     runner = Runner(
-        _engine(record, from_turn, live),
-        renderer,
-        limits,
-        sampling=sampling,
-        run_seed=run_seed,
-        retries=0,
-        sandbox=sandbox,
+        engine, renderer, limits, sampling=sampling, run_seed=run_seed, retries=0, sandbox=sandbox
     )
     played = await runner.run_episode(
         env,
@@ -213,14 +204,21 @@ class _Recorded:
     data: Mapping[str, object]
 
 
-def _engine(record: Trajectory, turns: int | None, live: Engine | ChatEngine | None) -> Engine | ChatEngine:
+def _engine(
+    record: Trajectory, from_turn: int | None, live: Engine | ChatEngine | None
+) -> Engine | ChatEngine:
+    """Give the record's completions before a turn, and from there the live engine's."""
+    if from_turn is not None and not 0 <= from_turn <= len(record.turns):
+        raise UsageError(f"from_turn must be between 0 and {len(record.turns)}, not {from_turn}")
+    if from_turn is not None and live is None:
+        raise UsageError("from_turn needs live=, the engine that goes on from there")
     if record.sequences:
         if isinstance(live, ChatEngine):
             raise UsageError("an episode with tokens goes on with an engine on tokens")
-        return ReplayEngine(record, turns=turns, live=live)
+        return ReplayEngine(record, turns=from_turn, live=live)
     if live is not None and not isinstance(live, ChatEngine):
         raise UsageError("an episode without tokens goes on with an engine that speaks text")
-    return ChatReplayEngine(record, turns=turns, live=live)
+    return ChatReplayEngine(record, turns=from_turn, live=live)
 
 
 def _completion(record: Trajectory, turn: Turn) -> Completion:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, cast
@@ -22,16 +22,17 @@ from agentenv.condense import Condenser
 from agentenv.context import Context
 from agentenv.conversation import Conversation
 from agentenv.engine.base import ChatEngine, Engine, Sampling
+from agentenv.envspec import DonePolicy
 from agentenv.episode import Episode
 from agentenv.errors import UsageError
 from agentenv.groups import GroupPolicy, play_groups
-from agentenv.jobs import TaskLike, jobs_of, read_task
+from agentenv.jobs import Job, TaskLike, jobs_of, read_task
 from agentenv.leasing import Lease, SandboxPool, own_pool
 from agentenv.ledger import Ledger
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue
 from agentenv.overflow import FullOutputs
-from agentenv.record import DonePolicy, Plan, Score
+from agentenv.record import Plan, Score
 from agentenv.render.base import RendererProtocol
 from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv
@@ -55,7 +56,7 @@ class PlayableSpec(Protocol):
     @property
     def user(self) -> object: ...  # noqa: D102
     @property
-    def done_policy(self) -> str: ...  # noqa: D102
+    def done_policy(self) -> DonePolicy: ...  # noqa: D102
     @property
     def sandbox(self) -> str | None: ...  # noqa: D102
     def make(self, **kwargs: object) -> EpisodeEnv: ...  # noqa: D102
@@ -167,21 +168,13 @@ class Runner:
         """
         task_id, data = read_task(task)
         name = env_id or type(env).__name__
-        plan = Plan(
-            env_id=name,
-            task_id=task_id,
-            task=data,
-            seed=derive_seed(self.run_seed, name, task_id) if seed is None else seed,
-            group_id=group_id or f"{name}:{task_id}",
-            member=member,
-            run_seed=self.run_seed,
-            limits=self.limits.stricter(limits),
-            sampling=sampling or self.sampling,
-            done_policy=done_policy,
-            score=score,
-        )
+        group_id = group_id or f"{name}:{task_id}"
+        seed = derive_seed(self.run_seed, name, task_id) if seed is None else seed
+        job = Job(task_id, data, self.run_seed, group_id, seed)
+        template = self._template(name, self.limits.stricter(limits), sampling, done_policy, score)
+        scene = _Scene(lambda: env, user, self._sandbox, owned=False)
         try:
-            return await self._run(plan, _Scene(lambda: env, user, self._sandbox, owned=False))
+            return await self._run(job.plan(template, member), scene)
         finally:
             if close:
                 await self._closing.settle(self._closing.close(type(env).__name__, env.shutdown))
@@ -222,19 +215,9 @@ class Runner:
         """
         policy = policy or GroupPolicy()
         policy.check(group_size)
-        template = Plan(
-            env_id=spec.id,
-            limits=self.limits.stricter(spec.limits).stricter(limits),
-            sampling=sampling or self.sampling,
-            done_policy=done_policy or cast("DonePolicy", spec.done_policy),
-            score=score,
-        )
-        player = cast("UserLike", spec.user) if user is None else user
-        kwargs = dict(env_kwargs or {})
-        async with AsyncExitStack() as stack:
-            pool = self._sandbox or await own_pool(spec.sandbox, stack)
-            scene = _Scene(lambda: spec.make(**kwargs), player, pool, owned=True)
-            stack.push_async_callback(self._closing.wait)
+        limits = self.limits.stricter(spec.limits).stricter(limits)
+        template = self._template(spec.id, limits, sampling, done_policy or spec.done_policy, score)
+        async with self._stage(spec, user, env_kwargs) as scene:
             groups = play_groups(
                 jobs_of(tasks, spec.id, self.run_seed, round_index),
                 lambda job, member: self._run(job.plan(template, member), scene),
@@ -243,8 +226,33 @@ class Runner:
                 concurrency=self.limits.concurrency,
                 on_trajectory=on_trajectory,
             )
-            async for group in await stack.enter_async_context(aclosing(groups)):
-                yield group
+            async with aclosing(groups):
+                async for group in groups:
+                    yield group
+
+    def _template(
+        self,
+        env_id: str,
+        limits: RunLimits,
+        sampling: Sampling | None,
+        done_policy: DonePolicy,
+        score: Score | None,
+    ) -> Plan:
+        """What all episodes of a call have in common."""
+        sampling = sampling or self.sampling
+        return Plan(env_id=env_id, limits=limits, sampling=sampling, done_policy=done_policy, score=score)
+
+    @asynccontextmanager
+    async def _stage(
+        self, spec: PlayableSpec, user: UserLike, env_kwargs: Mapping[str, object] | None
+    ) -> AsyncGenerator[_Scene]:
+        """Give what a spec's episodes are played with; leave when all that they held is closed."""
+        player = cast("UserLike", spec.user) if user is None else user
+        kwargs = dict(env_kwargs or {})
+        async with AsyncExitStack() as stack:
+            pool = self._sandbox or await own_pool(spec.sandbox, stack)
+            stack.push_async_callback(self._closing.wait)
+            yield _Scene(lambda: spec.make(**kwargs), player, pool, owned=True)
 
     # Attempts -----------------------------------------------------------------------------
 
