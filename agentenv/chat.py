@@ -89,13 +89,14 @@ class ChatConversation:
                     f"turn {turn}: unknown finish reason {answer.finish_reason!r} of the engine"
                 )
         with at("parser"):
-            calls = tuple(map(self._check, answer.message.get("tool_calls") or ()))
-        self._messages.append(answer.message)
+            message = _distinct_ids(answer.message)
+            calls = tuple(map(self._check, message.get("tool_calls") or ()))
+        self._messages.append(message)
         self._used = answer.usage.prompt_tokens + answer.usage.completion_tokens
         for name, value in asdict(answer.usage).items():
             if value is not None:
                 self.usage[name] = self.usage.get(name, 0.0) + value
-        return Reply(answer.message, calls, answer.finish_reason, answer.usage.completion_tokens)
+        return Reply(message, calls, answer.finish_reason, answer.usage.completion_tokens)
 
     def _check(self, raw: object) -> ToolCall:
         call = ToolCall.from_message(cast("ToolCallMessage", raw))
@@ -157,6 +158,19 @@ class ChatConversation:
 
     async def release(self) -> None:
         """Nothing is kept for an episode."""
+
+
+def _distinct_ids(message: Message) -> Message:
+    """Return a message whose calls have different ids: answers go by id, and some servers give none."""
+    calls = message.get("tool_calls") or ()
+    if len({call["id"] for call in calls}) == len(calls):
+        return message
+    taken: set[str] = set()
+    renamed: list[ToolCallMessage] = []
+    for place, call in enumerate(calls):
+        renamed.append({**call, "id": f"{call['id']}_{place}"} if call["id"] in taken else call)
+        taken.add(renamed[-1]["id"])
+    return {**message, "tool_calls": renamed}
 
 
 def _estimated_ids(observation: Observation) -> list[int]:

@@ -196,10 +196,20 @@ def _parsed(
     message: Message = {"role": "assistant", "content": content}
     if thinking:
         message["reasoning_content"] = thinking
-    finished = [_finish(call, tools, seed, index) for index, call in enumerate(calls)]
+    finished = [_finish(call, tools, seed, index) for index, call in enumerate(_distinct(calls))]
     if good := [call.to_message() for call in finished if call.status is CallStatus.OK]:
         message["tool_calls"] = good
     return ParsedTurn(message, tuple(finished))
+
+
+def _distinct(calls: Sequence[RawCall]) -> list[RawCall]:
+    """Return the calls without the ids that one before them has: answers go by id."""
+    taken: set[str] = set()
+    found: list[RawCall] = []
+    for call in calls:
+        found.append(replace(call, id="") if call.id in taken else call)
+        taken.add(call.id)
+    return found
 
 
 def _between(spans: Sequence[Span], length: int) -> list[Span]:
