@@ -23,10 +23,19 @@ class Closing:
         self._running: set[asyncio.Task[None]] = set()
 
     async def close(self, what: str, close: Callable[[], Awaitable[object]]) -> None:
-        """Close one thing; what it raises is logged with its name."""
+        """Close one thing; what it raises is logged with its name.
+
+        A `CancelledError` of its own (an author cancels a task and awaits it) is a failure like any other:
+        passed on, it would look like a cancelled episode, and the finished one would be lost.
+        """
         try:
             async with asyncio.timeout(self._timeout_s):
                 await close()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            _log.warning("closing %s failed", what, exc_info=True)
         except (Exception, SystemExit):  # noqa: BLE001 - the boundary of closing
             _log.warning("closing %s failed", what, exc_info=True)
 

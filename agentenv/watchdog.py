@@ -84,11 +84,15 @@ class Watchdog:
             del self._watched[name]
             if not self._watched:
                 self._rest()
+        boundary = episode.waits.boundary
+        if task.cancelled():
+            # Nobody else cancels this task: code that the episode ran has cancelled its own caller.
+            own = RuntimeError(f"{boundary}: the code cancelled the task that the episode runs in")
+            return episode.give_up(Failure.of(boundary, own))
         if task.done():
             return task.result()
         self.abandoned += 1
         task.cancel()
-        boundary = episode.waits.boundary
         stuck = TimeoutError(f"{boundary}: no answer within its limit, and its cancellation was ignored")
         return episode.give_up(Failure.of(boundary, stuck))
 
