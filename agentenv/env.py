@@ -35,6 +35,7 @@ from agentenv.observations import (
     messages_of,
     read_reset,
     read_step,
+    takes_text,
 )
 from agentenv.rewards import Reward, combine, outcome_of
 from agentenv.snapshots import Snapshot, put_back, take
@@ -113,7 +114,7 @@ class Env(gymnasium.Env[Any, Any]):
             if author is not None:
                 setattr(cls, name, _front(author, f"_gym_{name}"))
         if "step" in cls.__dict__:
-            cls._wants_text = _declares_text(cls.__dict__["step"])
+            cls._wants_text = takes_text(cls.__dict__["step"])
             if cls._wants_text and "action_space" not in cls.__dict__:
                 cls.action_space = spaces.Text()
 
@@ -397,9 +398,3 @@ def _front(author: Callable[..., Any], core: str) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=4096)
 def _is_async(function: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(inspect.unwrap(function))
-
-
-def _declares_text(step: Callable[..., object]) -> bool:
-    """Return whether a `step` annotates its action as `str`."""
-    parameters = list(inspect.signature(step).parameters.values())[1:]
-    return bool(parameters) and parameters[0].annotation in {str, "str"}

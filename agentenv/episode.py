@@ -291,20 +291,11 @@ class Episode:
         turn.timings["user_s"] += time.perf_counter() - began
         with at("user"):
             answer = read_turn(raw)
-            self._give(turn.index, answer.reward)
+            self._record.give(turn.index, answer.reward)
             for index, reward in answer.turn_rewards.items():
-                self._give(index, reward)
+                self._record.give(index, reward)
         words: tuple[Message, ...] = ({"role": "user", "content": answer.text},) if answer.text else ()
         return words, StopReason.USER_DONE if answer.done else None
-
-    def _give(self, index: int, reward: float) -> None:
-        if not isfinite(reward):
-            raise UsageError(f"the user gave turn {index} the reward {reward!r}; it must be finite")
-        if not 0 <= index < len(self._record.turns):
-            raise UsageError(
-                f"the user rewarded turn {index}, but turns 0 to {len(self._record.turns) - 1} were played"
-            )
-        self._record.turns[index].reward += reward
 
     async def _observe(
         self, turn: OpenTurn, observation: Observation, reason: StopReason | None

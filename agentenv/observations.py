@@ -1,8 +1,9 @@
-"""What an author's `reset` and `step` return, brought into the shapes that the runner takes."""
+"""What an author's `reset` and `step` take and return, and the shapes that the runner takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import TypeAlias, cast
@@ -20,6 +21,7 @@ __all__ = [
     "messages_of",
     "read_reset",
     "read_step",
+    "takes_text",
 ]
 
 Observation: TypeAlias = "str | Message | Sequence[Message]"
@@ -37,6 +39,12 @@ def action_message(action: object) -> Message:
     if isinstance(action, Mapping) and cast("Message", action).get("role") == "assistant":
         return cast("Message", action)
     raise EnvironmentMisuse(f"an action is text or an assistant message, not {action!r:.200}")
+
+
+def takes_text(step: Callable[..., object]) -> bool:
+    """Return whether a `step` annotates its action as `str`."""
+    parameters = list(inspect.signature(step).parameters.values())[1:]
+    return bool(parameters) and parameters[0].annotation in {str, "str"}
 
 
 def calls_of(action: Message) -> tuple[ToolCall, ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal, TypeAlias, cast
 
 from agentenv.conversation import Conversation, Reply
 from agentenv.engine.base import Sampling
 from agentenv.envspec import DonePolicy
+from agentenv.errors import UsageError
 from agentenv.limits import RunLimits
 from agentenv.messages import JsonValue, Message, ToolResult
 from agentenv.step import EpisodeEnv, Outcome
@@ -97,6 +99,20 @@ class Record:
     """Observations that were cut."""
     spare: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_TIMES, "reward_s"), 0.0))
     """Seconds spent outside turns: at the start and for the reward."""
+
+    def give(self, index: int, reward: float) -> None:
+        """Add what a user gives to a turn's reward.
+
+        Raises:
+            UsageError: The reward is not finite, or no such turn was played.
+        """
+        if not isfinite(reward):
+            raise UsageError(f"the user gave turn {index} the reward {reward!r}; it must be finite")
+        if not 0 <= index < len(self.turns):
+            raise UsageError(
+                f"the user rewarded turn {index}, but turns 0 to {len(self.turns) - 1} were played"
+            )
+        self.turns[index].reward += reward
 
     def freeze(
         self, reason: StopReason, *, outcome: Outcome | None = None, error: EpisodeError | None = None
