@@ -97,9 +97,8 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         summaries: one for each episode.
         success_at: least reward that counts as a pass.
     """
-    episodes = sorted(
-        summaries, key=lambda one: one.key
-    )  # sums of floats must not depend on who finished first
+    # Sums of floats must not depend on who finished first.
+    episodes = sorted(summaries, key=lambda one: one.key)
     scored = [one for one in episodes if one.scored]
     tasks: dict[str, list[EpisodeSummary]] = {}
     for one in scored:

@@ -7,13 +7,18 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from agentenv.cli.options import JsonOption, ModelOption, RunsDirOption, SeedOption, SettingsOption
 from agentenv.config import build, parse_pairs, read_toml
 from agentenv.errors import UsageError
+
+if TYPE_CHECKING:
+    from agentenv.envspec import EnvSpec
+    from agentenv.evaluation import EvalConfig
+    from agentenv.store import RunWriter
 
 __all__ = ["app"]
 
@@ -109,6 +114,19 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
 
 
+def _new_writer(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str) -> RunWriter:
+    from agentenv.store import RunWriter
+
+    return RunWriter.create(
+        specs[0].id if len(specs) == 1 else "several",
+        root=runs_dir,
+        env_ids=tuple(one.id for one in specs),
+        model=config.model,
+        seed=config.seed,
+        config=config.record(),
+    )
+
+
 def _evaluate(
     given: dict[str, Any],
     sources: Sequence[dict[str, Any]],
@@ -134,18 +152,7 @@ def _evaluate(
         )
     specs = [spec(name) for name in config.envs]
     evaluation = Evaluation(config, specs=specs)
-    if run is not None:
-        writer = RunWriter.resume(run.path)
-    else:
-        writer = RunWriter.create(
-            specs[0].id if len(specs) == 1 else "several",
-            root=runs_dir,
-            env_ids=tuple(one.id for one in specs),
-            model=config.model,
-            seed=config.seed,
-            config=config.record(),
-        )
-    with writer:
+    with _new_writer(config, specs, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
         progress = EvalProgress(quiet=as_json)
         evaluation.on_episode = progress.episode
         evaluation.keep_in(writer)

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from agentenv.messages import ToolCall
+from agentenv.messages import ToolCall, ToolResult
 from agentenv.report import report_on
+from agentenv.sequence import TokenSpan
 from agentenv.store import EpisodeSummary, Run
 from agentenv.store.codec import dumps
-from agentenv.trajectory import Trajectory
+from agentenv.trajectory import Trajectory, Turn
 
 __all__ = ["episode_data", "pack", "page_json", "run_data", "safe_json"]
 
@@ -104,43 +105,8 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
     """Return one episode as the page shows it: spans with ids and logprobs, turns, messages."""
     error = trajectory.error
     return {
-        "sequences": [
-            [
-                {
-                    "s": span.source,
-                    "t": span.turn,
-                    "v": span.weights_version,
-                    "ids": span.token_ids,
-                    "lp": None if span.logprobs is None else [round(value, 4) for value in span.logprobs],
-                }
-                for span in sequence.spans
-            ]
-            for sequence in trajectory.sequences
-        ],
-        "turns": [
-            {
-                "num_tokens": turn.num_tokens,
-                "reward": turn.reward,
-                "finish_reason": turn.finish_reason,
-                "tool_calls": [_call(call) for call in turn.tool_calls],
-                "tool_results": [
-                    {
-                        "name": result.name,
-                        "content": result.content,
-                        "error_kind": result.error_kind.value if result.error_kind else None,
-                        "detail": result.detail,
-                        "duration_s": result.duration_s,
-                        "trimmed": result.trimmed,
-                        "full_chars": result.full_chars,
-                        "full_output": result.full_output,
-                    }
-                    for result in turn.tool_results
-                ],
-                "sampling": turn.sampling,
-                "timings": turn.timings,
-            }
-            for turn in trajectory.turns
-        ],
+        "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
+        "turns": [_turn(turn) for turn in trajectory.turns],
         "messages": trajectory.messages,
         "tools": trajectory.tools,
         "task": trajectory.task,
@@ -157,6 +123,41 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
             "traceback": error.traceback,
         },
         "ann": note or {},
+    }
+
+
+def _span(span: TokenSpan) -> dict[str, Any]:
+    return {
+        "s": span.source,
+        "t": span.turn,
+        "v": span.weights_version,
+        "ids": span.token_ids,
+        "lp": None if span.logprobs is None else [round(value, 4) for value in span.logprobs],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "num_tokens": turn.num_tokens,
+        "reward": turn.reward,
+        "finish_reason": turn.finish_reason,
+        "tool_calls": [_call(call) for call in turn.tool_calls],
+        "tool_results": [_result(result) for result in turn.tool_results],
+        "sampling": turn.sampling,
+        "timings": turn.timings,
+    }
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "content": result.content,
+        "error_kind": result.error_kind.value if result.error_kind else None,
+        "detail": result.detail,
+        "duration_s": result.duration_s,
+        "trimmed": result.trimmed,
+        "full_chars": result.full_chars,
+        "full_output": result.full_output,
     }
 
 
