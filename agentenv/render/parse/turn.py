@@ -12,6 +12,7 @@ from agentenv.messages import CallStatus, Message, ToolCall
 from agentenv.render.base import ParsedTurn
 from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, WholeTurn
 from agentenv.render.parse.scan import TurnText
+from agentenv.render.parse.values import too_deep
 
 __all__ = ["THINK_TAGS", "TurnReader"]
 
@@ -236,4 +237,6 @@ def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCal
     if status is CallStatus.OK and call.name not in tools.schemas:
         known = ", ".join(sorted(tools.schemas)) or "none"
         status, error = CallStatus.UNKNOWN_TOOL, f"there is no tool {call.name!r}; the tools are: {known}"
+    elif status is CallStatus.OK and too_deep(arguments):
+        status, error = CallStatus.BAD_ARGUMENTS, f"the arguments of {call.name} are nested too deep"
     return ToolCall(call_id, call.name, arguments, status, error)

@@ -10,12 +10,22 @@ import re
 from dataclasses import dataclass
 from typing import cast
 
-__all__ = ["MAX_DEPTH", "LiteralReader", "Member", "json_items", "json_members", "json_value", "skip_space"]
+__all__ = [
+    "MAX_DEPTH",
+    "LiteralReader",
+    "Member",
+    "json_items",
+    "json_members",
+    "json_value",
+    "skip_space",
+    "too_deep",
+]
 
 MAX_DEPTH = 100
 """Nesting that is still read; deeper values are malformed."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
 
 
 def _no_constant(name: str) -> object:
@@ -32,6 +42,18 @@ class Member:
     value: object
     raw: str
     """Its text, exactly as it stands."""
+
+
+def too_deep(text: str) -> bool:
+    """Say whether JSON text is nested deeper than `MAX_DEPTH`: templates and tools recurse over it."""
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+        if depth > MAX_DEPTH:
+            return True
+    return False
 
 
 def skip_space(text: str, start: int) -> int:

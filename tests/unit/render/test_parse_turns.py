@@ -60,6 +60,29 @@ def test_every_call_in_tags_gets_a_status(qwen: Renderer, inside: str, status: C
     assert bool(parsed.message.get("tool_calls")) == (status is CallStatus.OK)
 
 
+@pytest.mark.parametrize("arguments", ["%s", '"%s"'], ids=["object", "text of an object"])
+def test_arguments_nested_deeper_than_a_template_can_render_are_told_to_the_model(
+    qwen: Renderer, arguments: str
+) -> None:
+    deep = '{"city": ' + '{"a": ' * 600 + "1" + "}" * 601
+    written = arguments % (deep if arguments == "%s" else deep.replace('"', '\\"'))
+
+    parsed = read(qwen, f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>')
+
+    (call,) = parsed.tool_calls
+    assert call.status is CallStatus.BAD_ARGUMENTS
+    assert "nested too deep" in call.error
+    assert qwen.start([{"role": "user", "content": "u"}, parsed.message, {"role": "user", "content": "u"}])
+
+
+def test_brackets_in_the_text_of_an_argument_are_no_nesting(qwen: Renderer) -> None:
+    written = json.dumps({"city": '[{"' * 300, "n": 1})
+
+    parsed = read(qwen, f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>')
+
+    assert parsed.tool_calls[0].status is CallStatus.OK
+
+
 def test_an_unclosed_call_is_not_run(qwen: Renderer) -> None:
     parsed = read(qwen, f"<tool_call>\n{GOOD}")
 
