@@ -95,10 +95,10 @@ def run_ours(model: str, steps: int, clock: Clock) -> None:
 
 def run_trl(model: str, steps: int, clock: Clock) -> None:
     from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from agentenv.engine.hf.load import load_model, locate
+    from agentenv.engine.hf.load import locate
 
     class Ticks(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs) -> None:
@@ -106,7 +106,7 @@ def run_trl(model: str, steps: int, clock: Clock) -> None:
                 clock.tick(float(logs["completions/mean_length"]))
 
     files = locate(model)
-    loaded = load_model(files, dtype="float32", device="cpu")
+    loaded = AutoModelForCausalLM.from_pretrained(files.path, gguf_file=files.gguf_file, dtype="float32")
     loaded.is_quantized = False  # a model read from GGUF is plain float32 now
     args = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
