@@ -68,7 +68,8 @@ def run(*words: str) -> int:
 
 
 def played(guesser: str, model: str, tmp_path: Path) -> str:
-    run("eval", guesser, "-m", model, "-n", "6", "--json")
+    """Play six tasks one after another, so that episode n of the run is of task n."""
+    run("eval", guesser, "-m", model, "-n", "6", "-o", "concurrency=1", "--json")
     return find_run("last").id
 
 
