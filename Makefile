@@ -42,7 +42,7 @@ test: $(VENV)/.dev
 
 # Two lanes: most of these tests use one core.
 test-engines: $(VENV)/.peers
-	.ci/side-by-side '$(MAKE) test-slow test-wheel' '$(MAKE) test-vllm test-peers'
+	.ci/side-by-side '$(MAKE) test-slow' '$(MAKE) test-vllm test-peers test-wheel'
 
 test-slow: $(VENV)/.peers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
