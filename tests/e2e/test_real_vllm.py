@@ -422,6 +422,36 @@ def test_a_trainer_pushes_its_adapter_to_the_server_after_each_step(served, mode
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["weights-1", "weights-2"]
 
 
+def test_the_command_line_trains_all_weights_of_the_model_that_a_server_serves(served, tmp_path):
+    file = tmp_path / "words.py"
+    file.write_text(
+        """
+import agentenv as ae
+
+class Words(ae.ToolEnv):
+    def start(self):
+        return "Say something."
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 100
+
+ae.register("words/Words-v0", Words, tasks=[{}])
+"""
+    )
+    command = [sys.executable, "-m", "agentenv.cli", "train", str(file), "-m", served.url, "--json"]
+    command += ["--steps", "2", "-k", "4", "--runs-dir", str(tmp_path / "runs")]
+    settings = ("dtype=float32", "groups_per_step=1", "max_turns=1", "max_tokens_per_turn=10")
+    command += [word for setting in settings for word in ("-o", setting)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["updates"] for step in steps] == [1, 1]
+    assert all(step["sync/k3"] < 1e-3 for step in steps)
+    assert all(step["mismatch/k3"] < 1e-3 for step in steps)
+
+
 async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode(remote, served, trainer, tmp_path):
     for name, parameter in trainer.named_parameters():
         if "mlp.down" in name:
