@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -151,13 +151,14 @@ class TransformersEngine:
             return self.weights_version
 
     @contextmanager
-    def updating(self, version: int | None = None) -> Generator[None]:
+    def updating(self, version: int | Callable[[], int] | None = None) -> Generator[None]:
         """Hold the engine still while weights change; blocks, so keep it off the event loop.
 
         Requests in flight wait and go on with the new weights afterwards.
 
         Args:
-            version: of the new weights; one more than the old ones' if None.
+            version: of the new weights, or what says it once they are there; one more than the old
+                ones' if None.
         """
         with self._changed:
             self._pauses += 1
@@ -165,7 +166,7 @@ class TransformersEngine:
         try:
             yield
         finally:
-            self.weights_updated(version)
+            self.weights_updated(version() if callable(version) else version)
             with self._changed:
                 self._pauses -= 1
                 self._changed.notify_all()
@@ -246,15 +247,20 @@ class TransformersEngine:
                 if not idle and not self._pauses:
                     break
                 if not self._changed.wait(LINGER_S) and idle and not self._waiting and not self._pauses:
+                    self._give_orders()  # what released episodes kept is freed also where nothing follows
                     self._worker = None
                     return False
             self._busy = True
-            scheduler.take(self._waiting, self._released)
-            self._waiting.clear()
-            self._released.clear()
-            scheduler.set_version(self.weights_version, stale=self._stale)
-            self._stale = False
+            self._give_orders()
             return True
+
+    def _give_orders(self) -> None:
+        """Hand the scheduler what came in; the lock is held."""
+        self._scheduler.take(self._waiting, self._released)
+        self._waiting.clear()
+        self._released.clear()
+        self._scheduler.set_version(self.weights_version, stale=self._stale)
+        self._stale = False
 
 
 _engines: weakref.WeakSet[TransformersEngine] = weakref.WeakSet()

@@ -55,8 +55,13 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
 
 
 def use_grouped_attention(model: PreTrainedModel) -> bool:
-    """Switch a model to the grouped attention; False if it has none to switch."""
-    if not getattr(model, "_supports_sdpa", False):
+    """Switch a model to the grouped attention; False if it has none to switch.
+
+    Eager attention stays: it is chosen for what sdpa leaves out, such as Gemma 2's soft cap.
+    """
+    config: Any = model.config
+    eager = config._attn_implementation == "eager"  # noqa: SLF001 - transformers has no public getter
+    if eager or not getattr(model, "_supports_sdpa", False):
         return False
     AttentionInterface.register(ATTENTION_NAME, grouped_decode_attention)
     AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)

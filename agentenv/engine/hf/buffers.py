@@ -135,6 +135,13 @@ class RowBuffers(Cache):
             self.lengths[row] = self.lengths[last]
         self.lengths.pop()
 
+    def blank(self) -> None:
+        """Set to zero what no live row owns, after a row whose numbers were not finite."""
+        for buffer in (*self.keys, *self.values):
+            buffer[len(self.lengths) :] = 0
+            for row, length in enumerate(self.lengths):
+                buffer[row, :, length:] = 0
+
     def clear(self) -> None:
         """Forget every row and free the memory."""
         self.keys, self.values, self.lengths = [], [], []

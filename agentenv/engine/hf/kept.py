@@ -53,7 +53,7 @@ class Beginnings:
     @property
     def nbytes(self) -> int:
         """Memory that the rows hold."""
-        return sum(kept.row.nbytes for kept in self._rows.values())
+        return sum(kept.row.nbytes for kept in list(self._rows.values()))  # also read from other threads
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

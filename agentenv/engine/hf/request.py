@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -97,5 +98,6 @@ class Request:
             else:
                 self.future.set_result(answer)
 
-        if not self.loop.is_closed():
+        # A loop that was closed meanwhile has nobody who waits.
+        with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(settle)

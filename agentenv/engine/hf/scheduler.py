@@ -107,12 +107,17 @@ class Scheduler:
         """Drop what ended, let requests join, decode one token for every live request."""
         self._drop_ended()
         joining = self._admit()
-        with self._adapters.on():
-            self._share_beginnings(joining)
-            for group in self._groups(joining):
-                self._prefill(group)
-            if self._live:
-                self._decode()
+        try:
+            with self._adapters.on():
+                self._share_beginnings(joining)
+                for group in self._groups(joining):
+                    self._prefill(group)
+                if self._live:
+                    self._decode()
+        except Exception:
+            # Those that were to join are in neither list yet, and must be answered too.
+            self._waiting.extend(entry.request for entry in joining)
+            raise
         if not self.has_work:
             self.core.buffers.clear()
 
@@ -140,7 +145,8 @@ class Scheduler:
         for row in reversed(range(len(self._live))):
             request = self._live[row]
             if request.cancelled or request.expired:
-                self._leave(row)
+                # A cancelled request's episode may be released already: nobody would free its row.
+                self._leave(row, keep=not request.cancelled)
                 request.finish("abort")
         still: deque[Request] = deque()
         for request in self._waiting:
@@ -250,9 +256,11 @@ class Scheduler:
         requests = self._live[first:]
         samplings = [request.sampling for request in requests]
         tokens, logprobs = draw(logits, samplings, [request.uniform() for request in requests])
+        failed = False
         for row in reversed(range(first, len(self._live))):
             request, logprob = self._live[row], logprobs[row - first]
             if not isfinite(logprob):
+                failed = True
                 self._leave(row, keep=False)
                 request.fail(
                     EngineError(f"the model gave a log-probability of {logprob}; are its weights finite?")
@@ -262,6 +270,8 @@ class Scheduler:
             if reason is not None:
                 self._leave(row)
                 request.finish(reason)
+        if failed:
+            self.core.buffers.blank()
 
     def _leave(self, row: int, *, keep: bool = True) -> None:
         """Take a request out of the batch; keep its keys and values for its next turn."""

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from random import Random
 
 import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3TextConfig,
     Lfm2Config,
     LlamaConfig,
@@ -21,6 +24,7 @@ from transformers import (
 )
 
 from agentenv.engine import Completion, Sampling
+from agentenv.engine.hf.request import Request
 from agentenv.engine.transformers_engine import TransformersEngine
 from agentenv.errors import ContextTooLong, EngineError, UsageError
 
@@ -325,6 +329,99 @@ async def test_a_failing_forward_pass_fails_the_requests_and_not_the_engine():
     model.lm_head.weight = weight
 
     assert len((await say(engine, prompt_of(5))).token_ids) == 12
+    await engine.close()
+
+
+async def test_a_failing_forward_pass_also_answers_those_that_were_about_to_join():
+    model = build()
+    engine = TransformersEngine(model)
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros(3, 3))
+    prompts = [prompt_of(5), prompt_of(5), prompt_of(200, 1), prompt_of(4, 2)]
+
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*(say(engine, prompt) for prompt in prompts), return_exceptions=True)
+
+    assert [type(answer) for answer in answers] == [EngineError] * 4
+    await engine.close()
+
+
+async def test_a_request_whose_numbers_are_not_finite_spoils_no_other():
+    model = build()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[299] = math.nan
+    engine = TransformersEngine(model)
+    endless = asyncio.create_task(say(engine, prompt_of(15), max_tokens=1000))
+    await say(engine, prompt_of(3), max_tokens=1)
+
+    with pytest.raises(EngineError, match="finite"):
+        await say(engine, [*prompt_of(30), 299])
+    after = await asyncio.gather(*(say(engine, prompt_of(size), max_tokens=1) for size in (4, 5, 6)))
+
+    assert not endless.done()  # or the memory would have been given back in between
+    assert all(math.isfinite(one.logprobs[0]) for one in after)
+    endless.cancel()
+    await engine.close()
+
+
+async def test_nothing_is_kept_of_a_cancelled_request_whose_episode_is_released(model):
+    engine = TransformersEngine(model)
+    endless = asyncio.create_task(say(engine, prompt_of(5), max_tokens=1000, session="a"))
+    await say(engine, prompt_of(6), max_tokens=2)
+
+    endless.cancel()
+    await asyncio.gather(endless, return_exceptions=True)
+    await engine.release("a")
+    await say(engine, prompt_of(6), max_tokens=2)
+
+    assert engine.stats()["kept_rows"] == 0
+    await engine.close()
+
+
+async def test_what_released_episodes_kept_is_freed_also_where_no_request_follows(model, monkeypatch):
+    monkeypatch.setattr("agentenv.engine.transformers_engine.LINGER_S", 0.2)
+    engine = TransformersEngine(model)
+    await say(engine, prompt_of(20), session="a")
+    assert engine.stats()["kept_rows"] == 1
+
+    worker = engine._worker
+    await engine.release("a")
+    await asyncio.to_thread(worker.join, 60)
+
+    assert engine.stats()["kept_rows"] == 0
+    await engine.close()
+
+
+def test_an_answer_to_an_event_loop_that_was_just_closed_is_dropped(monkeypatch):
+    loop = asyncio.new_event_loop()
+    future = loop.create_future()
+    loop.close()
+    request = Request([1], Sampling(), frozenset(), None, 1, None, Random(0), loop, future, 0.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "is_closed", lambda: False)  # as the worker saw it a moment before
+        request.fail(EngineError("too late"))
+
+    assert not future.done()
+
+
+async def test_eager_attention_stays_for_it_has_what_sdpa_leaves_out():
+    torch.manual_seed(0)
+    config = Gemma2Config(**SHAPE, sliding_window=6, attn_logit_softcapping=0.5, query_pre_attn_scalar=1)
+    model = Gemma2ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.dim() > 1 else 1)
+    prompt = prompt_of(20)
+    with torch.no_grad():
+        before = model(input_ids=torch.tensor([prompt]), use_cache=False).logits
+    engine = TransformersEngine(model)
+
+    done = await say(engine, prompt)
+
+    with torch.no_grad():
+        after = model(input_ids=torch.tensor([prompt]), use_cache=False).logits
+    torch.testing.assert_close(after, before)
+    assert done.logprobs == pytest.approx(expected_logprobs(model, prompt, done), abs=5e-5)
     await engine.close()
 
 
