@@ -134,6 +134,7 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
         ModelNotFound: The files cannot be read as a model.
     """
     try:
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
     except ImportError:
         raise DependencyMissing.of("torch and transformers", "train", purpose="hf: models") from None
@@ -146,7 +147,7 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
         # The GGUF reader draws its own progress bar, which no switch turns off.
         with no_progress_bar(), redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
             model = auto.from_pretrained(files.path, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         first = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ModelNotFound(
             f"the model at {files.path} cannot be loaded: {type(error).__name__}: {first}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.engine.hf.load import load_model, locate
+from agentenv.errors import ModelNotFound
 
 CONFIG = {
     "vocab_size": 50,
@@ -31,3 +33,12 @@ def test_matrices_are_input_major_and_the_model_is_the_same_one(tmp_path):
     ids = torch.arange(12)[None]
     with torch.no_grad():
         torch.testing.assert_close(loaded(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_were_cut_off_are_one_clear_error(tmp_path):
+    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+    with pytest.raises(ModelNotFound, match="cannot be loaded: SafetensorError"):
+        load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
