@@ -110,6 +110,7 @@ class OpenAIChatEngine:
         self._prices = (price_in, price_out)
         self._extra = dict(extra or {})
         self._refused: set[str] = set()
+        self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
         self._client: AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -131,6 +132,7 @@ class OpenAIChatEngine:
         """
         if sampling.adapter is not None:
             raise UsageError(f"{self.name} takes no adapter, but got {sampling.adapter!r}")
+        self._settle()
         try:
             async with asyncio.timeout(deadline_s), self._room:
                 return await self._ask(messages, tools, sampling)
@@ -170,10 +172,16 @@ class OpenAIChatEngine:
             return await completions.create(**body)
         return await joined(await completions.create(**body, stream=True))
 
-    def _connected(self) -> AsyncOpenAI:
+    def _settle(self) -> None:
+        """Begin anew on another event loop: connections and whoever waited belong to the old one."""
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
+        if self._loop is not loop:
             self._loop = loop
+            self._client = None
+            self._room = asyncio.Semaphore(self._concurrency)
+
+    def _connected(self) -> AsyncOpenAI:
+        if self._client is None:
             self._client = openai_module().AsyncOpenAI(
                 base_url=self._address,
                 api_key=self._key,

@@ -351,3 +351,16 @@ async def test_a_missing_key_and_an_adapter_are_usage_errors(monkeypatch):
         OpenAIChatEngine("gpt")
     with pytest.raises(UsageError, match="adapter"):
         await OpenAIChatEngine("m", base_url="http://127.0.0.1:9").chat(ASK, [], Sampling(adapter="x"))
+
+
+def test_the_next_event_loop_may_also_have_more_requests_than_go_at_once():
+    async def several():
+        async with engine_on(*[answer()] * 3, concurrency=1) as (there, _):
+            engine._address = there._address
+            done = await asyncio.gather(*(engine.chat(ASK, [], Sampling()) for _ in range(3)))
+            await engine.close()
+            return [one.finish_reason for one in done]
+
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", concurrency=1)
+
+    assert [asyncio.run(several()) for _ in range(2)] == [["stop"] * 3] * 2
