@@ -158,7 +158,7 @@ async def push_weights(
         done = await engine.load_weights(target, version=version)
     else:
         done = await engine.load_adapter(adapter, target, version=version)
-    await asyncio.to_thread(drop_old, target.parent, keep=2)
+    await asyncio.to_thread(drop_old, target.parent, version, keep=2)
     return done
 
 
@@ -177,8 +177,13 @@ def save(model: Any, directory: Path, version: int, adapter: str | None) -> Path
     return target
 
 
-def drop_old(directory: Path, *, keep: int) -> None:
-    """Delete all but the newest weights in a directory."""
-    found = sorted(directory.glob("weights-*"), key=lambda path: int(path.name.removeprefix("weights-")))
-    for path in found[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+def drop_old(directory: Path, version: int, *, keep: int) -> None:
+    """Delete all weights in a directory but the newest ones up to a version.
+
+    Higher versions were left there by another run: they must not push out those in use.
+    """
+    found = {int(path.name.removeprefix("weights-")): path for path in directory.glob("weights-*")}
+    kept = sorted(number for number in found if number <= version)[-keep:]
+    for number, path in found.items():
+        if number not in kept:
+            shutil.rmtree(path, ignore_errors=True)
