@@ -18,6 +18,7 @@ __all__ = [
     "ChatCompletion",
     "ChatEngine",
     "Completion",
+    "Connected",
     "Engine",
     "FinishReason",
     "Sampling",
@@ -131,6 +132,15 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free everything the engine holds; may be called twice."""
+        ...
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """An engine with connections that belong to an event loop; it makes others on the next loop."""
+
+    async def disconnect(self) -> None:
+        """Close them before the loop ends."""
         ...
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from agentenv.engine.base import Completion, Engine, Sampling
+from agentenv.engine.base import Completion, Connected, Engine, Sampling
 from agentenv.errors import UsageError
 
 __all__ = ["LessSureThan", "RouterEngine"]
@@ -118,6 +118,12 @@ class RouterEngine:
     async def release(self, session_id: str) -> None:
         """Forget what both keep for an episode."""
         await asyncio.gather(self._policy.release(session_id), self._helper.release(session_id))
+
+    async def disconnect(self) -> None:
+        """Close the connections that either has on this event loop."""
+        for engine in (self._policy, self._helper):
+            if isinstance(engine, Connected):
+                await engine.disconnect()
 
     async def close(self) -> None:
         """Close both."""

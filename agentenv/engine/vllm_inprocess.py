@@ -168,8 +168,8 @@ class VLLMEngine:
     @asynccontextmanager
     async def _paused(self, engine: Any) -> AsyncGenerator[None]:
         """Freeze requests in flight, so that each token's version is known."""
-        await engine.pause_generation(mode="keep")
         try:
+            await engine.pause_generation(mode="keep")
             yield
         finally:
             await engine.resume_generation()

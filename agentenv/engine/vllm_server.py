@@ -115,6 +115,10 @@ class VLLMServerEngine:
         """Close the connections; the servers go on."""
         await self._pool.close()
 
+    async def disconnect(self) -> None:
+        """Close the connections of this event loop."""
+        await self._pool.close()
+
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
         """Load a LoRA from a directory that the servers can read, in place of one of its name.
 
@@ -161,8 +165,9 @@ class VLLMServerEngine:
         if not self.report.dev_mode:
             yield
             return
-        await self._pool.post_all("/pause?mode=keep", {})
         try:
+            # Inside, because one server that cannot be paused must not leave the others frozen.
+            await self._pool.post_all("/pause?mode=keep", {})
             yield
         finally:
             await self._pool.post_all("/resume", {})

@@ -38,7 +38,7 @@ from agentenv.train.optim import MasterOptimizer, learning_rate
 from agentenv.train.policy import Policy, add_lora, load_model, load_tokenizer
 from agentenv.train.reference import Reference, episode_kl
 from agentenv.train.rollouts import Rollouts
-from agentenv.train.sync import held_still
+from agentenv.train.sync import held_still, on_this_loop
 from agentenv.train.toptokens import TokenKL, top_tokens
 from agentenv.train.update import accumulate, assign_weights, minibatches, score_rows
 from agentenv.trajectory import Trajectory, TrajectoryGroup
@@ -151,20 +151,24 @@ class GRPOTrainer:
         meter = Meter()
         updates: list[tuple[float, float]] = []
         for part in parts * self.config.num_iterations:
-            rate = learning_rate(self.config, self.updates_done, total_steps=self.config.max_steps * passes)
-            updates.append(self.update(part, self.optimizer, rate, meter))
+            updates.append(self.update(part, self.optimizer, self._rate(), meter))
             self.updates_done += isfinite(updates[-1][1])
         self.steps_done += 1
         self._note(groups, batch)
         metrics = played | batch.metrics | meter.result() | update_metrics(updates)
         metrics |= {
-            "learning_rate": learning_rate(self.config, self.updates_done),
+            "learning_rate": self._rate(),
             "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
             "weights_version": float(self.weights_version),
             "time/logprob": scored - started,
             "time/update": time.perf_counter() - scored,
         }
         return self.world.merge(metrics)
+
+    def _rate(self) -> float:
+        """Return the rate of the next update; a step with few groups makes fewer than are planned for."""
+        planned = self.config.max_steps * self.config.num_minibatches * self.config.num_iterations
+        return learning_rate(self.config, self.updates_done, total_steps=planned)
 
     def _score_before(self, rows: Sequence[Row], passes: int) -> None:
         """Score the rows under what stays fixed in this step: the proximal policy and the reference."""
@@ -228,7 +232,7 @@ class GRPOTrainer:
         Raises:
             UsageError: There is no environment to play.
         """
-        return run_blocking(train(self))
+        return run_blocking(on_this_loop(self, train(self)))
 
     def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks greedily, each once.
@@ -237,7 +241,7 @@ class GRPOTrainer:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
             `eval/reward`, `eval/tasks`; per environment if there are several.
         """
-        return run_blocking(self.rollouts.evaluate())
+        return run_blocking(on_this_loop(self, self.rollouts.evaluate()))
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory with the trainer's state beside it."""
@@ -291,6 +295,7 @@ class GRPOTrainer:
         """Make one optimiser step on the rows; return loss and gradient norm."""
         if not self.world.total(len(rows)):
             return 0.0, 0.0
+        optimizer.zero_grad()  # an update that was broken off left some
         assign_weights(rows, self.config, total=self.world.total)
         loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn)
         self.world.add_gradients(optimizer)

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -35,8 +36,23 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
+    begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        begun.append((asyncio.get_running_loop(), task))
+        return await coroutine
+
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+        try:
+            return pool.submit(asyncio.run, run()).result()
+        except KeyboardInterrupt:
+            # The thread knows of no interrupt, and leaving the block waits for it.
+            for loop, task in begun:
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 async def train(trainer: GRPOTrainer) -> list[dict[str, float]]:

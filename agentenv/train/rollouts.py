@@ -203,11 +203,13 @@ class Rollouts:
             if tasks is None:
                 continue
             limit = self.trainer.config.eval_tasks
-            chosen = tasks.take(limit) if limit or tasks.endless else list(tasks)
+            if tasks.endless and not limit:
+                log.warning("%s is not evaluated: its held-out tasks never end; set eval_tasks", entry.id)
+                continue
+            chosen = list(tasks.take(limit) if limit else tasks)
+            mine = chosen[self.trainer.world.rank :: self.trainer.world.size]
             prefix = "eval" if len(self.specs) == 1 else f"eval/{entry.id}"
-            played = self.runner.run_groups(
-                entry, chosen, 1, sampling=replace(self.sampling, temperature=0.0)
-            )
+            played = self.runner.run_groups(entry, mine, 1, sampling=replace(self.sampling, temperature=0.0))
             rewards = [one.reward async for group in played for one in group]
             metrics |= {
                 f"{prefix}/{name}": value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -131,22 +132,22 @@ def warm_up(
             f"none of {len(demonstrations)} demonstrations has a sampled token to train on; "
             "were they played by an engine that only speaks text?"
         )
-    optimizer = MasterOptimizer(trainer.model.parameters(), config)
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
-    for step in range(config.max_steps):
-        started = time.perf_counter()
-        while len(queue) < batch_size:
-            queue += random.sample(range(len(rows)), len(rows))
-        chosen, queue = queue[:batch_size], queue[batch_size:]
-        meter = Meter()
-        rate = learning_rate(config, step)
-        _, norm = trainer.update([rows[number] for number in chosen], optimizer, rate, meter)
-        metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
-        metrics["time/update"] = time.perf_counter() - started
-        history.append(metrics)
-        if on_metrics is not None:
-            on_metrics(step + 1, metrics)
-    optimizer.close()
+    # Closed also when it is broken off: it would go on taking the gradients from the next optimiser.
+    with closing(MasterOptimizer(trainer.model.parameters(), config)) as optimizer:
+        for step in range(config.max_steps):
+            started = time.perf_counter()
+            while len(queue) < batch_size:
+                queue += random.sample(range(len(rows)), len(rows))
+            chosen, queue = queue[:batch_size], queue[batch_size:]
+            meter = Meter()
+            rate = learning_rate(config, step)
+            _, norm = trainer.update([rows[number] for number in chosen], optimizer, rate, meter)
+            metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
+            metrics["time/update"] = time.perf_counter() - started
+            history.append(metrics)
+            if on_metrics is not None:
+                on_metrics(step + 1, metrics)
     return history

@@ -13,14 +13,14 @@ import asyncio
 import copy
 import importlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from agentenv.engine.base import Sampling
+from agentenv.engine.base import Connected, Sampling
 from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import WeightReader, check_sync, push_weights
 from agentenv.errors import UsageError
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from agentenv.engine.base import Engine
     from agentenv.train.grpo import GRPOTrainer
 
-__all__ = ["follow_trainer", "held_still", "sampling_engine", "shares_model", "sync_engine"]
+__all__ = ["follow_trainer", "held_still", "on_this_loop", "sampling_engine", "shares_model", "sync_engine"]
+
+T = TypeVar("T")
 
 CHECK_TOKENS = 16
 CHECK_QUESTIONS = (
@@ -91,6 +93,15 @@ def _named_engine(trainer: GRPOTrainer) -> Engine:
     return loaded
 
 
+async def on_this_loop(trainer: GRPOTrainer, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work of one event loop, and close what the engine holds open on it, however it ends."""
+    try:
+        return await work
+    finally:
+        if isinstance(trainer.engine, Connected):
+            await trainer.engine.disconnect()
+
+
 def policy_engine(trainer: GRPOTrainer) -> Any:
     """Return the engine whose weights follow the trainer's: not a helper beside it; None if there is none."""
     return trainer.engine.policy if isinstance(trainer.engine, RouterEngine) else trainer.engine
@@ -107,18 +118,18 @@ def held_still(trainer: GRPOTrainer) -> Generator[None]:
     if not shares_model(trainer):
         yield
         return
-    engine = policy_engine(trainer)
-    with engine.updating():
+    with policy_engine(trainer).updating(lambda: trainer.weights_version):
         yield
-    engine.weights_updated(trainer.weights_version)
 
 
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def sync_engine(trainer: GRPOTrainer) -> None:
     """Bring the new weights to an engine in this process that has a model of its own."""
-    if trainer.engine is None or shares_model(trainer):
+    engine = policy_engine(trainer)
+    if engine is None or shares_model(trainer):
         return
-    engine: Any = trainer.engine
+    if not isinstance(getattr(engine, "model", None), torch.nn.Module):
+        raise UsageError(f"{engine.name} has no way to take new weights, so nothing can be trained on it")
     held = dict(engine.model.named_parameters())
     trained = {name: one for name, one in trainer.model.named_parameters() if one.requires_grad}
     strange = [name for name, one in trained.items() if name not in held or held[name].shape != one.shape]

@@ -28,6 +28,7 @@ class FakeVLLM:
     route: str = "generate"
     scaled: bool = True
     token_ids: bool = True
+    pausable: bool = True
     max_model_len: int = 64
     model_path: str = "/srv/model"
     plan: list[object] = field(default_factory=list)
@@ -54,6 +55,8 @@ class FakeVLLM:
             "/pause": self.note({"status": "paused"}),
             "/resume": self.note({"status": "resumed"}),
         }
+        if not self.pausable:
+            routes["/pause"] = self.refuse
         if self.route == "generate":
             routes["/inference/v1/generate"] = self.generate
         for path, handler in routes.items():
@@ -82,6 +85,9 @@ class FakeVLLM:
             return web.json_response(answer)
 
         return handler
+
+    async def refuse(self, _):
+        return web.json_response({"error": {"message": "not now"}}, status=400)
 
     async def rpc(self, request):
         body = await request.json()
@@ -393,6 +399,14 @@ async def test_adapters_change_in_the_order_pause_update_version_resume():
 
         assert [post.partition("?")[0] for post in fake.posts] == ["/pause", "agentenv-3", "/resume"]
         assert fake.adapters == {"policy": "/lora/1"}
+
+
+async def test_a_server_that_cannot_be_paused_does_not_leave_the_others_frozen():
+    async with serving() as fake, serving(pausable=False) as stubborn, engine_on(fake, stubborn) as engine:
+        with pytest.raises(EngineError, match="/pause"):
+            await engine.load_weights("/w/1")
+
+        assert [post.partition("?")[0] for post in fake.posts] == ["/pause", "/resume"]
 
 
 async def test_a_server_that_is_away_during_an_update_gets_it_when_it_is_back():

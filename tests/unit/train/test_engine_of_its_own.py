@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
+from agentenv.engine import ScriptedEngine
 from agentenv.engine.router import RouterEngine
 from agentenv.engine.transformers_engine import TransformersEngine
 from agentenv.envspec import EnvSpec
@@ -109,6 +112,71 @@ def test_beside_a_helper_the_policys_weights_follow_and_the_helpers_stay(tmp_pat
     assert router.policy.weights_version == trainer.weights_version > 0
     assert router._helper.read == []
     assert all(step["mismatch/k3"] < 1e-6 for step in history)
+
+
+def test_beside_a_helper_a_policy_with_a_copy_of_the_model_follows_too(tmp_path):
+    def pair(model):
+        engines = (TransformersEngine(copy.deepcopy(model)) for _ in range(2))
+        return RouterEngine(*engines, unsure=lambda _: False)
+
+    trainer = make_trainer(tmp_path, pair)
+    history = trainer.train()
+
+    assert trainer.engine.policy.weights_version == trainer.weights_version == 3
+    assert all(step["mismatch/k3"] < 1e-6 for step in history)
+
+
+def test_an_engine_without_weights_is_refused_in_words(tmp_path):
+    scripted = ScriptedEngine(["hello"], tokenizer=byte_tokenizer(), repeat_last=True)
+    trainer = make_trainer(tmp_path, lambda _: scripted)
+
+    with pytest.raises(UsageError, match="scripted has no way to take new weights"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_connections_are_closed_with_the_event_loop_they_belong_to(tmp_path, fails):
+    class OverTheWire(FromDisk):
+        loops = ()
+
+        async def load_weights(self, path, *, version=None):
+            if fails:
+                raise EngineError("no")
+            return await super().load_weights(path, version=version)
+
+        async def disconnect(self):
+            self.loops = (*self.loops, asyncio.get_running_loop())
+
+    trainer = make_trainer(tmp_path, OverTheWire, max_steps=1)
+    trainer.eval_tasks = [{"n": 1}]
+
+    for run in (trainer.train, trainer.evaluate):
+        with pytest.raises(EngineError) if fails else nullcontext():
+            run()
+
+    assert len(set(trainer.engine.loops)) == 2
+
+
+def test_each_process_evaluates_its_share_of_the_tasks(tmp_path):
+    class Second:
+        rank, size, sharded = 1, 2, False
+
+        def gather(self, values):
+            return list(values)
+
+    trainer = make_trainer(tmp_path, lambda _: None)
+    trainer.eval_tasks = [{"n": n} for n in range(5)]
+    trainer.policy.world = Second()
+
+    assert trainer.evaluate()["eval/tasks"] == 2.0
+
+
+def test_held_out_tasks_that_never_end_are_not_evaluated_without_a_number(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, lambda _: None)
+    trainer.eval_tasks = lambda seed: {"n": seed}
+
+    assert trainer.evaluate() == {}
+    assert "set eval_tasks" in caplog.text
 
 
 @pytest.mark.parametrize("engine", ["mock", "openai:gpt", "hf:model"])
