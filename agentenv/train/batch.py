@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import isfinite, nan
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -110,8 +111,7 @@ def build_batch(
         UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
     """
     rewards = [[_reward(one, config, kl_in_reward) for one in group] for group in groups]
-    advantages = advantage_fn(groups) if advantage_fn else _advantages(groups, rewards, config)
-    _check_shape(groups, advantages)
+    advantages = _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config)
     mixed = [any(map(_nonzero, values)) for values in advantages]
     rows: list[Row] = []
     dropped: Counter[str] = Counter()
@@ -145,6 +145,10 @@ class _Place(NamedTuple):
 
 def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[Row | None]:
     """Yield a row of each sequence of an episode; None where nothing can be trained."""
+    if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
+        raise UsageError(
+            f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
+        )
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
         row = make_row(sequence, own, place.episode, place.group)
@@ -247,9 +251,33 @@ def _spread(one: Trajectory, values: Sequence[float]) -> list[list[float]]:
     return [[held[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in one.sequences]
 
 
-def _check_shape(groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Advantage]]) -> None:
-    if [len(group) for group in groups] != [len(values) for values in advantages]:
+def _given(groups: Sequence[TrajectoryGroup], advantage_fn: AdvantageFn) -> list[list[Advantage]]:
+    """Return the user's own advantages as plain numbers, once it is clear that they are some."""
+    given = advantage_fn(groups)
+    if [len(group) for group in groups] != [len(values) for values in given]:
         raise UsageError("the advantage function must return one advantage for each member of each group")
+    return [
+        [_plain(value, one) for value, one in zip(values, group, strict=True)]
+        for values, group in zip(given, groups, strict=True)
+    ]
+
+
+def _plain(value: Any, one: Trajectory) -> Advantage:
+    """Return an advantage as numbers of Python: users compute them with NumPy and torch too."""
+    try:
+        number: float | None = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    try:
+        plain = [[float(each) for each in row] for row in value] if number is None else [[number]]
+    except (TypeError, ValueError):
+        plain = [[nan]]
+    if not all(isfinite(each) for row in plain for each in row):
+        raise UsageError(
+            f"the advantage of member {one.member} of group {one.group_id!r} must be a finite number, or "
+            f"for each of its sequences one for each token, not {value!r}"
+        )
+    return plain if number is None else number
 
 
 def _nonzero(value: Advantage) -> bool:

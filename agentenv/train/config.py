@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
 from math import isfinite
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from agentenv.errors import UsageError
 
@@ -218,6 +220,11 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
+            choices = _choices()[one.name]
+            if choices and value not in choices:
+                close = get_close_matches(str(value), map(str, choices), n=1)
+                meant = f"did you mean {close[0]!r}? " if close else ""
+                raise UsageError(f"unknown {one.name} {value!r}; {meant}one of {choices}")
             if isinstance(value, float) and not isfinite(value):
                 raise UsageError(f"{one.name} must be finite, not {value}")
             if one.name in _POSITIVE and value <= 0:
@@ -225,8 +232,6 @@ class GRPOConfig:
                 raise UsageError(f"{one.name} must be more than 0, not {value}{hint}")
             if one.name in _NOT_NEGATIVE and value < 0:
                 raise UsageError(f"{one.name} must be 0 or more, not {value}")
-        if self.loss_type not in REDUCTION_OF:
-            raise UsageError(f"unknown loss_type {self.loss_type!r}; one of {sorted(REDUCTION_OF)}")
         self._check_bounds()
         self._check_reduction()
         updates = self.num_iterations * self.num_minibatches
@@ -265,3 +270,16 @@ class GRPOConfig:
     def scheme(self) -> Reduction:
         """The reduction in force: `reduction`, or that of the loss type."""
         return self.reduction or REDUCTION_OF[self.loss_type]
+
+
+@cache
+def _choices() -> dict[str, tuple[Any, ...]]:
+    """Return what each option may be, where it is one of a few words; empty where it is not."""
+    return {name: _literals(hint) for name, hint in get_type_hints(GRPOConfig).items()}
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    found = [choice for part in get_args(hint) for choice in _literals(part)]
+    return (*found, None) if found and type(None) in get_args(hint) else tuple(found)

@@ -108,13 +108,20 @@ class Policy:
         if config.gradient_checkpointing:
             self.base.gradient_checkpointing_enable({"use_reentrant": False})
             self.base.enable_input_require_grads()
+            for layer in _checkpointed(self.model):
+                layer.register_forward_pre_hook(_as_in_evaluation)
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
         index_N = micro.index_N.to(self.device)
         labels_N = micro.labels_N.to(self.device)
         # Without dropout, so that the trained distribution is the sampled one.
-        self.model.train(self.config.gradient_checkpointing)
+        if self.config.gradient_checkpointing:
+            # Layers are checkpointed only in training; each leaves it when it begins, now and again backward.
+            layers = _checkpointed(self.model)
+            self.model.train(not layers)
+            for layer in layers:
+                layer.training = True
         try:
             if not self.fused:
                 return self._score_by_logits(micro, index_N, labels_N)
@@ -199,6 +206,17 @@ class Policy:
         twin.base = twin.model.get_base_model() if hasattr(twin.model, "peft_config") else twin.model
         twin.decoder, twin.head = _decoder(twin.base), twin.base.get_output_embeddings()
         return twin, 1e-3
+
+
+def _checkpointed(model: nn.Module) -> list[nn.Module]:
+    """Return the layers whose activations are made again in the backward pass."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+
+
+def _as_in_evaluation(layer: nn.Module, _: Any) -> None:
+    layer.training = False
 
 
 def _decoder(base: Any) -> nn.Module:

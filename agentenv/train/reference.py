@@ -32,7 +32,9 @@ class Reference:
         self._frozen: Policy | None = None
         if not hasattr(model, "peft_config"):
             self._frozen = Policy(copy.deepcopy(model).requires_grad_(requires_grad=False), policy.config)
+            # What the policy's check found holds for its copy too.
             self._frozen.fused, self._frozen.packable = policy.fused, policy.packable
+            self._frozen.tree, self._frozen.cost = policy.tree, policy.cost
         elif not _is_new(model):
             _copy_adapter(model, model.active_adapter, ADAPTER)
             self._adapters = ADAPTER

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentenv.errors import UsageError
 from agentenv.train import GRPOConfig, LoraOptions
@@ -129,6 +132,11 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"learning_rate": 0.0}, "learning_rate must be more than 0"),
         ({"learning_rate": math.nan}, "must be finite"),
         ({"loss_type": "ppo"}, "unknown loss_type"),
+        ({"kl_in": "rewards"}, "unknown kl_in 'rewards'; did you mean 'reward'"),
+        ({"reduction": "mean"}, "unknown reduction 'mean'"),
+        ({"old_logprobs": "recomputed"}, "did you mean 'recompute'"),
+        ({"importance_correction": "token"}, "unknown importance_correction"),
+        ({"lr_scheduler_type": "cosin"}, "did you mean 'cosine'"),
         ({"beta": -1.0}, "beta must be 0 or more"),
         ({"importance_floor": 3.0}, "must be below importance_cap"),
     ],
@@ -224,6 +232,24 @@ def test_a_users_advantages_of_a_wrong_shape_are_refused():
         build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [[[[1.0]], [[1.0]]]])
 
 
+@pytest.mark.parametrize("values", [np.array([1.0, -1.0]), torch.tensor([1.0, -1.0]), [np.float32(1), -1]])
+def test_a_users_advantages_may_come_from_numpy_or_torch(values):
+    batch = build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [values])
+
+    assert [row.advantages_n[0].item() for row in batch.rows] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, "much", [[math.inf]], [None]])
+def test_a_users_advantage_that_is_no_number_is_refused_with_its_place(value):
+    with pytest.raises(UsageError, match="of member 1 of group 'group-a' must be a finite number"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [[0.5, value]])
+
+
+def test_a_users_advantages_for_too_few_sequences_are_refused():
+    with pytest.raises(UsageError, match="0 lists of advantages for an episode of 1 sequences"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [[0.5, []]])
+
+
 def test_a_users_loss_takes_the_place_of_the_surrogate():
     trainer = trainer_of()
     trainer.loss_fn = lambda x: -x.logprobs_N * x.advantages_N
@@ -257,6 +283,43 @@ def test_activation_checkpointing_changes_memory_not_numbers():
     saving.step(batch)
     for ours, truth in zip(saving.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-7, atol=1e-9)
+
+
+def test_activation_checkpointing_brings_no_dropout():
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.3)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).double().eval()
+    plain = trainer_of(copy.deepcopy(model))
+    saving = trainer_of(model, gradient_checkpointing=True)
+    passes = []
+    saving.policy.decoder.h[0].ln_1.register_forward_hook(lambda *_: passes.append(1))
+    batch = [group("a", [0.0, 1.0, 0.3])]
+
+    ours, truth = saving.step(batch), plain.step(batch)
+
+    assert ours["grad_norm"] == pytest.approx(truth["grad_norm"], rel=1e-9)
+    assert len(passes) == 2  # once more in the backward pass
+
+
+def test_a_frozen_reference_keeps_what_the_check_of_the_policy_found():
+    torch.manual_seed(0)
+    config = FalconConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    trainer = trainer_of(FalconForCausalLM(config).double().eval(), beta=0.1, packing="shared")
+    assert trainer.policy.packable
+    assert not trainer.policy.tree
+
+    assert not trainer.reference._frozen.tree
+    assert trainer.step([group("a", [0.0, 1.0, 0.3])])["kl"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_step_with_few_groups_does_not_end_the_schedule():
+    trainer = trainer_of(lr_scheduler_type="linear", max_steps=2, num_minibatches=4)
+
+    full = trainer.step([group(name, [0.0, 1.0]) for name in "abcd"])
+    few = trainer.step([group("e", [0.0, 1.0])])
+
+    assert full["learning_rate"] == pytest.approx(1e-3 * 4 / 8)
+    assert few["learning_rate"] == pytest.approx(1e-3 * 3 / 8)
 
 
 def test_several_passes_use_old_logprobs_from_before_the_first():
