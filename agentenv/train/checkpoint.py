@@ -89,14 +89,18 @@ def load_checkpoint(trainer: GRPOTrainer, path: Path) -> None:
 def _load_weights(trainer: GRPOTrainer, path: Path) -> None:
     from safetensors.torch import load_file
 
-    files = sorted(path.glob("*.safetensors"))
+    adapter: str | None = trainer.model.active_adapter if hasattr(trainer.model, "peft_config") else None
+    # peft puts every adapter but "default" into a folder of its name
+    place = path if adapter is None or not (path / adapter).is_dir() else path / adapter
     weights: dict[str, torch.Tensor] = {}
-    for file in files:
+    for file in sorted(place.glob("*.safetensors")):
         weights |= load_file(str(file))
-    if hasattr(trainer.model, "peft_config"):
+    if adapter is not None:
+        if not any("lora_" in name for name in weights):
+            raise UsageError(f"{path} holds no weights of the adapter {adapter!r}")
         from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(trainer.model, weights)
+        set_peft_model_state_dict(trainer.model, weights, adapter_name=adapter)
         return
     missing, unexpected = trainer.model.load_state_dict(weights, strict=False)
     tied = set(getattr(trainer.model, "all_tied_weights_keys", None) or ())

@@ -10,7 +10,9 @@ ranks is undone by the number of ranks.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any, TypeVar
 
 import torch
@@ -22,8 +24,8 @@ __all__ = ["World", "own_device"]
 
 T = TypeVar("T")
 
-SUMMED = ("dropped/", "stop/", "tokens/", "episodes", "loss")
-"""Metrics that add up over ranks."""
+SUMMED = re.compile(r"(.*-v\d+/)?(dropped/|stop/|tokens/|episodes$|loss$)|staleness/mixed_episodes$")
+"""Metrics that add up over ranks, also those of one environment."""
 EXTREMES = {"max": max, "max_length": max, "abs_max": max, "min_length": min}
 """Metrics, by the end of their name, of which the largest or smallest is kept. The others are averaged."""
 
@@ -106,7 +108,8 @@ class World:
 
 
 def _merged(name: str, values: Sequence[float]) -> float:
-    if name.startswith(SUMMED):
+    if SUMMED.match(name):
         return sum(values)
+    known = [value for value in values if not isnan(value)] or values  # a rank may have had nothing
     pick = EXTREMES.get(name.rpartition("/")[2])
-    return sum(values) / len(values) if pick is None else pick(values)
+    return sum(known) / len(known) if pick is None else pick(known)

@@ -94,7 +94,7 @@ class MasterOptimizer:
 
     @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state.
+        """Take over a saved state; the model has the saved weights already.
 
         Raises:
             UsageError: The state is of another model.
@@ -104,9 +104,11 @@ class MasterOptimizer:
             raise UsageError(
                 f"the optimiser state has {len(saved)} parameters, the model {len(self.masters)}"
             )
-        for master, held in zip(self.masters, saved, strict=True):
+        for parameter, master, held in zip(self.parameters, self.masters, saved, strict=True):
             if held is not None:
                 master.copy_(held)
+            elif master is not parameter:  # saved in a wider format, which needed no masters
+                master.copy_(parameter)
         self.inner.load_state_dict(state["inner"])
         self.write_back()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -265,6 +266,32 @@ def test_a_checkpoint_loads_with_transformers(tmp_path):
 
     for ours, truth in zip(loaded.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(ours, truth)
+
+
+def test_a_float32_checkpoint_is_resumed_in_a_narrower_format(tmp_path):
+    whole = trainer_of(tiny(dtype=torch.float32), learning_rate=0.05)
+    whole.step([group("a", [0.0, 1.0, 0.3])])
+    whole.save(tmp_path / "wide")
+    narrow = trainer_of(tiny(dtype=torch.bfloat16), learning_rate=0.05)
+
+    narrow.resume(tmp_path / "wide")
+
+    for ours, truth in zip(narrow.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, truth.bfloat16())
+
+
+def test_an_adapter_of_any_name_is_resumed(tmp_path):
+    def make():
+        torch.manual_seed(3)
+        options = LoraConfig(r=4, target_modules="all-linear")
+        return trainer_of(get_peft_model(tiny(), options, adapter_name="policy"), learning_rate=0.05)
+
+    whole, again = make(), make()
+    whole.step([group("a", [0.0, 1.0, 0.3])])
+
+    again.resume(whole.save(tmp_path / "half"))
+
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
 
 
 def test_resume_refuses_another_models_checkpoint(tmp_path):

@@ -88,3 +88,17 @@ def test_a_resumed_file_has_each_step_once_and_loses_a_torn_line(tmp_path):
     held = [json.loads(line) for line in lines.path.read_text().splitlines()]
     assert [line["step"] for line in held] == [1, 2, 3]
     assert held[2]["reward"] == 9.0
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "whole"),
+    [
+        ("demo/Adder-v0/episodes", [4.0, 2.0], 6.0),
+        ("demo/Adder-v0/stop/max_turns", [1.0, 2.0], 3.0),
+        ("demo/Adder-v0/tool/stop/error_rate", [0.0, 1.0], 0.5),
+        ("staleness/mixed_episodes", [1.0, 2.0], 3.0),
+        ("reward", [math.nan, 0.5], 0.5),
+    ],
+)
+def test_counts_of_an_environment_add_up_and_a_process_without_rewards_is_left_out(name, values, whole):
+    assert _merged(name, values) == whole
