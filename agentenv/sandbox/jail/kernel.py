@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 
@@ -36,7 +37,14 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
-MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+
+def _machine(kernel: str, bits: int) -> str:
+    """Return whose numbers this process's calls have, which a 32-bit program's kernel does not say."""
+    name = {"AMD64": "x86_64", "arm64": "aarch64"}.get(kernel, kernel)
+    return name if bits == 64 else f"{name} ({bits}-bit programs)"
+
+
+MACHINE = _machine(platform.machine(), 8 * ctypes.sizeof(ctypes.c_void_p))
 
 _NUMBERS = {
     "x86_64": {"capset": 126, "pivot_root": 155, "seccomp": 317},
@@ -72,9 +80,11 @@ def syscall(name: str, *arguments: int) -> int:
     """Call the kernel by name; pointers are given as addresses.
 
     Raises:
-        OSError: The kernel refused; the message names the call.
+        OSError: The kernel refused, or the call's number here is not known; the message names the call.
     """
-    number = _COMMON.get(name) or _NUMBERS[MACHINE][name]
+    number = _COMMON.get(name) or _NUMBERS.get(MACHINE, {}).get(name)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"{name}: no number for {MACHINE}")
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
     result = _syscall(number, *padded)
     if result < 0:

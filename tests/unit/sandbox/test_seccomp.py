@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.jail import seccomp
+from agentenv.sandbox.jail import kernel, seccomp
 
 KILL, ALLOW, EPERM, ENOSYS = 0x80000000, 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 MACHINES = ["x86_64", "aarch64"]
@@ -29,6 +29,8 @@ def test_every_number_gets_the_answer_that_the_table_gives(machine, fork):
         action = seccomp.run(program, number, (), machine)
         if name in seccomp.REFUSED:
             assert action == EPERM, name
+        elif any(number in gap for gap in seccomp.GAPS[machine]):
+            assert action == ENOSYS, number
         elif name not in SPECIAL:
             assert action == ALLOW, (number, name)
     for number in (seccomp.FIRST_UNKNOWN, seccomp.FIRST_UNKNOWN + 1, 500, 1000, 0x3FFFFFFF):
@@ -83,8 +85,29 @@ def test_x32_numbers_and_foreign_machines_kill():
 
     assert seccomp.run(program, 0x40000000 + 39, (), "x86_64") == KILL
     assert seccomp.run(program, 39, (), "aarch64") == KILL
+    assert seccomp.run(seccomp.build("aarch64"), 172, (), "x86_64") == KILL
     with pytest.raises(OSError, match="riscv64"):
         seccomp.build("riscv64")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("arch", [0x40000003, 0x40000028, 0x800000B7], ids=["i386", "arm", "aarch64_be"])
+def test_programs_for_other_machines_are_killed_whatever_they_call(machine, arch, monkeypatch):
+    program = seccomp.build(machine)
+    monkeypatch.setitem(seccomp._ARCHES, "foreign", arch)
+
+    assert {seccomp.run(program, number, (), "foreign") for number in range(460)} == {KILL}
+
+
+def test_a_32_bit_interpreter_has_no_table_on_any_kernel(monkeypatch):
+    assert kernel._machine("aarch64", 64) == "aarch64"
+    for name in ("aarch64", "x86_64"):
+        monkeypatch.setattr(kernel, "MACHINE", kernel._machine(name, 32))
+
+        with pytest.raises(OSError, match="32-bit"):
+            seccomp.build(kernel.MACHINE)
+        with pytest.raises(OSError, match=r"capset: no number for .*32-bit"):
+            kernel.syscall("capset", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +127,9 @@ def test_the_numbers_are_those_of_the_kernel_headers(machine, header):
 
     assert {name: known.get(name, number) for name, number in ours.items()} == ours
     assert not [name for name in seccomp.REFUSED if name in known and name not in ours]
+    real = {
+        number for name, number in known.items() if not name.endswith(("time64", "arch_specific_syscall"))
+    }
+    gaps = {number for gap in seccomp.GAPS[machine] for number in gap}
+    assert not real & gaps
+    assert set(range(max(real))) - real <= gaps | {335, 336}
