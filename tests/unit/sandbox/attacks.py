@@ -394,6 +394,18 @@ case(
 )
 case(
     "priv",
+    "a program of 32 bits",
+    "import struct\nwords = (0xE3A07014, 0xEF000000, 0xE3A07001, 0xE3A0002A, 0xEF000000)  # getpid(); exit(42)\n"
+    "elf = b'\\x7fELF\\1\\1\\1' + bytes(9) + struct.pack('<HHIIIIIHHHHHH', 2, 40, 1, 0x10054, 52, 0, 0x5000200, 52, 32, 1, 0, 0, 0)\n"
+    "elf += struct.pack('<8I', 1, 0, 0x10000, 0x10000, 104, 104, 5, 0x10000) + struct.pack('<5I', *words)\n"
+    "open('small', 'wb').write(elf); os.chmod('small', 0o755)\n"
+    "try: os.execv('./small', ['small'])\nexcept OSError as e: print('no such programs here', e.errno)",
+    status="killed|ok",
+    only="aarch64",
+    quick=True,
+)
+case(
+    "priv",
     "devices",
     "refused('mknod', os.mknod, 'sda', 0o60666, os.makedev(8, 0))\nrefused('mknod', os.mknod, 'mem', 0o20666, os.makedev(1, 1))",
 )

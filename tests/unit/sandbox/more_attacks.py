@@ -38,7 +38,7 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
         "memory behind a first thread that left",
         (
             "import mmap\nx = mmap.mmap(-1, 200 << 20)\ndef f():\n time.sleep(0.05)\n for i in range(0, len(x), 4096): x[i] = 1\n time.sleep(60)\n"
-            "threading.stack_size(1 << 16)\nthreading.Thread(target=f).start()\nsc(60 if X86 else 93, 0)"
+            "threading.stack_size(1 << 18)\nthreading.Thread(target=f).start()\nsc(60 if X86 else 93, 0)"
         ),
         {"status": "memory", "timeout_s": 6.0},
     ),
