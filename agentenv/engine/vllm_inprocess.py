@@ -71,6 +71,7 @@ class VLLMEngine:
             self._arguments["gpu_memory_utilization"] = memory_share
         self._arguments.update(extra or {})
         self._engine: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self._ids = count(1)
         self._adapters: dict[str, Any] = {}
@@ -181,10 +182,17 @@ class VLLMEngine:
         return self.weights_version
 
     async def _started(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._loop not in {None, loop}:
+            raise EngineError(
+                f"{self.name} belongs to the event loop of its first request, and this is another; make "
+                "all requests from one loop, such as one asyncio.run around them"
+            )
         async with self._starting:
             if self._closed:
                 raise EngineError(f"the engine {self.name} is closed")
             if self._engine is None:
+                self._loop = loop
                 self._engine = await asyncio.to_thread(start, self._arguments)
                 self.max_context_tokens = self._engine.model_config.max_model_len
         return self._engine

@@ -162,7 +162,8 @@ class GRPOConfig:
     importance_correction: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = None
-    """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence."""
+    """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence; needs
+    `old_logprobs="recompute"`, without which there is nothing between the two."""
     importance_cap: float = 2.0
     importance_floor: float = 0.5
     """Lower bound for the `_mask` modes."""
@@ -253,6 +254,11 @@ class GRPOConfig:
         if not self.importance_floor < self.importance_cap:
             raise UsageError(
                 f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
+            )
+        if self.importance_correction is not None and self.old_logprobs == "sampler":
+            raise UsageError(
+                f"importance_correction={self.importance_correction!r} corrects what lies between the old "
+                "logprobs and the sampler's: nothing with old_logprobs='sampler'; use 'recompute'"
             )
 
     def _check_reduction(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +45,19 @@ async def test_a_closed_engine_does_not_start(tmp_path):
 
     with pytest.raises(EngineError, match="is closed"):
         await engine.generate([1], Sampling(), stop_token_ids=())
+
+
+def test_another_event_loop_is_refused_in_words(tmp_path, monkeypatch):
+    """Vllm's tasks live on the loop that started them: requests from another one would wait forever."""
+    stand_in = SimpleNamespace(model_config=SimpleNamespace(max_model_len=99), shutdown=lambda: None)
+    monkeypatch.setattr("agentenv.engine.vllm_inprocess.start", lambda arguments: stand_in)
+    engine = VLLMEngine(ModelFiles(str(tmp_path)))
+    for _ in range(2):
+        with pytest.raises(EngineError) as refused:
+            asyncio.run(engine.generate([1], Sampling(), stop_token_ids=()))
+
+    assert "belongs to the event loop of its first request" in str(refused.value)
+    assert engine.max_context_tokens == 99
 
 
 async def test_a_bad_path_is_refused_before_vllm_is_touched(tmp_path):

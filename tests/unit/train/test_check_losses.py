@@ -234,6 +234,7 @@ def test_check_13_what_is_masked_changes_nothing(seed, poison):
     config = GRPOConfig(
         beta=0.1,
         importance_correction="sequence_truncate",
+        old_logprobs="recompute",
         importance_sampling_level="sequence",
         loss_type="grpo",
         off_policy_mask_threshold=0.1,

@@ -125,7 +125,7 @@ def theirs(trainer_class, case: dict, t) -> tuple[float, torch.Tensor]:
 def ours(case: dict, t) -> tuple[float, torch.Tensor]:
     options = {"loss_type": "dapo", "max_completion_length": L_MAX, **case}
     if options.pop("use_vllm", False):
-        options["importance_correction"] = "token_truncate"
+        options |= {"importance_correction": "token_truncate", "old_logprobs": "recompute"}
     if options["loss_type"] == "cispo":
         options["ratio_max"] = options.pop("epsilon_high")
     if options["loss_type"] == "bnpo":  # with one micro-batch, the batch's token mean

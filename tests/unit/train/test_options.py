@@ -98,7 +98,9 @@ def test_dual_clip_bounds_the_loss_of_a_negative_advantage():
 )
 def test_corrections_by_hand(mode, expected):
     rho = torch.tensor([0.9, 5.0, 0.1, 1.5], dtype=torch.float64)
-    config = GRPOConfig(importance_correction=mode, importance_cap=2.0, importance_floor=0.5)
+    config = GRPOConfig(
+        importance_correction=mode, importance_cap=2.0, importance_floor=0.5, old_logprobs="recompute"
+    )
     values = correction_weights(rho.log(), torch.zeros_like(rho), torch.tensor([0, 0, 1, 1]), config)
     assert values.tolist() == pytest.approx(expected)
 
@@ -126,6 +128,7 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"epsilon": 1.5}, "epsilon must be below 1"),
         ({"delta": 1.1}, "delta must be above"),
         ({"dual_clip": 0.5}, "dual_clip must be above 1"),
+        ({"importance_correction": "token_mask"}, "nothing with old_logprobs='sampler'"),
         ({"loss_type": "dr_grpo"}, "needs max_completion_length"),
         ({"overlong_penalty_tokens": 5}, "needs max_completion_length"),
         ({"importance_sampling_level": "sequence"}, "GSPO"),
