@@ -88,9 +88,18 @@ def _from_hub(path: str) -> ModelFiles:
 
 
 def pick_device(device: str) -> str:
-    """Return the device that "auto" stands for: CUDA where there is one."""
+    """Return the device that "auto" stands for: CUDA where there is one.
+
+    Raises:
+        UsageError: CUDA is asked for, and torch finds none here.
+    """
     import torch
 
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(
+            f"device {device!r} is not here: torch {torch.__version__} finds no CUDA; "
+            "leave device out, or set it to cpu"
+        )
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
