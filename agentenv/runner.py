@@ -292,11 +292,11 @@ class Runner:
         try:
             try:
                 env = scene.make()
-            except Exception as error:  # noqa: BLE001 - the boundary: an environment that cannot be made
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: an environment that cannot be made
                 return _stillborn(plan, attempt, Failure.of("env", error))
             try:
                 person = user_for(scene.user, plan.task)
-            except Exception as error:  # noqa: BLE001 - the boundary: a user that cannot be made
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary: a user that cannot be made
                 return _stillborn(plan, attempt, Failure.of("user", error))
             episode = Episode(
                 plan,

@@ -153,9 +153,10 @@ async def test_b9_a_parser_that_raises_fails_its_episode_only():
     assert broken.error.boundary == "parser"
 
 
-async def test_b9_an_environment_that_cannot_be_made_is_an_error_of_each_episode():
+@pytest.mark.parametrize("failure", [ValueError, SystemExit])
+async def test_b9_an_environment_that_cannot_be_made_is_an_error_of_each_episode(failure):
     def broken(**kwargs):
-        raise ValueError("no such world")
+        raise failure("no such world")
 
     runner = Runner(ScriptedEngine(["a"], tokenizer=TOKENIZER), RENDERER)
 
