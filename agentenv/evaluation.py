@@ -73,9 +73,9 @@ class EvalConfig:
         if not self.envs:
             raise UsageError("name at least one environment, such as agentenv/Calculator-v0")
         if self.group_size < 1:
-            raise UsageError(f"group_size must be at least 1, not {self.group_size}")
+            raise UsageError(f"group_size (-k, --episodes) must be at least 1, not {self.group_size}")
         if self.num_tasks is not None and self.num_tasks < 1:
-            raise UsageError(f"num_tasks must be at least 1, not {self.num_tasks}")
+            raise UsageError(f"num_tasks (-n, --tasks) must be at least 1, not {self.num_tasks}")
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""

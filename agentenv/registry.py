@@ -316,10 +316,13 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
         classes = _env_classes(module)
         if len(classes) == 1:
             return _spec_of(classes[0], _made_up_id(classes[0]), "")
-        found = ", ".join(one.__name__ for one in classes) or "none"
-        raise UnknownEnvironment(
-            f"{id} registers no environment, and defines not one class of them but: {found}"
-        )
+        if not classes:
+            raise UnknownEnvironment(
+                f"{id} registers no environment and defines no class of one; "
+                "write a class of agentenv.Env or agentenv.ToolEnv, and register it"
+            )
+        found = ", ".join(f"{id}:{one.__name__}" for one in classes)
+        raise UnknownEnvironment(f"{id} defines {len(classes)} environments; choose one: {found}")
     for entry in registered:
         if attribute in (entry.id, entry.attribute):
             return entry
@@ -329,10 +332,9 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
     if target is None:
         offers = [one.__name__ for one in _env_classes(module)] + [entry.id for entry in registered]
         near = difflib.get_close_matches(attribute, offers, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UnknownEnvironment(
-            f"{id}: there is no {attribute!r}{hint} (there are: {', '.join(offers) or 'none'})"
-        )
+        known = f"there are: {', '.join(offers) or 'none'}"
+        hint = f"did you mean {near[0]!r}? ({known})" if near else known
+        raise UnknownEnvironment(f"{id}: there is no {attribute!r}; {hint}")
     return _spec_of(target, _made_up_id(target), "")
 
 

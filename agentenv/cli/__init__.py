@@ -102,10 +102,11 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        app(words)
+        code = app(words or ["--help"], standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if debug:
             raise
         sys.exit(report_error(error, words))
+    sys.exit(code or 0)

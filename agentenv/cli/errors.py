@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
+from typing import cast
+
+import typer
 
 from agentenv.errors import (
     AgentEnvError,
@@ -17,6 +22,7 @@ from agentenv.errors import (
     UnknownEnvironment,
     UsageError,
 )
+from agentenv.limits import RunLimits
 
 __all__ = ["report_error"]
 
@@ -31,12 +37,21 @@ _FIXES: tuple[tuple[type[AgentEnvError], str], ...] = (
     (UsageError, "see --help of this command"),
 )
 
+_Wrong = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+"""What typer raises for words that it cannot read; typer itself gives no name to it."""
+
 
 def report_error(error: BaseException, words: list[str]) -> int:
     """Print an error in three lines on stderr and return the exit code."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     command = "agentenv " + " ".join(words)
     notes = list(getattr(error, "__notes__", ()))
-    if isinstance(error, AgentEnvError):
+    if isinstance(error, _Wrong):
+        what, where, code = error.format_message(), command, 2
+        verb = [word for word in words[:1] if not word.startswith("-")]
+        fix = _setting_meant(what) or " ".join(["see", "agentenv", *verb, "--help"])
+    elif isinstance(error, AgentEnvError):
         what, fix = _split(str(error))
         where = "; ".join(notes) or command
         fix = fix or next((text for kind, text in _FIXES if isinstance(error, kind)), "see --help")
@@ -44,11 +59,19 @@ def report_error(error: BaseException, words: list[str]) -> int:
     else:
         what = f"{type(error).__name__}: {error}"
         where = "; ".join([*notes, _place(error)])
-        fix = "run it again with --debug for the traceback"
+        is_typo = isinstance(error, SyntaxError)
+        fix = "correct that line" if is_typo else "run it again with --debug for the traceback"
         code = 1
     for label, text in (("error", what), ("where", where), ("  fix", fix)):
         sys.stderr.write(f"{label}: {_one_line(text)}\n")
     return code
+
+
+def _setting_meant(what: str) -> str:
+    """Return how a limit is set that was given as an option of its own; empty where none was."""
+    option = what.rpartition("--")[2].rstrip(".").replace("-", "_") if what.startswith("No such") else ""
+    near = get_close_matches(option, [field.name for field in fields(RunLimits)], n=1, cutoff=0.8)
+    return f"limits are settings: -o {near[0]}=VALUE" if near else ""
 
 
 def _split(message: str) -> tuple[str, str]:
@@ -59,6 +82,8 @@ def _split(message: str) -> tuple[str, str]:
 
 def _place(error: BaseException) -> str:
     """Return file and line of the innermost frame that is not in an installed package."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
     return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "unknown"

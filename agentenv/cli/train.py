@@ -173,6 +173,8 @@ def _settings(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> tuple
 
 def _locate(model: str) -> None:
     """Refuse a model that is not there before a run directory is made."""
+    if model == "mock":
+        raise UsageError("mock has no weights to train; give a model with -m, such as -m ./SmolLM2")
     importlib.import_module("agentenv.engine.hf.load").locate(model)
 
 

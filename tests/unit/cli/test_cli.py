@@ -16,6 +16,8 @@ import pytest
 
 from agentenv.cli import VERBS, main
 from agentenv.cli.dashboard import sparkline, step_line
+from agentenv.cli.errors import report_error
+from agentenv.errors import StoreError
 from agentenv.evaluation import EvalConfig, Evaluation, evaluate, rollout
 from agentenv.limits import RunLimits
 from agentenv.registry import EnvSpec, registry
@@ -200,6 +202,14 @@ WRONG = [
     (["train", "ADDER", "-m", "./hollow"], "no weights"),
     (["train", "ADDER"], "no model to train"),
     (["train", "ADDER", "-m", "./hollow", "-o", "learning_rat=1"], "did you mean 'learning_rate'"),
+    (["train", "ADDER", "-m", "mock"], "no weights to train"),
+    (["eval", "ADDER", "--max-turns", "3"], "-o max_turns=VALUE"),
+    (["eval", "ADDER", "--modell", "mock"], "--model"),
+    (["eval", "ADDER", "-n", "many"], "see agentenv eval --help"),
+    (["diff", "last"], "AFTER"),
+    (["--bogus"], "see agentenv --help"),
+    (["eval", "./slip.py"], "slip.py:2: class Slip(object)"),
+    (["eval", "./empty.py"], "defines no class of one"),
     (["view", "gone"], "no run 'gone'"),
     (["view", "--sort", "luck"], "cannot sort"),
 ]
@@ -212,6 +222,8 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
     (tmp_path / "hollow").mkdir()
     (tmp_path / "hollow" / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "afile").write_text("")
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "slip.py").write_text("x = 1\nclass Slip(object)\n    pass\n")
 
     code = run(*[adder if word == "ADDER" else word for word in words])
     captured = capsys.readouterr()
@@ -220,6 +232,14 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
     assert says in captured.err
     assert [line.split(":")[0].strip() for line in captured.err.splitlines()] == ["error", "where", "fix"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_of_several_episodes_at_once_is_said_as_one(capsys):
+    full = ExceptionGroup("tasks", [ExceptionGroup("members", [StoreError("the disk is full; free some")])])
+
+    assert report_error(full, ["eval"]) == 1
+
+    assert capsys.readouterr().err.splitlines()[0] == "error: the disk is full"
 
 
 def test_debug_shows_the_traceback(adder):
