@@ -98,6 +98,10 @@ class Env(gymnasium.Env[Any, Any]):
     """Id of the specification that made the environment; else the class's name."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - `Any` lets __init__ type the call
+        if (args or kwargs) and cls.__init__ is object.__init__:
+            # Python lets these pass where a class writes __new__: a misspelt option would do nothing.
+            given = ", ".join([*map(repr, args), *kwargs])
+            raise TypeError(f"{cls.__name__}() takes no arguments, but was given: {given}")
         self = super().__new__(cls)
         self._episode = _Episode()
         self._rewards = ()

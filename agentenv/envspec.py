@@ -302,6 +302,8 @@ def _plain(value: Any, where: str) -> JsonValue:
 def _refuses(target: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
     import inspect
 
+    if isinstance(target, type) and target.__init__ is object.__init__:
+        return True
     try:
         inspect.signature(target).bind(**arguments)
     except TypeError:

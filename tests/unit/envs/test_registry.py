@@ -74,6 +74,17 @@ def test_make_uses_the_specification_and_its_arguments_win(hello):
     assert hello.max_turns == 3
 
 
+def test_an_argument_for_a_class_that_takes_none_is_refused():
+    class Plain(ToolEnv):
+        pass
+
+    spec = EnvSpec.of("demo/Plain-v0", Plain)
+
+    assert isinstance(spec.make(), Plain)
+    with pytest.raises(UsageError, match="takes no arguments, but was given: digits"):
+        spec.make(digits=3)
+
+
 def test_arguments_that_the_class_refuses_are_named(hello):
     with pytest.raises(UsageError, match=r"demo/Hello-v0 cannot be made with .*nam"):
         make(hello, nam="x")
