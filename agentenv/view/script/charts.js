@@ -5,8 +5,8 @@ const path = (points) =>
 
 // Maps the range of some values onto pixels; a range of nothing becomes its middle.
 function scale(values, from, to) {
-  const low = Math.min(...values);
-  const high = Math.max(...values);
+  const low = lowest(values);
+  const high = highest(values);
   const at = (v) => (high > low ? from + ((v - low) / (high - low)) * (to - from) : (from + to) / 2);
   return { low, high, at };
 }
@@ -61,8 +61,8 @@ function curve(rows, key) {
 
 function histogram(values) {
   if (!values.length) return h("p", { class: "dim" }, "no episode has a reward");
-  const low = Math.min(...values);
-  const high = Math.max(...values);
+  const low = lowest(values);
+  const high = highest(values);
   const bins = high > low ? 20 : 1;
   const counts = Array(bins).fill(0);
   for (const v of values) counts[Math.min(bins - 1, Math.floor(((v - low) / (high - low || 1)) * bins))]++;

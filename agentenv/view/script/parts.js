@@ -110,8 +110,8 @@ function heat(r, run) {
     groups.set(key, [...(groups.get(key) || []), e]);
   }
   const rewards = run.episodes.map((e) => e.r).filter(there);
-  const low = Math.min(0, ...rewards);
-  const high = Math.max(low, ...rewards);
+  const low = Math.min(0, lowest(rewards));
+  const high = Math.max(low, highest(rewards));
   const rows = [...groups.values()];
   const box = div("grid");
   let at = 0;

@@ -4,6 +4,9 @@ const fix = (x, digits = 2) => (!there(x) ? "–" : typeof x === "number" ? x.to
 const sign = (x) => (there(x) ? (x >= 0 ? "+" : "−") + Math.abs(x).toFixed(2) : "");
 const percent = (x) => (100 * x).toFixed(0) + " %";
 const mean = (xs) => xs.reduce((a, b) => a + b, 0) / xs.length;
+// Not Math.min(...xs): a long training has more rewards than a call may have arguments.
+const lowest = (xs) => xs.reduce((a, b) => Math.min(a, b), Infinity);
+const highest = (xs) => xs.reduce((a, b) => Math.max(a, b), -Infinity);
 const clip = (text, most) => (text && text.length > most ? text.slice(0, most) + " …" : text || "");
 
 function seconds(s) {

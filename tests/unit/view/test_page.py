@@ -25,6 +25,8 @@ from agentenv.store import Run, RunWriter
 from agentenv.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.trajectory import StopReason, TokenSequence, Trajectory, Turn
 from agentenv.view import build_page, show
+from agentenv.view.data import page_json, run_data
+from agentenv.view.page import frame
 from agentenv.view.server import LiveServer
 
 LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
@@ -235,6 +237,21 @@ async def test_hostile_and_odd_text_is_shown_and_never_run(tmp_path):
         assert "\u202e" not in text
         assert await tab.js("window.hacked") is None
         assert await tab.js("document.querySelectorAll('img').length") == 0
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_a_run_has_more_rewards_than_a_call_has_arguments(tmp_path):
+    data = run_data(write_run(tmp_path, "long", [episode(0, 0)]), vocabulary={})
+    (row,) = data["episodes"]
+    data["episodes"] = [{**row, "i": n, "k": f"t{n}", "g": f"t{n}"} for n in range(150_000)]
+    page = page_json([data], live=False, single=True, sort="")
+    (tmp_path / "view.html").write_text(frame([f'<script type="application/json" id="page">{page}</script>']))
+    async with open_browser() as tab:
+        await tab.open((tmp_path / "view.html").as_uri())
+
+        await tab.until("document.querySelectorAll('.vrow').length > 10")
         assert tab.complaints == []
 
 
