@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentenv.cli.options import JsonOption, ModelOption, RunsDirOption, SeedOption, SettingsOption
+from agentenv.cli.options import (
+    ConfigOption,
+    JsonOption,
+    ModelOption,
+    RunsDirOption,
+    SeedOption,
+    SettingsOption,
+    typed,
+)
 from agentenv.config import build, parse_pairs, read_toml
 from agentenv.errors import UsageError
 
@@ -27,6 +35,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def run(
+    ctx: typer.Context,
     envs: list[str] = typer.Argument(
         None, metavar="ENV...", help="Ids, path/to/file.py, file.py:Class or module:Class."
     ),
@@ -36,7 +45,7 @@ def run(
     seed: int = SeedOption,
     split: str = typer.Option("", "--split", help="Split of the tasks; the held-out one if there is one."),
     settings: list[str] = SettingsOption,
-    config: str = typer.Option("", "--config", help="TOML file with the same settings."),
+    config: str = ConfigOption,
     tokenizer: str = typer.Option(
         "", "--tokenizer", help="Directory of the tokenizer, where it is not the model's."
     ),
@@ -59,7 +68,7 @@ def run(
         "split": split,
         "tokenizer": tokenizer or None,
     }
-    sources = [read_toml(config)] if config else []
+    sources = [read_toml(config), typed(ctx, given, {})] if config else []
     code = _evaluate(
         given, [*sources, parse_pairs(settings or [])], resume, runs_dir, fail_under, as_json=as_json
     )

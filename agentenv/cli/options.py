@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import typer
 
-__all__ = ["JsonOption", "ModelOption", "RunsDirOption", "SeedOption", "SettingsOption"]
+__all__ = [
+    "ConfigOption",
+    "JsonOption",
+    "ModelOption",
+    "RunsDirOption",
+    "SeedOption",
+    "SettingsOption",
+    "typed",
+]
 
 ModelOption: Any = typer.Option(
     "mock", "-m", "--model", help="hf:PATH, vllm:PATH, http://HOST/v1, openai:NAME, scripted:FILE, or mock."
@@ -15,5 +24,24 @@ SeedOption: Any = typer.Option(0, "--seed", help="Seed of the run; every episode
 SettingsOption: Any = typer.Option(
     None, "-o", "--set", metavar="NAME=VALUE", help="A setting; may be repeated."
 )
+ConfigOption: Any = typer.Option(
+    "", "--config", help="TOML file with the same settings; what is typed here wins."
+)
 RunsDirOption: Any = typer.Option("runs", "--runs-dir", help="Directory of all runs.")
 JsonOption: Any = typer.Option(False, "--json", help="Print one JSON object instead.")
+
+
+def typed(ctx: typer.Context, given: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings whose options stand on the command line, unlike those left at a default.
+
+    Args:
+        ctx: of the command.
+        given: settings by name.
+        parameters: of the command, by setting, where they are called otherwise.
+    """
+    sources = {name: ctx.get_parameter_source(parameters.get(name, name)) for name in given}
+    return {
+        name: given[name]
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }

@@ -12,7 +12,14 @@ from typing import Any, cast
 
 import typer
 
-from agentenv.cli.options import JsonOption, RunsDirOption, SeedOption, SettingsOption
+from agentenv.cli.options import (
+    ConfigOption,
+    JsonOption,
+    RunsDirOption,
+    SeedOption,
+    SettingsOption,
+    typed,
+)
 from agentenv.config import build, parse_pairs, read_toml
 from agentenv.errors import UsageError
 
@@ -20,9 +27,13 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+_PARAMETERS = {"engine": "model", "max_steps": "steps", "num_generations": "group_size"}
+"""Of the command, by the setting that each gives."""
+
 
 @app.command()
 def run(
+    ctx: typer.Context,
     envs: list[str] = typer.Argument(
         None, metavar="ENV...", help="Ids, files or modules; ENV=WEIGHT for a mixture."
     ),
@@ -42,7 +53,7 @@ def run(
     num_demos: int = typer.Option(128, "--num-demos", help="Tasks that it shows."),
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,
-    config: str = typer.Option("", "--config", help="TOML file with the same settings."),
+    config: str = ConfigOption,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Go on with a stopped run from its last checkpoint."),
     as_json: bool = JsonOption,
@@ -62,7 +73,8 @@ def run(
         "num_generations": group_size,
         "seed": seed,
     }
-    sources = [*([read_toml(config)] if config else []), parse_pairs(settings or [])]
+    sources = [read_toml(config), typed(ctx, given, _PARAMETERS)] if config else []
+    sources.append(parse_pairs(settings or []))
     job = _Job(envs or [], given, sources, demos, num_demos)
     code = job.resume(resume, runs_dir, as_json) if resume else job.start(runs_dir, as_json)
     if code:

@@ -184,6 +184,26 @@ def test_settings_reach_limits_sampling_and_config_file(adder, tmp_path):
     assert (config["sampling"]["top_p"], config["sampling"]["temperature"]) == (0.5, 0.5)
 
 
+def test_what_is_typed_wins_over_the_config_file_and_the_file_over_defaults(adder, tmp_path):
+    (tmp_path / "run.toml").write_text("num_tasks = 2\ngroup_size = 3\nmax_turns = 3\n")
+    run("eval", adder, "--config", "run.toml", "-k", "1", "-o", "max_turns=2", "--json")
+
+    config = find_run("last").info.config
+
+    assert (config["num_tasks"], config["group_size"], config["limits"]["max_turns"]) == (2, 1, 2)
+
+
+def test_a_training_takes_what_is_typed_over_its_config_file(adder, tmp_path, capsys):
+    """The refusal of the steps shows which of the two numbers was taken; no model is loaded."""
+    (tmp_path / "train.toml").write_text("max_steps = -1\nnum_generations = 4\n")
+    wanted = "max_steps must be 0 or more, not -"
+
+    assert run("train", adder, "-m", "x", "--config", "train.toml", "--steps", "-2") == 2
+    assert f"{wanted}2" in capsys.readouterr().err
+    assert run("train", adder, "-m", "x", "--config", "train.toml") == 2
+    assert f"{wanted}1" in capsys.readouterr().err
+
+
 WRONG = [
     (["evl"], "did you mean 'eval'"),
     (["eval", "cli/Addr-v0"], "did you mean 'cli/Adder-v0'"),
