@@ -114,9 +114,10 @@ class ToolEnv(Env):
         where = f"task {self._episode.label}"
         for name in wanted.required:
             if name not in offered:
+                has = ", ".join(task) or f"no fields: register the environment with tasks=[{{{name!r}: ...}}]"
                 raise TaskError(
                     f"{where} lacks the field {name!r} that {type(self).__name__}.start() asks for"
-                    f"{did_you_mean(name, list(task))}; it has: {', '.join(task) or 'no fields'}"
+                    f"{did_you_mean(name, list(task))}; it has: {has}"
                 )
         self._refuse_unknown_fields(where)
         return arguments_for(self.start, offered, task)

@@ -54,7 +54,9 @@ def show(
     print(f"tools ({len(tools)})")
     for tool in sorted(tools, key=lambda one: one["name"]):
         print(f"  {tool['name']:<{width}}  {tool['target']}")
-    if not rows and not words:
+    if not rows and not tools and words:
+        print("nothing that is installed contains these words; agentenv list shows all")
+    elif not rows and not words:
         print("none are installed; write one in a file and run: agentenv eval path/to/file.py")
 
 

@@ -162,6 +162,11 @@ def test_fail_under_decides_the_exit_code(adder):
     assert run("eval", adder, "-m", "scripted:1 2 3 4 5", "-n", "4", "--fail-under", "0.5", "--json") == 0
 
 
+def test_a_list_of_nothing_says_so(capsys):
+    assert run("list", "no-such-word") == 0
+    assert "nothing that is installed contains these words" in capsys.readouterr().out
+
+
 def test_settings_reach_limits_sampling_and_config_file(adder, tmp_path):
     (tmp_path / "run.toml").write_text("max_turns = 3\n[sampling]\ntop_p = 0.5\n")
     run(

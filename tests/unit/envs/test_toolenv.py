@@ -116,6 +116,11 @@ async def test_a_wrong_field_is_named_with_its_row(task, words):
         await begun(Adder(), row.data)
 
 
+async def test_without_tasks_the_error_says_how_to_give_some():
+    with pytest.raises(TaskError, match=r"it has: no fields: register the environment with tasks=\[\{'x'"):
+        await begun(Adder(), {})
+
+
 async def test_a_field_that_only_the_reward_reads_is_known():
     class Graded(Adder):
         def start(self, question: str) -> str:
