@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
+from pydantic_core import from_json, to_json
 
 from agentenv.errors import ContextTooLong, EngineError, EngineUnavailable
 
@@ -91,7 +92,7 @@ class ServerPool:
         self._session()
         began = monotonic()
         pause = FIRST_PAUSE_S
-        data = json.dumps(body).encode()
+        data = to_json(body)
         while True:
             server = await self._take(session_id, began)
             waited = monotonic() - began
@@ -128,7 +129,7 @@ class ServerPool:
 
     async def post_one(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Post an order to one server, once; an answer that is no JSON object counts as empty."""
-        return await self._post_to(server, path, json.dumps(body).encode(), order=True)
+        return await self._post_to(server, path, to_json(body), order=True)
 
     async def get(self, server: Server, path: str) -> dict[str, Any]:
         """Get JSON from one server, once."""
@@ -168,7 +169,7 @@ class ServerPool:
         if status in BUSY:
             raise EngineUnavailable(f"{server.url} is busy ({status})")
         try:
-            answer: Any = json.loads(content) if content.strip() else {}
+            answer: Any = from_json(content) if content.strip() else {}
         except ValueError:
             answer = None
         if status >= 400:
