@@ -293,6 +293,7 @@ async def check_adapters(loaded, model, directory):
     from peft import LoraConfig, get_peft_model
 
     base = await say(loaded, temperature=0.0)
+    torch.manual_seed(0)  # of the adapter: a small one would make hardly another policy
     model = get_peft_model(
         model, LoraConfig(r=RANK, target_modules=["q_proj", "v_proj"]), adapter_name="policy"
     )
@@ -300,8 +301,8 @@ async def check_adapters(loaded, model, directory):
     unchanged = await say(loaded, temperature=0.0, adapter="policy")
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    drawn = Sampling(max_tokens=24, adapter="policy")
+            torch.nn.init.normal_(parameter, std=0.6)
+    drawn = Sampling(max_tokens=24, adapter="policy", seed=0)
     prompts = [loaded.tokenizer.encode(LONG)]
     stale = await check_sync(loaded.engine, scorer(model), prompts, sampling=drawn)
     await push_weights(loaded.engine, model, version=7, directory=directory, adapter="policy")
