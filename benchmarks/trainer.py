@@ -1,9 +1,10 @@
 """Trainer step (loss, forward, backward) against a plain padded step and TRL's, on the same batch.
 
-Every cell runs in a fresh process: the first step gives peak memory and gradients, then the best of
-three is the time, which other work on the machine disturbs least. "plain" is the honest baseline: a
-padded batch, logits at completion positions only, log-softmax, backward. Weights are random, of the
-shapes named; gradients are compared with the same step in the next wider format.
+Every step runs in a process of its own: the first gives peak memory and gradients. Then they take
+turns, and the best of five is the time, which other work on the machine disturbs least. "plain" is the
+honest baseline: a padded batch, logits at completion positions only, log-softmax, backward. "saving" is
+ours with `gradient_checkpointing`. Weights are random, of the shapes named; gradients are compared with
+the same step in the next wider format.
 
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --json trainer.json --threads 2
@@ -20,6 +21,7 @@ import tempfile
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,7 +52,7 @@ CELLS = {
     "f32-long": Cell("SmolLM2", "float32", 256, 128, 8),
 }
 QUICK = ("tiny", "bf16")
-HOWS = ("plain", "ours", "trl")
+HOWS = ("plain", "ours", "saving", "trl")
 RATIOS = ("faster_than_plain", "cpu_faster_than_plain", "memory_of_plain")
 SHAPES = {
     "SmolLM2": {
@@ -101,14 +103,14 @@ def build_batch(cell: Cell):
     return SimpleNamespace(prompt=prompt, completions=completions, mask=mask, advantages=advantages)
 
 
-def our_step(model, batch):
+def our_step(model, batch, *, saving: bool = False):
     from agentenv.train.batch import Row
     from agentenv.train.config import GRPOConfig
     from agentenv.train.metrics import Meter
     from agentenv.train.policy import Policy
     from agentenv.train.update import accumulate, assign_weights
 
-    config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192)
+    config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192, gradient_checkpointing=saving)
     policy = Policy(model, config)
     rows = []
     for number, completion in enumerate(batch.completions):
@@ -210,13 +212,11 @@ def trl_step(model, batch):
     return step
 
 
-STEPS = {"ours": our_step, "plain": plain_step, "trl": trl_step}
+STEPS = {"plain": plain_step, "ours": our_step, "saving": partial(our_step, saving=True), "trl": trl_step}
 
 
-def measure(
-    cell: Cell, how: str, dtype: str, threads: int, device: str, save: str, repeats: int
-) -> dict[str, float]:
-    """Run one cell in this process."""
+def serve(cell: Cell, how: str, dtype: str, threads: int, device: str, save: str) -> None:
+    """Make the first step, then one for each line of stdin; write what each took as a line of JSON."""
     import torch
 
     torch.set_num_threads(threads)
@@ -225,24 +225,19 @@ def measure(
     reset_peak(device)
     before = memory_now(device)
     loss = step()
-    peak = memory_peak(device) - before
+    print(json.dumps({"peak_bytes": memory_peak(device) - before, "loss": loss}), flush=True)
     torch.save([one.grad.cpu() for one in model.parameters()], save)
-    seconds: list[float] = []
-    cpu_seconds: list[float] = []
-    for _ in range(repeats):
+    for _ in sys.stdin:
         model.zero_grad()
         synchronize(device)
         started, cpu_started = time.perf_counter(), time.process_time()
         step()
         synchronize(device)
-        seconds.append(time.perf_counter() - started)
-        cpu_seconds.append(time.process_time() - cpu_started)
-    return {
-        "seconds": min(seconds, default=0.0),
-        "cpu_seconds": min(cpu_seconds, default=0.0),
-        "peak_bytes": peak,
-        "loss": loss,
-    }
+        took = {
+            "seconds": time.perf_counter() - started,
+            "cpu_seconds": time.process_time() - cpu_started,
+        }
+        print(json.dumps(took), flush=True)
 
 
 def synchronize(device: str) -> None:
@@ -284,17 +279,38 @@ def _status(key: str) -> int:
     return 0
 
 
-def run_child(
-    cell: str, how: str, dtype: str, save: Path, options: argparse.Namespace, repeats: int
-) -> dict | None:
-    command = [sys.executable, __file__, "--child", cell, how, dtype, str(save), str(repeats)]
-    command += ["--threads", str(options.threads), "--device", options.device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        print(f"  {how} skipped: {reason}", file=sys.stderr)
-        return None
-    return json.loads(done.stdout.strip().splitlines()[-1])
+class Child:
+    """A process that makes one kind of step."""
+
+    def __init__(self, cell: str, how: str, dtype: str, save: Path, options: argparse.Namespace) -> None:
+        command = [sys.executable, __file__, "--child", cell, how, dtype, str(save)]
+        command += ["--threads", str(options.threads), "--device", options.device]
+        self.how = how
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process lives
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+        self.first = self._read()
+
+    def step(self) -> dict[str, float]:
+        """Make one more step; return what it took."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        """Let the process end; say why if it failed."""
+        self.process.communicate()
+        if self.process.returncode:
+            self.errors.seek(0)
+            reason = (self.errors.read().strip().splitlines() or ["no reason given"])[-1]
+            print(f"  {self.how} skipped: {reason}", file=sys.stderr)
+
+    def _read(self) -> dict[str, float]:
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        return {}
 
 
 def gradient_error(left: Path, truth: Path) -> float:
@@ -309,17 +325,21 @@ def gradient_error(left: Path, truth: Path) -> float:
 def run_cell(name: str, options: argparse.Namespace, hows: list[str]) -> list[dict]:
     cell = CELLS[name]
     wider = {"float32": "float64", "bfloat16": "float32"}[cell.dtype]
-    rows: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
-        truth = Path(folder) / "truth"
-        has_truth = not options.no_truth and run_child(name, "plain", wider, truth, options, 0) is not None
-        for how in hows:
-            save = Path(folder) / how
-            found = run_child(name, how, cell.dtype, save, options, 1 if options.quick else 3)
-            if found is not None:
-                error = gradient_error(save, truth) if has_truth else None
-                rows.append({"cell": cell.name, "how": how, **found, "gradient_error": error})
-                save.unlink()
+        saves = {how: Path(folder) / how for how in ("truth", *hows)}
+        if not options.no_truth:
+            Child(name, "plain", wider, saves["truth"], options).close()
+        started = [Child(name, how, cell.dtype, saves[how], options) for how in hows]
+        children = [child for child in started if child.first]
+        steps = [[child.step() for child in children] for _ in range(1 if options.quick else 5)]
+        for child in started:
+            child.close()
+        rows: list[dict] = []
+        for child, taken in zip(children, zip(*steps, strict=True), strict=True):
+            best = {key: min(one[key] for one in taken) for key in ("seconds", "cpu_seconds")}
+            truth = saves["truth"]
+            error = gradient_error(saves[child.how], truth) if truth.exists() else None
+            rows.append({"cell": cell.name, "how": child.how, **child.first, **best, "gradient_error": error})
     plain = next((row for row in rows if row["how"] == "plain"), None)
     for row in rows:
         pairs = (("seconds", plain, row), ("cpu_seconds", plain, row), ("peak_bytes", row, plain))
@@ -364,12 +384,11 @@ def main() -> None:
     parser.add_argument("--no-truth", action="store_true", help="do not compare gradients")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        cell, how, dtype, save, repeats = options.child
-        found = measure(CELLS[cell], how, dtype, options.threads, options.device, save, int(repeats))
-        print(json.dumps(found))
+        cell, how, dtype, save = options.child
+        serve(CELLS[cell], how, dtype, options.threads, options.device, save)
         return
     print(f"{platform.processor() or platform.machine()}, {options.threads} threads, {options.device}")
     print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}")

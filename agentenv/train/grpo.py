@@ -145,19 +145,19 @@ class GRPOTrainer:
             self.world.most(min(self.config.num_minibatches, len({row.group for row in batch.rows}))),
             seed=derive_seed(self.config.seed, "minibatches", self.steps_done),
         )
-        passes = len(parts) * self.config.num_iterations
-        self._score_before(batch.rows, passes)
+        self._score_before(batch.rows, passes=len(parts) * self.config.num_iterations)
         scored = time.perf_counter()
         meter = Meter()
         updates: list[tuple[float, float]] = []
         for part in parts * self.config.num_iterations:
-            updates.append(self.update(part, self.optimizer, self._rate(), meter))
+            rate = learning_rate(self.config, self.updates_done)
+            updates.append(self.update(part, self.optimizer, rate, meter))
             self.updates_done += isfinite(updates[-1][1])
         self.steps_done += 1
         self._note(groups, batch)
         metrics = played | batch.metrics | meter.result() | update_metrics(updates)
         metrics |= {
-            "learning_rate": self._rate(),
+            "learning_rate": learning_rate(self.config, self.updates_done),
             "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
             "weights_version": float(self.weights_version),
             "time/logprob": scored - started,
@@ -165,12 +165,7 @@ class GRPOTrainer:
         }
         return self.world.merge(metrics)
 
-    def _rate(self) -> float:
-        """Return the rate of the next update; a step with few groups makes fewer than are planned for."""
-        planned = self.config.max_steps * self.config.num_minibatches * self.config.num_iterations
-        return learning_rate(self.config, self.updates_done, total_steps=planned)
-
-    def _score_before(self, rows: Sequence[Row], passes: int) -> None:
+    def _score_before(self, rows: Sequence[Row], *, passes: int) -> None:
         """Score the rows under what stays fixed in this step: the proximal policy and the reference."""
         if self.config.old_logprobs == "recompute" and passes > 1:
             for row, old_n in zip(rows, score_rows(self.policy, rows), strict=True):

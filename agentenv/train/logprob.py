@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
-KEPT_BYTES = 80 << 20
+KEPT_BYTES = 96 << 20
 """Memory for probabilities kept from the forward to the backward pass: a matrix product less."""
 
 
@@ -97,16 +97,17 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
                 p, slope = kept_KV[part], None
             else:
                 _, p, slope = head.probabilities(hidden_NH[part])
-            given = [None if grad is None else grad[part, None] for grad in grads]
-            grad_logits = _grad_logits(p, labels_N[part, None], given[0], entropy_N[part, None], given[1])
-            if head.temperature != 1.0:
-                grad_logits /= head.temperature
+            of_logprobs, of_entropy = (None if grad is None else grad[part, None] for grad in grads)
+            grad_logits, scale_n1 = _grad_logits(
+                p, labels_N[part, None], of_logprobs, entropy_N[part, None], of_entropy
+            )
+            scale_n1 = scale_n1 / head.temperature
             if slope is not None:
                 grad_logits *= slope
             if grad_hidden_NH is not None:
-                grad_hidden_NH[part] = grad_logits.to(weight_VH.dtype) @ weight_VH
+                grad_hidden_NH[part] = (grad_logits.to(weight_VH.dtype) @ weight_VH) * scale_n1
             if grad_weight_VH is not None:
-                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part].to(head.dtype))
+                grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part] * scale_n1)
         ctx.kept_KV = head.new_rows(0)  # they were overwritten: a second pass makes its own
         grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
         return grad_hidden_NH, grad_weight, None, None, None
@@ -169,8 +170,10 @@ def _chunks(count: int, kept: int, chunk: int) -> list[slice]:
 
 def _grad_logits(
     p: Tensor, labels: Tensor, grad_logprobs: Tensor | None, entropy: Tensor, grad_entropy: Tensor | None
-) -> Tensor:
-    """Return the gradient of a chunk's scaled logits; `p` is overwritten.
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of a chunk's scaled logits as a matrix and the factor of each of its rows.
+
+    The factors go on to what the matrix is multiplied with, which is far smaller. `p` is overwritten.
 
     Args:
         p: probabilities of the chunk, `[n, V]`; the others are `[n, 1]`.
@@ -179,11 +182,10 @@ def _grad_logits(
         entropy: of the chunk.
         grad_entropy: incoming gradient of the entropies.
     """
-    of_entropy = None
-    if grad_entropy is not None:
-        of_entropy = torch.xlogy(p, p).addcmul_(p, entropy).mul_(grad_entropy)
     if grad_logprobs is None:
-        grad = p.zero_()
-    else:
-        grad = p.mul_(-grad_logprobs).scatter_add_(-1, labels, grad_logprobs)
-    return grad if of_entropy is None else grad.sub_(of_entropy)
+        grad_logprobs = torch.zeros_like(entropy)
+    if grad_entropy is None:
+        return p.scatter_add_(-1, labels, p.new_full(labels.shape, -1.0)), -grad_logprobs
+    of_entropy = torch.xlogy(p, p).addcmul_(p, entropy).mul_(grad_entropy)
+    grad = p.mul_(-grad_logprobs).scatter_add_(-1, labels, grad_logprobs)
+    return grad.sub_(of_entropy), torch.ones_like(entropy)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -46,7 +46,11 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
     with ThreadPoolExecutor(1) as pool:
         try:
-            return pool.submit(asyncio.run, run()).result()
+            future = pool.submit(asyncio.run, run())
+            # An interrupt that comes just before a wait begins is noticed only when the wait ends.
+            while not wait([future], timeout=1).done:
+                pass
+            return future.result()
         except KeyboardInterrupt:
             # The thread knows of no interrupt, and leaving the block waits for it.
             for loop, task in begun:

@@ -16,12 +16,15 @@ from agentenv.train.config import GRPOConfig
 __all__ = ["MasterOptimizer", "learning_rate"]
 
 
-def learning_rate(config: GRPOConfig, step: int, *, total_steps: int | None = None) -> float:
-    """Return the learning rate of an optimiser step, counted from 0."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    total = config.max_steps if total_steps is None else total_steps
-    done = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
+def learning_rate(config: GRPOConfig, updates_done: int) -> float:
+    """Return the learning rate of the next optimiser step.
+
+    The schedule ends with the updates that are planned; a step with few groups makes fewer.
+    """
+    if updates_done < config.warmup_steps:
+        return config.learning_rate * (updates_done + 1) / config.warmup_steps
+    planned = config.max_steps * config.num_minibatches * config.num_iterations
+    done = (updates_done - config.warmup_steps) / max(1, planned - config.warmup_steps)
     if config.lr_scheduler_type == "linear":
         return config.learning_rate * max(0.0, 1.0 - done)
     if config.lr_scheduler_type == "cosine":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -132,6 +133,7 @@ def warm_up(
             f"none of {len(demonstrations)} demonstrations has a sampled token to train on; "
             "were they played by an engine that only speaks text?"
         )
+    config = replace(config, num_minibatches=1, num_iterations=1)  # one update a step
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
