@@ -38,6 +38,7 @@ def run(
     print(f"  agentenv check {root}/{module}.py")
     print(f"  agentenv eval {root}/{module}.py -m mock -n 20 -k 4")
     print(f"  pip install -e {root}    then it is in agentenv list")
+    print(f"  cd {root} && pip install -e '.[dev]' && pytest    its tests, with what they need")
 
 
 def files_of(words: list[str]) -> dict[str, str]:
