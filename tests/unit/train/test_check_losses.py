@@ -64,6 +64,79 @@ def test_check_01_k3_by_hand():
     assert kl_penalty(lp, lp + 0.1, "k2").item() == pytest.approx(0.005, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "kl", "slope"), [("k1", -0.5, 1.0), ("k2", 0.125, -0.5), ("k3", 0.1487213, -0.6487213)]
+)
+def test_check_01_the_chosen_kl_estimator_is_what_the_loss_adds(estimator, kl, slope):
+    lp = tensor(-1.0).requires_grad_()
+
+    output = grpo_loss(
+        lp,
+        old_logprobs=lp.detach(),
+        advantages=tensor(0.0),
+        weights=tensor(1.0),
+        config=GRPOConfig(beta=0.1, kl_estimator=estimator),
+        ref_logprobs=tensor(-0.5),
+    )
+    output.loss.backward()
+
+    assert output.loss.item() == pytest.approx(0.1 * kl, abs=1e-8)
+    assert lp.grad.item() == pytest.approx(0.1 * slope, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advantage", "loss"),
+    [
+        (0.3, 0.6, 1.0, 0.0),  # up by more than 0.2
+        (0.6, 0.4, -1.0, 0.0),  # down by more than 0.1
+        (0.6, 0.3, 1.0, -0.5),
+        (0.3, 0.6, -1.0, 2.0),
+        (0.01, 0.15, 1.0, -15.0),  # a ratio of 15, but a small change
+        (0.15, 0.1, -1.0, 2 / 3),
+    ],
+)
+def test_check_01_dppo_leaves_out_what_moved_too_far_by_hand(before, after, advantage, loss):
+    lp = tensor(math.log(after)).requires_grad_()
+
+    value = loss_of(
+        lp, tensor(math.log(before)), tensor(advantage), loss_type="dppo", dppo_low=0.1, dppo_high=0.2
+    )
+    value.backward()
+
+    assert value.item() == pytest.approx(loss, abs=1e-12)
+    assert lp.grad.item() == pytest.approx(loss, abs=1e-12)  # of r A, the slope in lp is r A itself
+
+
+@pytest.mark.parametrize(
+    ("advantage", "kept", "slopes"),
+    [(1.0, [0.28, math.log(0.5)], [0.0, 1.0]), (-1.0, [math.log(2.0), -0.2], [1.0, 0.0])],
+)
+def test_check_01_gmpo_clips_log_ratios_by_hand(advantage, kept, slopes):
+    old = tensor(-2.0, -2.0)
+    lp = (old + tensor(2.0, 0.5).log()).requires_grad_()
+
+    value = loss_of(lp, old, tensor(advantage, advantage), loss_type="gmpo", epsilon=0.2, epsilon_high=0.28)
+    value.backward()
+
+    each = -advantage * math.exp(sum(kept) / 2)  # at both tokens of the one sequence
+    assert value.item() == pytest.approx(2 * each, abs=1e-12)
+    assert lp.grad.tolist() == pytest.approx([each * slope for slope in slopes], abs=1e-12)
+
+
+def test_a_clip_is_counted_only_where_the_sign_of_the_advantage_makes_it_act():
+    ratio, advantages = tensor(0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0), tensor(-1, 1, 1, 1, 1, -1, -1)
+
+    sums = grpo_loss(
+        ratio.log(),
+        old_logprobs=torch.zeros_like(ratio),
+        advantages=advantages,
+        weights=torch.ones_like(ratio),
+        config=GRPOConfig(),
+    ).sums
+
+    assert [sums[f"clip_ratio/{name}_mean"].item() for name in ("low", "high", "region")] == [1, 2, 3]
+
+
 def random_tokens(seed: int, count: int = 200):
     generator = torch.Generator().manual_seed(seed)
 
@@ -193,6 +266,17 @@ def test_check_10_chunked_logprobs_equal_plain_ones(with_entropy):
     plain = run(lambda h, w: plain_logprobs(h @ w.T, labels, temperature=0.7))
     for ours, truth in zip(chunked, plain, strict=True):
         torch.testing.assert_close(ours, truth, rtol=0, atol=1e-12)
+
+
+def test_check_10_the_heads_gradient_is_summed_in_float32_under_bfloat16():
+    hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
+    weight = torch.zeros(4, 1, dtype=torch.bfloat16, requires_grad=True)
+
+    logprobs, _ = chunked_logprobs(hidden, weight, torch.zeros(1024, dtype=torch.long), chunk=1)
+    logprobs.sum().backward()
+
+    # 1024 times 1 - 1/4 and -1/4; a sum in bfloat16 stands still at 256 and -64.
+    assert weight.grad.flatten().tolist() == [768.0, -256.0, -256.0, -256.0]
 
 
 def test_check_10_soft_cap_has_the_right_gradient():

@@ -294,6 +294,30 @@ def test_an_adapter_of_any_name_is_resumed(tmp_path):
     assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
 
 
+def test_a_resume_draws_the_random_numbers_that_would_have_come_next(tmp_path):
+    trainer = trainer_of()
+    torch.manual_seed(7)
+    path = trainer.save(tmp_path / "half")
+    expected = torch.rand(3)
+    again = trainer_of()
+
+    again.resume(path)
+
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [(None, {"step-8", "step-9", "step-10"}), (2, {"step-9", "step-10"}), (1, {"step-10"})]
+)
+def test_the_newest_checkpoints_are_kept_up_to_the_limit(tmp_path, limit, left):
+    trainer = trainer_of(output_dir=str(tmp_path), save_total_limit=limit)
+
+    for trainer.steps_done in (8, 9, 10):
+        trainer.save_step()
+
+    assert {one.name for one in (tmp_path / "checkpoints").iterdir()} == left
+
+
 def test_resume_refuses_another_models_checkpoint(tmp_path):
     path = trainer_of().save(tmp_path / "model")
     with pytest.raises(UsageError, match="another model"):

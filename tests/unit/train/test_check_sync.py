@@ -119,6 +119,35 @@ def test_a_mixture_plays_every_environment_and_keeps_groups_apart(tmp_path):
     assert all(len({one.task_id for one in group}) == 1 for group in groups)
 
 
+def test_a_mixture_deals_tasks_by_its_weights():
+    trainer = make_trainer(own_model=False, groups_per_step=40, num_generations=1)
+    trainer.limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=1)
+    often, seldom = (EnvSpec.of(f"test/{name}-v0", Parrot, tasks=[{"n": 1}]) for name in ("Often", "Seldom"))
+    trainer.envs = [(often, 9.0), (seldom, 1.0)]
+
+    cursors = play(trainer).cursors
+
+    assert sum(cursors.values()) == 40
+    assert cursors["test/Often-v0"] >= 30  # 36 are expected; 20 if the weights were equal
+
+
+@pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5])])
+def test_held_out_tasks_are_played_every_so_many_steps_and_at_the_end(tmp_path, every, steps):
+    trainer = make_trainer(
+        own_model=False,
+        max_steps=5,
+        eval_steps=every,
+        groups_per_step=1,
+        num_generations=2,
+        output_dir=str(tmp_path),
+    )
+    trainer.eval_tasks = [{"n": 7}]
+
+    history = trainer.train()
+
+    assert [step for step, metrics in enumerate(history, 1) if "eval/success" in metrics] == steps
+
+
 class Dull(ToolEnv):
     """Two tasks of six tell their episodes apart."""
 

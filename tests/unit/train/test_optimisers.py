@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -60,3 +61,18 @@ def test_an_8_bit_optimiser_keeps_8_bits_and_resumes_to_the_bit(tmp_path):
 def test_an_optimiser_that_cannot_be_loaded_is_named(optim):
     with pytest.raises(UsageError, match=optim):
         MasterOptimizer([torch.nn.Parameter(torch.ones(2))], GRPOConfig(optim=optim))
+
+
+@pytest.mark.parametrize(("gradient", "clipped"), [((3.0, 4.0), (1.5, 2.0)), ((0.3, 0.4), (0.3, 0.4))])
+def test_gradients_are_clipped_to_the_norm_of_the_run(gradient, clipped):
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in gradient]
+    optimizer = MasterOptimizer(parameters, GRPOConfig(max_grad_norm=2.5, adam_epsilon=1.0))
+    for parameter, value in zip(parameters, gradient, strict=True):
+        parameter.grad = torch.tensor([value])
+
+    norm = optimizer.step(0.1)
+
+    assert norm == pytest.approx(math.hypot(*gradient))
+    # Adam's first step is g / (|g| + epsilon): with an epsilon of 1 it shows how large g was.
+    expected = [-0.1 * g / (g + 1) for g in clipped]
+    assert [one.item() for one in parameters] == pytest.approx(expected, rel=1e-5)

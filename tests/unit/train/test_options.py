@@ -17,13 +17,13 @@ from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHead
 from agentenv.errors import UsageError
 from agentenv.train import GRPOConfig, LoraOptions
 from agentenv.train.advantage import group_advantages, overlong_penalty, turn_returns
-from agentenv.train.batch import build_batch
+from agentenv.train.batch import build_batch, demonstration_rows
 from agentenv.train.config import REDUCTION_OF
 from agentenv.train.loss import SURROGATES, grpo_loss
 from agentenv.train.mismatch import correction_weights
 from agentenv.train.optim import MasterOptimizer, learning_rate
 from agentenv.train.reference import Reference
-from agentenv.train.update import score_rows
+from agentenv.train.update import assign_weights, minibatches, score_rows
 from agentenv.train.warn import early_warnings
 from agentenv.trajectory import StopReason, TrajectoryGroup
 
@@ -59,6 +59,28 @@ def test_batch_scale_divides_by_the_spread_of_the_whole_batch():
     assert values[1] == pytest.approx([-1.5 / (std + 1e-4), 1.5 / (std + 1e-4)])
 
 
+@pytest.mark.parametrize("level", ["episode", "turn"])
+def test_advantage_eps_is_added_to_the_standard_deviation(level):
+    config = GRPOConfig(advantage_eps=0.5, advantage_level=level)
+
+    rows = build_batch([group("a", [0.0, 1.0])], config).rows
+
+    value = 0.5 / (math.sqrt(0.5) + 0.5)
+    assert [row.advantages_n[0].item() for row in rows] == pytest.approx([-value, value])
+
+
+def test_groups_count_as_all_good_or_all_bad_by_their_last_member_too():
+    groups = [
+        group(f"{n}", own)
+        for n, own in enumerate(([1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.5, 0.0]))
+    ]
+
+    metrics = build_batch(groups, GRPOConfig()).metrics
+
+    assert metrics["groups/frac_all_good"] == 2 / 5
+    assert metrics["groups/frac_all_bad"] == 1 / 5
+
+
 @pytest.mark.parametrize(("tokens", "penalty"), [(0, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (150, -1.0)])
 def test_overlong_penalty_falls_linearly(tokens, penalty):
     assert overlong_penalty(tokens, max_tokens=100, cache_tokens=20) == pytest.approx(penalty)
@@ -70,6 +92,55 @@ def test_turn_returns_are_discounted_sums_of_what_follows():
 
 def test_every_loss_type_has_a_surrogate_and_a_reduction():
     assert SURROGATES.keys() == REDUCTION_OF.keys()
+
+
+PER_TOKEN, PER_EPISODE = [1 / 4, 1 / 4, 1 / 4], [1 / 3, 1 / 6, 1 / 3]
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "weights"),
+    [
+        ("dapo", PER_TOKEN),
+        ("grpo", PER_EPISODE),
+        ("dr_grpo", [1 / 30, 1 / 30, 1 / 30]),
+        ("prompt_mean", [1 / 6, 1 / 6, 1 / 2]),
+        ("cispo", PER_TOKEN),
+        ("sapo", PER_EPISODE),
+        ("reinforce", PER_TOKEN),
+        ("dppo", PER_TOKEN),
+        ("gmpo", PER_EPISODE),
+        ("gpg", PER_TOKEN),
+    ],
+)
+def test_each_loss_type_weighs_tokens_as_it_was_published(loss_type, weights):
+    rows = [helpers.make_row([1] * 9, trained, place) for trained, place in (([1], 0), ([1, 2], 0), ([1], 1))]
+    for episode_number, row in enumerate(rows):
+        row.episode = episode_number
+
+    assign_weights(rows, GRPOConfig(loss_type=loss_type, max_completion_length=10))
+
+    assert [row.weight for row in rows] == pytest.approx(weights)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(1, 4), st.integers(0, 100))
+def test_minibatches_hold_every_row_once_and_whole_groups(numbers, count, seed):
+    rows = [helpers.make_row([1, 2], [1], number) for number in numbers]
+
+    parts = minibatches(rows, count, seed=seed)
+
+    assert sorted(id(row) for part in parts for row in part) == sorted(map(id, rows))
+    homes = [number for part in parts for number in {row.group for row in part}]
+    assert sorted(homes) == sorted(set(numbers))
+
+
+def test_the_order_of_minibatches_is_drawn_from_the_seed():
+    rows = [helpers.make_row([1, 2], [1], number) for number in range(4)]
+
+    def first(seed: int) -> int:
+        return minibatches(rows, 4, seed=seed)[0][0].group
+
+    assert {first(seed) for seed in range(40)} == {0, 1, 2, 3}
+    assert [first(seed) for seed in range(40)] == [first(seed) for seed in range(40)]
 
 
 def test_dual_clip_bounds_the_loss_of_a_negative_advantage():
@@ -277,6 +348,15 @@ def test_demonstrations_mix_into_a_step_with_their_own_mean():
     mixed = trainer_of(sft_coef=0.5).step(batch, demonstrations=shown)
     assert mixed["loss"] == pytest.approx(alone["loss"] + 0.5 * mixed["sft/nll"], abs=1e-9)
     assert mixed["ratio/mean"] == pytest.approx(alone["ratio/mean"], abs=1e-9)
+
+
+@pytest.mark.parametrize(("longest", "left"), [(None, 2), (13, 2), (12, 1), (7, 0)])
+def test_demonstrations_longer_than_the_model_takes_are_left_out(longest, left):
+    shown = [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)]  # after a prompt of 6
+
+    rows = demonstration_rows(shown, max_length=longest)
+
+    assert [len(row.token_ids) for row in rows] == [13, 8][2 - left :]
 
 
 def test_activation_checkpointing_changes_memory_not_numbers():
