@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count, groupby
 from typing import Any
 
 from agentenv._sync import run_sync
-from agentenv.engine.base import Sampling
+from agentenv.engine.base import Completion, Engine, Sampling
+from agentenv.engine.exact import room_for
 from agentenv.envspec import EnvSpec
 from agentenv.errors import UsageError
 from agentenv.interop.split import split_sequence
@@ -146,11 +148,17 @@ def rollout_func(
 ) -> Callable[[Sequence[Any], Any], dict[str, list[Any]]]:
     """Return a `rollout_func` that plays an environment with our runner on TRL's model.
 
+    TRL's `max_completion_length` holds as well: an episode that reaches it, tool output included, ends
+    there. Without `limits` a turn may be as long as that.
+
     Args:
         spec: the environment.
         split: of its tasks, as given to `task_rows`.
         limits: of the episodes.
         seed: of the run.
+
+    Raises:
+        UsageError: When it is called: TRL's `top_p`, `top_k` or `min_p` cut the distribution.
     """
     tasks = spec.task_set(split)
     calls = count(1)
@@ -158,6 +166,9 @@ def rollout_func(
     def play(prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         from agentenv.engine.transformers_engine import TransformersEngine
 
+        sampling = _sampling(trainer.args)
+        length = trainer.args.max_completion_length
+        held = limits or RunLimits(max_tokens_per_turn=length)
         model = trainer.accelerator.unwrap_model(trainer.model)
         was_training = model.training
         implementation = model.config._attn_implementation  # noqa: SLF001
@@ -165,8 +176,8 @@ def rollout_func(
         engine = TransformersEngine(model, name="trl")
         engine.weights_updated(trainer.state.global_step)
         renderer = Renderer(trainer.processing_class)
-        sampling = Sampling(temperature=trainer.temperature)
-        runner = Runner(engine, renderer, limits or RunLimits(), sampling=sampling, run_seed=seed)
+        bounded = engine if length is None else _Bounded(engine, length)
+        runner = Runner(bounded, renderer, held, sampling=sampling, run_seed=seed)
         try:
             chosen = [(tasks[name], len(list(same))) for name, same in groupby(map(_task_id, prompts))]
             played = run_sync(_play(runner, spec, chosen, next(calls)))
@@ -177,6 +188,56 @@ def rollout_func(
         return _columns(played, renderer.stop_token_ids[0])
 
     return play
+
+
+def _sampling(args: Any) -> Sampling:
+    """Return how TRL's configuration wants completions drawn; what cuts the distribution is refused."""
+    sampling = Sampling(
+        temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or 0, min_p=args.min_p or 0.0
+    )
+    if sampling.untrainable_reason:
+        raise UsageError(f"{sampling.untrainable_reason}; leave these out of TRL's GRPOConfig")
+    length = args.max_completion_length
+    return sampling if length is None else replace(sampling, max_tokens=length)
+
+
+class _Bounded:
+    """An engine whose episodes have a limit on what follows their first prompt, tool output included."""
+
+    def __init__(self, engine: Engine, max_completion: int) -> None:
+        self.name = engine.name
+        self.weights_version = engine.weights_version
+        self.max_context_tokens = engine.max_context_tokens
+        self._engine = engine
+        self._max_completion = max_completion
+        self._prompts: dict[str | None, int] = {}
+        """Length of the first prompt of each episode under way."""
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        end = self._prompts.setdefault(session_id, len(prompt_ids)) + self._max_completion
+        room = room_for(self.name, prompt_ids, sampling.max_tokens, end)
+        return await self._engine.generate(
+            prompt_ids,
+            replace(sampling, max_tokens=room),
+            stop_token_ids=stop_token_ids,
+            session_id=session_id,
+            deadline_s=deadline_s,
+        )
+
+    async def release(self, session_id: str) -> None:
+        self._prompts.pop(session_id, None)
+        await self._engine.release(session_id)
+
+    async def close(self) -> None:
+        await self._engine.close()
 
 
 async def _play(

@@ -24,6 +24,10 @@ on_trajectory=None, on_trained=None)`:
 - `envs`: an environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
   `(environment, weight)` pairs.
 - `tasks`, `eval_tasks`: task sets; those of the spec (splits "train" and "test") when None.
+- `advantage_fn(groups)`: your own advantages: for each group a list with one for each member, a number or
+  for each of its sequences one number for each token.
+- `loss_fn(inputs)`: your own surrogate: takes `LossInputs`, returns the loss of each token, `[N]`; the
+  tokens' weights, the corrections and the KL term are applied afterwards.
 - `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
 - `on_trajectory(trajectory)`: called with each episode as it finishes.
 - `on_trained(trajectory, note)`: called with each episode of a step after its update, and with what the
@@ -45,6 +49,7 @@ _HOME = {
     "DemonstrationPolicy": "sft",
     "demonstrate": "sft",
     "LoraOptions": "config",
+    "LossInputs": "loss",
     "grpo_loss": "loss",
     "group_advantages": "advantage",
     "kl_penalty": "loss",

@@ -31,19 +31,27 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a surrogate sees: trained tokens only, flat, of one micro-batch of whole sequences."""
+    """What a surrogate sees: trained tokens only, flat, of one micro-batch of whole sequences.
+
+    All tensors have the shape `[N]`, and so has the loss that a `loss_fn` makes of them. Sums and means
+    over the batch are not its business: how the batch is split must not change the loss.
+    """
 
     logprobs_N: Tensor
     """lp; the only tensor with a gradient."""
     old_N: Tensor
+    """Log-probabilities under the proximal policy."""
     sampler_N: Tensor
+    """Log-probabilities as the sampler reported them."""
     ref_N: Tensor | None
+    """Log-probabilities under the reference; None without one."""
     advantages_N: Tensor
     sequence_N: Tensor
     """Index of each token's sequence, from 0."""
     ratio_N: Tensor
     """exp(lp - old), per token or, for GSPO, the sequence's geometric mean at each of its tokens."""
     config: GRPOConfig
+    """The run's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +201,10 @@ def grpo_loss(
         ref_logprobs: of the reference; needed when `beta` acts in the loss.
         entropy: of the policy at each token; with gradient if `entropy_coef` is not 0.
         sequence_ids: the sequence of each token; the row index when None and 2-dimensional.
-        loss_fn: the user's own surrogate instead of the configured one.
+        loss_fn: the user's own surrogate instead of the configured one: `[N]` losses for N trained tokens.
+
+    Raises:
+        UsageError: `loss_fn` did not return one loss for each trained token.
     """
     mask = torch.ones_like(logprobs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
     lp_N, old_N = logprobs[mask], old_logprobs[mask]
@@ -211,13 +222,30 @@ def grpo_loss(
         config=config,
     )
     correction_N = correction_weights(x.old_N, x.sampler_N, sequence_N, config) * off_policy_mask(x)
-    total_N = (loss_fn or SURROGATES[config.loss_type])(x) * correction_N + _kl_term(x)
+    loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[config.loss_type](x)
+    total_N = loss_N * correction_N + _kl_term(x)
     entropy_N = None if entropy is None else entropy[mask]
     if entropy_N is not None and config.entropy_coef:
         total_N = total_N - config.entropy_coef * entropy_N
     with torch.no_grad():
         sums, maxima = _observe(x, correction_N, entropy_N)
     return LossOutput((weights[mask] * total_N).sum(), sums, maxima, lp_N.numel())
+
+
+def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
+    """Return the user's own loss of each token, once it is clear that it is one.
+
+    A mean over the micro-batch would broadcast over the tokens without an error.
+    """
+    loss_N: object = loss_fn(x)
+    wanted = tuple(x.logprobs_N.shape)
+    if isinstance(loss_N, Tensor) and tuple(loss_N.shape) == wanted:
+        return loss_N
+    given = f"shape {tuple(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
+    raise UsageError(
+        f"loss_fn returned {given}; wanted is one loss for each token, a tensor of shape {wanted} like "
+        "logprobs_N: take no mean or sum, the tokens' weights are applied afterwards"
+    )
 
 
 def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:

@@ -104,8 +104,17 @@ def _backward(
         return 0.0
     meter.add(output.sums, output.num_tokens)
     meter.add_maxima(output.maxima)
+    meter.add(*_sharing(micro))
     meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
     return float(loss.detach())
+
+
+def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
+    """Return how many of the rows' tokens lie in a tree and are spared by it, and how many there are."""
+    tokens = sum(len(row.token_ids) - 1 for row in micro.rows)  # nothing is predicted from the last token
+    shared = 0 if micro.tree is None else tokens
+    spared = 0 if micro.tree is None else tokens - micro.ids_BT.numel()
+    return {"packing/shared_share": float(shared), "packing/tokens_saved": float(spared)}, tokens
 
 
 def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) -> dict[str, torch.Tensor]:

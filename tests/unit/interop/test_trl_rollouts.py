@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 import agentenv as ae
+from agentenv.engine import ScriptedEngine
 from agentenv.envspec import EnvSpec
-from agentenv.interop.trl import rollout_func, task_rows
-from agentenv.render import byte_tokenizer
+from agentenv.errors import UsageError
+from agentenv.interop.split import split_sequence
+from agentenv.interop.trl import _Bounded, _sampling, rollout_func, task_rows
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.tool import tool
 from agentenv.toolenv import ToolEnv
+from agentenv.trajectory import StopReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -23,6 +32,13 @@ class Short(ToolEnv):
 
     def reward(self, answer: str) -> float:
         return len(answer) / 10
+
+
+class Echo(Short):
+    @tool
+    def echo(self, text: str, times: int) -> str:
+        "Say it so many times."
+        return text * times
 
 
 def test_trl_makes_a_step_on_our_rollouts(trl_trainer):
@@ -40,3 +56,55 @@ def test_trl_makes_a_step_on_our_rollouts(trl_trainer):
     assert math.isfinite(logged["loss"])
     assert logged["reward"] > 0
     assert logged["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("limits", [None, ae.RunLimits(max_tokens_per_turn=50)])
+def test_no_completion_is_longer_than_trl_allows(trl_trainer, limits):
+    spec = EnvSpec.of("test/Short-v0", Short, tasks=[{"id": "t0", "n": 0}])
+    play = rollout_func(spec, limits=limits)
+    lengths: list[int] = []
+
+    def watched(prompts, trainer):
+        columns = play(prompts, trainer)
+        lengths.extend(map(len, columns["completion_ids"]))
+        return columns
+
+    trainer = trl_trainer(
+        task_rows(spec),
+        chat_template=byte_tokenizer().chat_template,
+        settings={"per_device_train_batch_size": 4, "max_completion_length": 12},
+        rollout_func=watched,
+    )
+
+    trainer.train()
+
+    assert len(lengths) == 4
+    assert max(lengths) <= 12
+
+
+@pytest.mark.parametrize(
+    ("times", "reason", "length"),
+    [(1, StopReason.GENERATION_LENGTH, 300), (300, StopReason.CONTEXT_LENGTH, None)],
+)
+def test_tool_output_counts_to_the_completions_length(times, reason, length):
+    call = json.dumps({"name": "echo", "arguments": {"text": "a", "times": times}})
+    call = f"<tool_call>\n{call}\n</tool_call>"
+    tokenizer = byte_tokenizer()
+    engine = ScriptedEngine([call, "b" * 500], tokenizer=tokenizer)
+    runner = Runner(_Bounded(engine, 300), Renderer(tokenizer))
+
+    one = asyncio.run(runner.run_episode(Echo(), {"n": 0}))
+
+    assert one.stop_reason is reason
+    response = split_sequence(one.sequences[0]).response_ids
+    assert len(response) == (length or len(tokenizer.encode(call + "<|im_end|>")))
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"temperature": 0.0}])
+def test_what_trl_cuts_off_the_distribution_is_refused(cut):
+    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "max_completion_length": 12}
+
+    with pytest.raises(UsageError, match="leave these out of TRL's GRPOConfig"):
+        _sampling(SimpleNamespace(**plain | cut))
+
+    assert _sampling(SimpleNamespace(**plain)).max_tokens == 12

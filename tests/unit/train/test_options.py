@@ -332,6 +332,23 @@ def test_a_users_loss_takes_the_place_of_the_surrogate():
     assert trainer.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("loss_fn", "given"),
+    [
+        (lambda x: (-x.logprobs_N * x.advantages_N).mean(), r"shape \(\)"),
+        (lambda x: (-x.logprobs_N * x.advantages_N).mean(0, keepdim=True), r"shape \(1,\)"),
+        (lambda x: x.logprobs_N[:, None], r"shape \(12, 1\)"),
+        (lambda x: 1.0, "float"),
+    ],
+)
+def test_a_users_loss_must_be_one_number_for_each_token(loss_fn, given):
+    trainer = trainer_of()
+    trainer.loss_fn = loss_fn
+
+    with pytest.raises(UsageError, match=rf"loss_fn returned {given}; .* of shape \(12,\)"):
+        trainer.step([group("a", [0.0, 1.0, 0.3])])
+
+
 def test_entropy_bonus_lowers_the_loss_by_the_mean_entropy():
     batch = [group("a", [0.0, 1.0, 0.3])]
     plain, bonus = trainer_of().step(batch), trainer_of(entropy_coef=0.25).step(batch)
@@ -357,6 +374,19 @@ def test_demonstrations_longer_than_the_model_takes_are_left_out(longest, left):
     rows = demonstration_rows(shown, max_length=longest)
 
     assert [len(row.token_ids) for row in rows] == [13, 8][2 - left :]
+
+
+def test_the_metrics_tell_what_sharing_prefixes_spared():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    inputs = [row.token_ids[:-1] for row in build_batch(batch, GRPOConfig()).rows]
+    computed = len({tuple(ids[:end]) for ids in inputs for end in range(1, len(ids) + 1)})
+
+    shared = trainer_of(packing="shared").step(batch)
+    padded = trainer_of(packing="padded").step(batch)
+
+    assert shared["packing/shared_share"] == 1
+    assert shared["packing/tokens_saved"] == pytest.approx(1 - computed / sum(map(len, inputs)))
+    assert (padded["packing/shared_share"], padded["packing/tokens_saved"]) == (0, 0)
 
 
 def test_activation_checkpointing_changes_memory_not_numbers():
