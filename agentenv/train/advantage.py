@@ -11,7 +11,7 @@ Rules that the tests hold:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
 from typing import Literal
 
@@ -29,6 +29,7 @@ def group_advantages(
     advantage: Literal["grpo", "rloo"] = "grpo",
     scale_rewards: Literal["group", "batch", "none"] = "group",
     eps: float = 1e-4,
+    gather: Callable[[Sequence[float]], Sequence[float]] = list,
 ) -> list[list[float]]:
     """Return the advantage of each member of each group.
 
@@ -44,14 +45,17 @@ def group_advantages(
         advantage: the baseline.
         scale_rewards: what the difference is divided by.
         eps: added to the standard deviation.
+        gather: given this process's scored rewards, returns those of all processes (`World.gather`);
+            called for `batch` only, then by every process, also by one without groups.
 
     Raises:
         UsageError: An option is unknown.
     """
     if advantage not in ("grpo", "rloo") or scale_rewards not in ("group", "batch", "none"):
         raise UsageError(f"unknown advantage {advantage!r} or scale_rewards {scale_rewards!r}")
-    everything = [reward for group in rewards for reward in scored(group)]
-    batch_std = standard_deviation(everything)
+    batch_std = 0.0
+    if scale_rewards == "batch":
+        batch_std = standard_deviation(gather([reward for group in rewards for reward in scored(group)]))
     result: list[list[float]] = []
     for group in rewards:
         known = scored(group)
@@ -74,6 +78,7 @@ def turn_advantages(
     advantage: Literal["grpo", "rloo"] = "grpo",
     scale_rewards: Literal["group", "batch", "none"] = "group",
     eps: float = 1e-4,
+    gather: Callable[[Sequence[Sequence[float]]], Sequence[Sequence[float]]] = list,
 ) -> list[list[list[float]]]:
     """Return the advantage of each turn of each member of each group.
 
@@ -88,10 +93,12 @@ def turn_advantages(
         advantage: the baseline.
         scale_rewards: what the difference is divided by.
         eps: added to the standard deviation.
+        gather: as in `group_advantages`, of the members' returns.
     """
     known = [[own for own in group if own] for group in returns]
-    everything = [own for group in known for own in group]
-    batch_std = _turn_deviation(everything)
+    batch_std = 0.0
+    if scale_rewards == "batch":
+        batch_std = _turn_deviation(gather([own for group in known for own in group]))
     result: list[list[list[float]]] = []
     for group, members in zip(returns, known, strict=True):
         firsts = [own[0] for own in members]

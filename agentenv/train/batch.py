@@ -27,6 +27,7 @@ from agentenv.train.advantage import (
     turn_returns,
 )
 from agentenv.train.config import GRPOConfig
+from agentenv.train.metrics import Mean
 from agentenv.trajectory import TokenSequence, Trajectory, TrajectoryGroup
 
 __all__ = ["AdvantageFn", "Row", "TrainBatch", "build_batch", "demonstration_rows"]
@@ -91,6 +92,7 @@ def build_batch(
     vocab_size: int | None = None,
     advantage_fn: AdvantageFn | None = None,
     kl_in_reward: Callable[[Trajectory], float] | None = None,
+    gather: Callable[[Sequence[Any]], Sequence[Any]] = list,
 ) -> TrainBatch:
     """Return the rows to train on.
 
@@ -106,12 +108,15 @@ def build_batch(
         vocab_size: to notice tokens of another tokenizer.
         advantage_fn: the user's own advantages.
         kl_in_reward: KL to the reference of an episode, taken off its reward.
+        gather: returns the values of all processes, for a spread that is the whole batch's.
 
     Raises:
         UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
     """
     rewards = [[_reward(one, config, kl_in_reward) for one in group] for group in groups]
-    advantages = _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config)
+    advantages = (
+        _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config, gather)
+    )
     mixed = [any(map(_nonzero, values)) for values in advantages]
     rows: list[Row] = []
     dropped: Counter[str] = Counter()
@@ -213,12 +218,16 @@ def _reward(
 
 
 def _advantages(
-    groups: Sequence[TrajectoryGroup], rewards: list[list[float | None]], config: GRPOConfig
+    groups: Sequence[TrajectoryGroup],
+    rewards: list[list[float | None]],
+    config: GRPOConfig,
+    gather: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> Sequence[Sequence[Advantage]]:
     options: dict[str, Any] = {
         "advantage": config.advantage,
         "scale_rewards": config.scale_rewards,
         "eps": config.advantage_eps,
+        "gather": gather,
     }
     if config.advantage_level == "episode":
         return group_advantages(rewards, **options)
@@ -318,15 +327,13 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
 def _reward_metrics(rewards: list[list[float | None]], mixed: int) -> dict[str, float]:
     known = [scored(group) for group in rewards]
     flat = [reward for group in known for reward in group]
-    if not flat:
-        return {"reward": float("nan"), "frac_reward_zero_std": 1.0, "groups/frac_mixed": 0.0}
     stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
     number = len(rewards)
     return {
-        "reward": sum(flat) / len(flat),
-        "reward_std": sum(stds) / len(stds),
-        "frac_reward_zero_std": sum(1 for std in stds if std == 0) / len(stds),
-        "groups/frac_mixed": mixed / number,
-        "groups/frac_all_good": sum(1 for g in known if g and min(g) >= 1.0) / number,
-        "groups/frac_all_bad": sum(1 for g in known if g and max(g) <= 0.0) / number,
+        "reward": Mean(sum(flat), len(flat)),
+        "reward_std": Mean(sum(stds), len(stds)),
+        "frac_reward_zero_std": Mean(stds.count(0.0), len(stds), otherwise=1.0),
+        "groups/frac_mixed": Mean(mixed, number, otherwise=0.0),
+        "groups/frac_all_good": Mean(sum(1 for g in known if g and min(g) >= 1.0), number, otherwise=0.0),
+        "groups/frac_all_bad": Mean(sum(1 for g in known if g and max(g) <= 0.0), number, otherwise=0.0),
     }

@@ -139,7 +139,8 @@ class GRPOConfig:
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """`sequence` is GSPO: one ratio, the geometric mean over the sequence's tokens."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the group's standard deviation, the batch's, or nothing."""
+    """What advantages are divided by: the group's standard deviation, the batch's (of all processes), or
+    nothing."""
     advantage: Literal["grpo", "rloo"] = "grpo"
     advantage_level: Literal["episode", "turn"] = "episode"
     """`turn`: each turn's return-to-go, compared with the returns of the group's episodes."""

@@ -18,16 +18,20 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from agentenv.train.metrics import Mean, Spread
 from agentenv.train.optim import MasterOptimizer
 
 __all__ = ["World", "own_device"]
 
 T = TypeVar("T")
 
-SUMMED = re.compile(r"(.*-v\d+/)?(dropped/|stop/|tokens/|episodes$|loss$)|staleness/mixed_episodes$")
+SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|(mixed_)?episodes$|loss$)")
 """Metrics that add up over ranks, also those of one environment."""
 EXTREMES = {"max": max, "max_length": max, "abs_max": max, "min_length": min}
-"""Metrics, by the end of their name, of which the largest or smallest is kept. The others are averaged."""
+"""Metrics, by the end of their name, of which the largest or smallest is kept.
+
+What is left is averaged: times, and what all ranks have in common.
+"""
 
 
 def own_device() -> None:
@@ -89,9 +93,10 @@ class World:
             dist.all_reduce(master.grad)
 
     def merge(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return metrics over all ranks: counts added, extremes kept, the rest averaged."""
-        if self.size == 1:
-            return dict(metrics)
+        """Return metrics over all ranks, as one process would have them; times are averaged.
+
+        A `Mean` or `Spread` is made anew from what the ranks counted; counts are added, extremes kept.
+        """
         gathered = self.gather([dict(metrics)])
         merged: dict[str, float] = {}
         for name in dict.fromkeys(name for one in gathered for name in one):
@@ -108,6 +113,12 @@ class World:
 
 
 def _merged(name: str, values: Sequence[float]) -> float:
+    means = [value for value in values if isinstance(value, Mean)]
+    if means:
+        return float(Mean.merge(means))
+    spreads = [value for value in values if isinstance(value, Spread)]
+    if spreads:
+        return float(Spread.merge(spreads))
     if SUMMED.match(name):
         return sum(values)
     known = [value for value in values if not isnan(value)] or values  # a rank may have had nothing

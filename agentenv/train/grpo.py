@@ -137,7 +137,7 @@ class GRPOTrainer:
             UsageError: The trajectories were made with another tokenizer.
         """
         started = time.perf_counter()
-        played = episode_metrics(groups, weights_version=self.weights_version)
+        played = episode_metrics(groups, weights_version=self.weights_version, gather=self.world.gather)
         batch = self._batch(groups)
         batch.rows += demonstration_rows(demonstrations, max_length=self.policy.max_length)
         parts = minibatches(
@@ -272,16 +272,16 @@ class GRPOTrainer:
         return int(self.world.total(len({row.group for row in self._batch(groups).rows})))
 
     def _batch(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
-        config = self.config
-        reference = self.reference if config.kl_in == "reward" else None
+        ref = self.reference if self.config.kl_in == "reward" else None
         return build_batch(
             groups,
-            config,
+            self.config,
             weights_version=self.weights_version,
             max_length=self.policy.max_length,
             vocab_size=self.policy.vocab_size,
             advantage_fn=self.advantage_fn,
-            kl_in_reward=None if reference is None else episode_kl(reference, groups, config.kl_estimator),
+            kl_in_reward=None if ref is None else episode_kl(ref, groups, self.config.kl_estimator),
+            gather=self.world.gather,
         )
 
     def update(

@@ -1,4 +1,4 @@
-"""Metrics of a step: sums over micro-batches become means over the global batch.
+"""Metrics of a step: sums over micro-batches and processes become means over the global batch.
 
 Names are TRL's where TRL has one, so that dashboards carry over; ours stand beside them.
 """
@@ -6,15 +6,59 @@ Names are TRL's where TRL has one, so that dashboards carry over; ours stand bes
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite, nan
 from pathlib import Path
+from typing import Any, Self
 
 from torch import Tensor
 
+from agentenv.train.advantage import standard_deviation
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["JsonLines", "Meter", "episode_metrics", "update_metrics"]
+__all__ = ["JsonLines", "Mean", "Meter", "Spread", "episode_metrics", "update_metrics"]
+
+
+class Mean(float):
+    """A mean that keeps its sum and count, so that the parts of several processes have an exact one."""
+
+    __slots__ = ("count", "otherwise", "total")
+
+    def __new__(cls, total: float, count: float, otherwise: float = nan) -> Self:
+        """Return `total / count`; `otherwise` where nothing was counted."""
+        mean = super().__new__(cls, total / count if count else otherwise)
+        mean.total, mean.count, mean.otherwise = total, count, otherwise
+        return mean
+
+    def __getnewargs__(self) -> tuple[float, float, float]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.total, self.count, self.otherwise
+
+    @classmethod
+    def merge(cls, parts: Sequence[Self]) -> Self:
+        """Return the mean over everything that was counted for the parts."""
+        return cls(
+            sum(one.total for one in parts), sum(one.count for one in parts), otherwise=parts[0].otherwise
+        )
+
+
+class Spread(float):
+    """An unbiased standard deviation that keeps its values; 0.0 for fewer than two."""
+
+    __slots__ = ("values",)
+
+    def __new__(cls, values: Sequence[float]) -> Self:
+        """Return the standard deviation of the values."""
+        spread = super().__new__(cls, standard_deviation(values))
+        spread.values = tuple(values)
+        return spread
+
+    def __getnewargs__(self) -> tuple[tuple[float, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (self.values,)
+
+    @classmethod
+    def merge(cls, parts: Sequence[Self]) -> Self:
+        """Return the standard deviation of the values of all parts."""
+        return cls([value for one in parts for value in one.values])
 
 
 class Meter:
@@ -37,34 +81,42 @@ class Meter:
             self._maxima.setdefault(name, []).append(value)
 
     def result(self) -> dict[str, float]:
-        """Return means and maxima."""
-        means = {
-            name: sum(map(float, values)) / self._counts[name]
+        """Return means, each a `Mean`, and maxima."""
+        means: dict[str, float] = {
+            name: Mean(sum(map(float, values)), self._counts[name])
             for name, values in self._sums.items()
             if self._counts[name]
         }
         return means | {name: max(map(float, values)) for name, values in self._maxima.items()}
 
 
-def episode_metrics(groups: Sequence[TrajectoryGroup], *, weights_version: int = 0) -> dict[str, float]:
+def episode_metrics(
+    groups: Sequence[TrajectoryGroup],
+    *,
+    weights_version: int = 0,
+    gather: Callable[[Sequence[Any]], Sequence[Any]] = list,
+) -> dict[str, float]:
     """Return what the episodes of a batch were like, over all and per environment.
+
+    Means are `Mean`s and deviations `Spread`s, to be merged by `World.merge`.
 
     Args:
         groups: the episodes.
         weights_version: of the trainer before the step, from which their age is counted.
+        gather: returns the values of all processes; other ones may have played other environments.
     """
     episodes = [one for group in groups for one in group]
+    environments = sorted({one.env_id for one in episodes})
+    several = len(set(gather(environments))) > 1
     if not episodes:
         return {}
     metrics = _describe(episodes) | _staleness(episodes, weights_version)
-    environments = sorted({one.env_id for one in episodes})
-    if len(environments) > 1:
-        for env_id in environments:
-            own = [one for one in episodes if one.env_id == env_id]
-            metrics |= {f"{env_id}/{name}": value for name, value in _describe(own).items()}
-            rewards = [one.reward for one in own if one.reward is not None]
-            if rewards:
-                metrics[f"{env_id}/reward"] = sum(rewards) / len(rewards)
+    for env_id in environments if several else ():
+        own = [one for one in episodes if one.env_id == env_id]
+        metrics |= {f"{env_id}/{name}": value for name, value in _describe(own).items()}
+        rewards = [one.reward for one in own if one.reward is not None]
+        if rewards:
+            metrics[f"{env_id}/reward"] = Mean(sum(rewards), len(rewards))
     return metrics
 
 
@@ -81,7 +133,7 @@ def _staleness(episodes: Sequence[Trajectory], weights_version: int) -> dict[str
         return {}
     mixed = sum(len(set(one.weights_versions)) > 1 for one in episodes)
     return {
-        "staleness/mean": sum(age * length for age, length in ages) / tokens,
+        "staleness/mean": Mean(sum(age * length for age, length in ages), tokens),
         "staleness/max": float(max(age for age, _ in ages)),
         "staleness/mixed_episodes": float(mixed),
     }
@@ -95,16 +147,16 @@ def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
     context = sum(len(seq) for one in episodes for seq in one.sequences)
     calls = [call for one in episodes for turn in one.turns for call in turn.tool_calls]
     results = [result for one in episodes for turn in one.turns for result in turn.tool_results]
-    metrics = {
+    metrics: dict[str, float] = {
         "episodes": float(number),
-        "completions/mean_length": sum(lengths) / number,
+        "completions/mean_length": Mean(sum(lengths), number),
         "completions/min_length": float(min(lengths)),
         "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": sum(one.truncated for one in episodes) / number,
-        "completions/mean_terminated_length": sum(finished) / len(finished) if finished else 0.0,
-        "turns/mean": sum(len(one.turns) for one in episodes) / number,
-        "tools/call_frequency": len(calls) / number,
-        "tools/failure_frequency": sum(one.is_error for one in results) / len(results) if results else 0.0,
+        "completions/clipped_ratio": Mean(sum(one.truncated for one in episodes), number),
+        "completions/mean_terminated_length": Mean(sum(finished), len(finished), otherwise=0.0),
+        "turns/mean": Mean(sum(len(one.turns) for one in episodes), number),
+        "tools/call_frequency": Mean(len(calls), number),
+        "tools/failure_frequency": Mean(sum(one.is_error for one in results), len(results), otherwise=0.0),
         "tokens/action": float(trained),
         "tokens/context": float(context - trained),
     }
@@ -113,7 +165,7 @@ def _describe(episodes: Sequence[Trajectory]) -> dict[str, float]:
         metrics[key] = metrics.get(key, 0.0) + 1.0
     for name in sorted({one.name for one in results}):
         errors = [one.is_error for one in results if one.name == name]
-        metrics[f"tool/{name}/error_rate"] = sum(errors) / len(errors)
+        metrics[f"tool/{name}/error_rate"] = Mean(sum(errors), len(errors))
     return metrics | _named_rewards(episodes)
 
 
@@ -125,10 +177,8 @@ def _named_rewards(episodes: Sequence[Trajectory]) -> dict[str, float]:
             if value is not None and isfinite(value):
                 named.setdefault(name, []).append(value)
     for name, values in named.items():
-        mean = sum(values) / len(values)
-        metrics[f"rewards/{name}/mean"] = mean
-        if len(values) > 1:
-            metrics[f"rewards/{name}/std"] = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+        metrics[f"rewards/{name}/mean"] = Mean(sum(values), len(values))
+        metrics[f"rewards/{name}/std"] = Spread(values)
     return metrics
 
 

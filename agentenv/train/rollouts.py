@@ -121,12 +121,18 @@ class Rollouts:
         random = Random(derive_seed(self.trainer.config.seed, "mixture", number))
         drawn = random.choices(range(len(self.specs)), [weight for _, weight in self.specs], k=wanted)
         after = dict(cursors)
-        parts: list[tuple[EnvSpec, list[Task]]] = []
+        dealt: list[tuple[int, Task]] = []
         for index, (entry, _) in enumerate(self.specs):
             if index in drawn:
                 tasks, after[entry.id] = self._deal(entry, drawn.count(index), cursors.get(entry.id, 0))
-                parts.append((entry, tasks))
-        played = await asyncio.gather(*(self._play(entry, tasks, number) for entry, tasks in parts))
+                dealt += [(index, task) for task in tasks]
+        # Over all environments together: the odd tasks of each would otherwise be the first rank's.
+        mine = dealt[self.trainer.world.rank :: self.trainer.world.size]
+        parts = [
+            (entry, [task for owner, task in mine if owner == index])
+            for index, (entry, _) in enumerate(self.specs)
+        ]
+        played = await asyncio.gather(*(self._play(entry, tasks, number) for entry, tasks in parts if tasks))
         groups = tuple(group for groups in played for group in groups)
         return Played(groups, after, time.perf_counter() - began)
 
@@ -139,7 +145,7 @@ class Rollouts:
         return sorted([group async for group in played], key=lambda group: group.group_id)
 
     def _deal(self, entry: EnvSpec, count: int, cursor: int) -> tuple[list[Task], int]:
-        """Return this rank's share of the next tasks, and the cursor behind them."""
+        """Return the next tasks of all ranks, and the cursor behind them."""
         chosen: list[Task] = []
         for task in _rounds(self.tasks_of(entry), self.trainer.config.seed, cursor):
             cursor += 1
@@ -147,7 +153,7 @@ class Rollouts:
                 chosen.append(task)
             if len(chosen) == count:
                 break
-        return chosen[self.trainer.world.rank :: self.trainer.world.size], cursor
+        return chosen, cursor
 
     # Before and after ---------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ REDUCTIONS = ("token_mean", "seq_mean", "constant", "prompt_mean")
 # The packages are imported once, here; every rank is a fork of this process, and plays all its cases.
 DRIVER = """
 import json, os, socket, sys, time, traceback
+from dataclasses import replace
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -30,12 +31,14 @@ from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.batch import Row
 from agentenv.train.metrics import Meter
 from agentenv.train.update import accumulate, assign_weights
+from agentenv.messages import ToolErrorKind, ToolResult
+from agentenv.trajectory import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 
 torch.set_num_threads(1)
 OUT, REDUCTIONS = sys.argv[1], sys.argv[2:]
 
 
-def make(sharded, reduction):
+def make(sharded, reduction, **others):
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2,
@@ -43,7 +46,7 @@ def make(sharded, reduction):
     )
     options = {"loss_type": "grpo", "reduction": reduction, "max_completion_length": 40, "fsdp": sharded}
     return GRPOTrainer(
-        GRPOConfig(packing="padded", tokens_per_micro_batch=12, **options),
+        GRPOConfig(packing="padded", tokens_per_micro_batch=12, **options, **others),
         model=GPT2LMHeadModel(config).double().eval(),
     )
 
@@ -75,12 +78,53 @@ def gradient(how, reduction, split):
         torch.save((flat, norm), f"{OUT}/{how}-{reduction}-{split}")
 
 
+def episode(env, member, rewards, stop=StopReason.FINAL_ANSWER):
+    draw = torch.Generator().manual_seed(100 * len(rewards) + member)
+    builder, turns = SequenceBuilder(), []
+    builder.append("prompt", [1, 2, 3])
+    for number, reward in enumerate(rewards):
+        start, length = len(builder), 2 + member + number
+        ids = torch.randint(0, 61, (length,), generator=draw).tolist()
+        builder.append("model", ids, logprobs=[-4.0 - number] * length, weights_version=-member, turn=number)
+        failed = ToolErrorKind.EXCEPTION if member else None
+        turns.append(Turn(
+            number, {"role": "assistant", "content": "x"}, "stop", length, start=start, reward=reward,
+            tool_results=(ToolResult("c", "add", "x", failed),),
+        ))
+    return Trajectory(
+        env, "t", 0, env, stop, member=member, turns=tuple(turns), sequences=(builder.freeze(),),
+        reward=sum(rewards), rewards={"part": sum(rewards)},
+    )
+
+
+def steps(how):
+    played = [
+        ("test/A-v0", [[0.5], [1.0, 0.25]]),
+        ("plain:b", [[3.0], [0.1], [0.0, -2.0]]),
+        ("test/A-v0", [[1.0], [1.0]]),
+        ("test/A-v0", [[0.0, 0.0, 7.0], [1.0], [0.3, 0.3], [0.2]]),
+    ]
+    groups = [TrajectoryGroup(tuple(episode(env, *one) for one in enumerate(group))) for env, group in played]
+    unscored = replace(episode("plain:b", 0, [9.0], StopReason.MAX_TURNS), reward=None)
+    groups.append(TrajectoryGroup((unscored, episode("plain:b", 1, [2.0]))))
+    for level in ("episode", "turn"):
+        for split in (1, 3, 5):
+            trainer = make(False, "token_mean", scale_rewards="batch", advantage_level=level, beta=0.1)
+            mine = [groups, groups[:split], groups[split:]][(trainer.world.size > 1) + trainer.world.rank]
+            metrics = trainer.step(mine)
+            if trainer.world.rank == 0:
+                with open(f"{OUT}/{how}-{level}-{split}.json", "w") as file:
+                    json.dump(metrics, file)
+
+
 def gradients(how):
     for reduction in REDUCTIONS:
         # Episodes and groups live on one rank each: a group is not split where its tokens count together.
         gradient(how, reduction, 2 if reduction == "prompt_mean" else 3)
     if how in ("replicate", "shard"):
         gradient(how, "seq_mean", 4)  # nothing for the second rank
+    if how in ("one", "replicate"):
+        steps(how)
 
 
 class Parrot(ToolEnv):
@@ -179,6 +223,20 @@ def test_check_07_two_processes_have_the_gradient_of_one(found, how, reduction):
 @pytest.mark.parametrize("how", ["replicate", "shard"])
 def test_check_07_a_process_may_have_nothing_to_train_on(found, how):
     assert max(gap(found, how, "seq_mean", 4)) <= 1e-12
+
+
+@pytest.mark.parametrize("level", ["episode", "turn"])
+@pytest.mark.parametrize("split", [1, 3, 5])  # the last leaves the second process nothing
+def test_check_07_two_processes_have_the_step_of_one_and_its_metrics(found, level, split):
+    one, two = (
+        json.loads((found / f"{how}-{level}-{split}.json").read_text()) for how in ("one", "replicate")
+    )
+
+    assert one.keys() == two.keys()
+    assert {"grad_norm", "kl", "reward_std", "rewards/part/std", "plain:b/reward"} <= one.keys()
+    for name in one:
+        if not name.startswith("time/"):
+            assert two[name] == pytest.approx(one[name], rel=1e-12, abs=1e-12), name
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean"])

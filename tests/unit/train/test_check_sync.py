@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from itertools import count
 
 import pytest
@@ -146,6 +147,24 @@ def test_held_out_tasks_are_played_every_so_many_steps_and_at_the_end(tmp_path, 
     history = trainer.train()
 
     assert [step for step, metrics in enumerate(history, 1) if "eval/success" in metrics] == steps
+
+
+def test_the_tasks_of_a_mixture_are_dealt_evenly_over_the_processes():
+    def dealt(rank: int, size: int) -> tuple[list[tuple[str, str]], Mapping[str, int]]:
+        trainer = make_trainer(own_model=False, groups_per_step=6)
+        names = ("test/One-v0", "test/Two-v0", "test/Three-v0")
+        trainer.envs = [EnvSpec.of(name, Parrot, tasks=[{"n": n} for n in range(5)]) for name in names]
+        trainer.world.rank, trainer.world.size = rank, size  # playing needs nothing of the others
+        played = run_blocking(trainer.rollouts.play(0, {}))
+        return [(group.trajectories[0].env_id, group.group_id) for group in played.groups], played.cursors
+
+    whole, cursors = dealt(0, 1)
+    first, second = dealt(0, 2), dealt(1, 2)
+
+    assert sum(number % 2 for number in cursors.values()) > 1
+    assert len(first[0]) == len(second[0]) == 3
+    assert sorted(first[0] + second[0]) == sorted(whole)
+    assert first[1] == second[1] == cursors
 
 
 class Dull(ToolEnv):

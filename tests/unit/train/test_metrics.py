@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 
 import pytest
 
 from agentenv.messages import ToolErrorKind, ToolResult
 from agentenv.train.distributed import _merged
-from agentenv.train.metrics import JsonLines, episode_metrics, update_metrics
+from agentenv.train.metrics import JsonLines, Mean, Spread, episode_metrics, update_metrics
 from agentenv.trajectory import StopReason, Trajectory, TrajectoryGroup, Turn
 
 
@@ -61,12 +62,40 @@ def test_one_environment_is_not_listed_twice():
         ("completions/min_length", 1.0),
         ("mismatch/abs_max", 5.0),
         ("staleness/max", 5.0),
-        ("reward", 3.0),
-        ("entropy", 3.0),
+        ("time/update", 3.0),
+        ("grad_norm", 3.0),
     ],
 )
 def test_processes_add_counts_keep_extremes_and_average_the_rest(name, merged):
     assert _merged(name, [1.0, 5.0]) == merged
+
+
+def test_a_mean_over_processes_is_the_mean_over_all_that_they_counted():
+    parts = [Mean(1.0, 1), Mean(15.0, 3), Mean(0.0, 0)]
+
+    assert (parts[1], _merged("reward", parts)) == (5.0, 4.0)
+    assert math.isnan(_merged("reward", [Mean(0.0, 0), Mean(0.0, 0)]))
+    assert _merged("tools/failure_frequency", [Mean(0.0, 0, otherwise=0.0)]) == 0.0
+
+
+def test_the_same_episodes_in_one_process_and_in_three_have_the_same_metrics():
+    groups = [
+        TrajectoryGroup((episode("a", 1.0, ("add", True)), episode("a", 0.5), episode("a", 0.25))),
+        TrajectoryGroup((episode("b", 0.75, ("add", False), ("look", True), stop=StopReason.MAX_TURNS),)),
+    ]
+    parts = [
+        pickle.loads(pickle.dumps(episode_metrics(part, gather=lambda _: ["a", "b"])))
+        for part in ([], groups[:1], groups[1:])
+    ]
+
+    whole = episode_metrics(groups)
+
+    assert {name for part in parts for name in part} == whole.keys()
+    for name, value in whole.items():
+        assert _merged(name, [part[name] for part in parts if name in part]) == pytest.approx(
+            value, rel=1e-12
+        )
+    assert whole["rewards/part/std"] == Spread([1.0, 0.5, 0.25, 0.75]) == pytest.approx(0.3227486121839514)
 
 
 def test_an_update_that_was_left_out_is_counted():
@@ -95,9 +124,10 @@ def test_a_resumed_file_has_each_step_once_and_loses_a_torn_line(tmp_path):
     [
         ("demo/Adder-v0/episodes", [4.0, 2.0], 6.0),
         ("demo/Adder-v0/stop/max_turns", [1.0, 2.0], 3.0),
-        ("demo/Adder-v0/tool/stop/error_rate", [0.0, 1.0], 0.5),
+        ("reasoning_gym:countdown/stop/max_turns", [1.0, 2.0], 3.0),
+        ("demo/Adder-v0/tool/stop/error_rate", [Mean(0.0, 1), Mean(2.0, 2)], 2 / 3),
         ("staleness/mixed_episodes", [1.0, 2.0], 3.0),
-        ("reward", [math.nan, 0.5], 0.5),
+        ("reward", [Mean(0.0, 0), Mean(1.0, 2)], 0.5),
     ],
 )
 def test_counts_of_an_environment_add_up_and_a_process_without_rewards_is_left_out(name, values, whole):

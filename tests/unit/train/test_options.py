@@ -57,6 +57,9 @@ def test_batch_scale_divides_by_the_spread_of_the_whole_batch():
     values = group_advantages([[0.0, 1.0], [0.0, 3.0]], scale_rewards="batch")
     std = torch.tensor([0.0, 1.0, 0.0, 3.0], dtype=torch.float64).std().item()
     assert values[1] == pytest.approx([-1.5 / (std + 1e-4), 1.5 / (std + 1e-4)])
+    assert values[1:] == group_advantages(
+        [[0.0, 3.0]], scale_rewards="batch", gather=lambda own: [0.0, 1.0, *own]
+    )
 
 
 @pytest.mark.parametrize("level", ["episode", "turn"])
