@@ -130,7 +130,13 @@ async def check_sync(
 
 
 async def push_weights(
-    engine: Any, model: Any, *, version: int, directory: str | Path, adapter: str | None = None
+    engine: Any,
+    model: Any,
+    *,
+    version: int,
+    directory: str | Path,
+    adapter: str | None = None,
+    state_dict: dict[str, Any] | None = None,
 ) -> int:
     """Bring a model's weights to an engine, by the way the engine has.
 
@@ -141,6 +147,7 @@ async def push_weights(
         directory: where weights are written for vLLM; it must be able to read it. The last two
             versions are kept.
         adapter: name of the LoRA to push; the full weights if None.
+        state_dict: the weights, where they were gathered from several processes; the model's own if None.
 
     Returns:
         The version that samples now.
@@ -153,7 +160,7 @@ async def push_weights(
         return engine.weights_updated(version)
     if not isinstance(engine, WeightReader):
         raise UsageError(f"{engine.name} has no way to take new weights")
-    target = await asyncio.to_thread(save, model, Path(directory), version, adapter)
+    target = await asyncio.to_thread(save, model, Path(directory), version, adapter, state_dict)
     if adapter is None:
         done = await engine.load_weights(target, version=version)
     else:
@@ -162,13 +169,16 @@ async def push_weights(
     return done
 
 
-def save(model: Any, directory: Path, version: int, adapter: str | None) -> Path:
+def save(
+    model: Any, directory: Path, version: int, adapter: str | None, state_dict: dict[str, Any] | None = None
+) -> Path:
     """Write weights, or one adapter, as vLLM reads them; return where."""
     target = directory.resolve() / f"weights-{version}"
+    gathered = {} if state_dict is None else {"state_dict": state_dict}
     if adapter is None:
-        model.save_pretrained(target)
+        model.save_pretrained(target, **gathered)
         return target
-    model.save_pretrained(target, selected_adapters=[adapter])
+    model.save_pretrained(target, selected_adapters=[adapter], **gathered)
     nested = target / adapter
     if nested.is_dir():  # peft puts every adapter but "default" into a folder of its name
         for file in nested.iterdir():

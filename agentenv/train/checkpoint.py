@@ -16,6 +16,7 @@ import torch
 
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.errors import StoreError, UsageError
+from agentenv.train.shards import whole_tree, whole_weights
 
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
@@ -27,24 +28,40 @@ __all__ = ["load_checkpoint", "prune_checkpoints", "save_checkpoint", "save_numb
 def save_checkpoint(trainer: GRPOTrainer, path: Path) -> Path:
     """Write a checkpoint; an older one of the same name is replaced.
 
+    The first process writes. A sharded model is gathered by all of them, who return when it is written.
+
     Raises:
         StoreError: The directory cannot be written.
-        UsageError: The model is sharded over several processes.
     """
-    if trainer.world.sharded:
-        raise UsageError("a sharded (fsdp=True) model cannot be saved here: gather it with your own tool")
-    if trainer.world.rank:
-        return path  # replicas are equal: the first one writes
+    world = trainer.world
+    if not world.sharded:
+        if world.rank == 0:  # replicas are equal
+            _write(trainer, path, None, trainer.optimizer.state_dict())
+        return path
+    weights = whole_weights(trainer.model, keep=world.rank == 0)
+    optimizer = whole_tree(trainer.optimizer.state_dict(), keep=world.rank == 0)
+    failure: StoreError | None = None
+    if world.rank == 0:
+        try:
+            _write(trainer, path, weights, optimizer)
+        except StoreError as error:
+            failure = error
+    world.settle(failure)
+    return path
+
+
+def _write(trainer: GRPOTrainer, path: Path, weights: Any, optimizer: dict[str, Any]) -> None:
+    """Write a checkpoint of these weights, the model's own if None."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         with no_progress_bar():
-            trainer.model.save_pretrained(str(partial), safe_serialization=True)
+            trainer.model.save_pretrained(str(partial), state_dict=weights, safe_serialization=True)
         if trainer.tokenizer is not None:
             save_tokenizer(trainer.tokenizer, partial)
         torch.save(
-            {"optimizer": trainer.optimizer.state_dict(), "rng": torch.get_rng_state()},
+            {"optimizer": optimizer, "rng": torch.get_rng_state()},
             partial / "trainer_state.pt",
         )
         (partial / "trainer_state.json").write_text(
@@ -54,7 +71,6 @@ def save_checkpoint(trainer: GRPOTrainer, path: Path) -> Path:
         partial.replace(path)
     except OSError as error:
         raise StoreError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
-    return path
 
 
 def _counters(trainer: GRPOTrainer) -> dict[str, Any]:

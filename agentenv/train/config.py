@@ -196,7 +196,8 @@ class GRPOConfig:
     """Trained tokens that pass the LM head at once: bounds the memory of the logits."""
     gradient_checkpointing: bool = False
     fsdp: bool = False
-    """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it."""
+    """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. The trainer then
+    needs an engine beside it: a server, or one on a copy of the model in each process."""
 
     # The loop
     asynchronous: bool = False

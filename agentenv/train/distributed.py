@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from agentenv.errors import AgentEnvError
 from agentenv.train.metrics import Mean, Spread
 from agentenv.train.optim import MasterOptimizer
+from agentenv.train.shards import take_whole_weights
 
 __all__ = ["World", "own_device"]
 
@@ -59,7 +61,9 @@ class World:
         for layer in model.modules():
             if type(layer).__name__ in (getattr(model, "_no_split_modules", None) or ()):
                 fully_shard(layer)
-        fully_shard(model)
+        # The parameters must be the shards again after any pass, for whoever looks at them next.
+        fully_shard(model, reshard_after_forward=True)
+        take_whole_weights(model)
         self.sharded = True
 
     def total(self, value: float) -> float:
@@ -102,6 +106,18 @@ class World:
         for name in dict.fromkeys(name for one in gathered for name in one):
             merged[name] = _merged(name, [one[name] for one in gathered if name in one])
         return merged
+
+    def settle(self, error: AgentEnvError | None) -> None:
+        """Raise what failed in some process in all of them, so that none waits for it.
+
+        Raises:
+            AgentEnvError: This process failed, or another.
+        """
+        failed = [one for one in self.gather([error and str(error)]) if one is not None]
+        if error is not None:
+            raise error
+        if failed:
+            raise AgentEnvError(f"another process failed: {failed[0]}")
 
     def gather(self, values: Sequence[T]) -> list[T]:
         """Return the values of all ranks, in the order of the ranks."""

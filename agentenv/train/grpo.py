@@ -87,9 +87,8 @@ class GRPOTrainer:
         self.policy = Policy(loaded if config.lora is None else add_lora(loaded, config.lora), config)
         for finding in self.policy.check():
             log.warning("%s", finding)
-        if config.fsdp and self.world.size > 1:
-            self.policy.shard()
-        self.reference = Reference(self.policy) if config.beta else None
+        self.reference = Reference(self.policy) if config.beta else None  # a sharded model has no copy
+        self.policy.shard()
         self.tokenizer, self.engine, self.limits = tokenizer, engine, limits or RunLimits()
         self.envs, self.tasks, self.eval_tasks = envs, tasks, eval_tasks
         self.advantage_fn, self.loss_fn = advantage_fn, loss_fn

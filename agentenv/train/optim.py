@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agentenv.errors import UsageError
 from agentenv.train.config import GRPOConfig
+from agentenv.train.shards import like
 
 __all__ = ["MasterOptimizer", "learning_rate"]
 
@@ -109,11 +110,21 @@ class MasterOptimizer:
             )
         for parameter, master, held in zip(self.parameters, self.masters, saved, strict=True):
             if held is not None:
-                master.copy_(held)
+                master.copy_(like(held, master))
             elif master is not parameter:  # saved in a wider format, which needed no masters
                 master.copy_(parameter)
-        self.inner.load_state_dict(state["inner"])
+        self.inner.load_state_dict(state["inner"] | {"state": self._spread(state["inner"]["state"])})
         self.write_back()
+
+    def _spread(self, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Return what the optimiser holds of each parameter, spread over the ranks as its master is."""
+        return {
+            index: {
+                name: like(one, self.masters[index]) if isinstance(one, Tensor) else one
+                for name, one in held.items()
+            }
+            for index, held in state.items()
+        }
 
     def close(self) -> None:
         """Detach from the model."""

@@ -188,7 +188,12 @@ class Policy:
         return refused
 
     def shard(self) -> None:
-        """Spread the model over the ranks; its logits then go through the whole model's forward."""
+        """Spread the model over the ranks, if that is asked for and there are several.
+
+        Its logits then go through the whole model's forward.
+        """
+        if not self.config.fsdp or self.world.size == 1:
+            return
         _tie_gradients(self.base, sparse=False)
         self.world.shard(self.base)
         self.fused = False

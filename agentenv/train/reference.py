@@ -35,6 +35,7 @@ class Reference:
             # What the policy's check found holds for its copy too.
             self._frozen.fused, self._frozen.packable = policy.fused, policy.packable
             self._frozen.tree, self._frozen.cost = policy.tree, policy.cost
+            self._frozen.shard()
         elif not _is_new(model):
             _copy_adapter(model, model.active_adapter, ADAPTER)
             self._adapters = ADAPTER

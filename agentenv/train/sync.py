@@ -23,7 +23,8 @@ import torch
 from agentenv.engine.base import Connected, Sampling
 from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import WeightReader, check_sync, push_weights
-from agentenv.errors import UsageError
+from agentenv.errors import AgentEnvError, UsageError
+from agentenv.train.shards import whole, whole_weights
 
 if TYPE_CHECKING:
     from agentenv.engine.base import Engine
@@ -48,6 +49,11 @@ def sampling_engine(trainer: GRPOTrainer) -> Engine:
     Raises:
         UsageError: The engine that is named gives no tokens and log-probabilities to train on.
     """
+    if trainer.world.sharded and (shares_model(trainer) or not (trainer.engine or trainer.config.engine)):
+        raise UsageError(
+            "a sharded (fsdp=True) model cannot sample in its own process: pass engine= with a copy of the "
+            "model in each process, or name a server (engine='http://...')"
+        )
     if trainer.engine is None:
         trainer.engine = _named_engine(trainer) if trainer.config.engine else _own_engine(trainer)
     elif trainer.config.asynchronous and shares_model(trainer):
@@ -61,8 +67,6 @@ def sampling_engine(trainer: GRPOTrainer) -> Engine:
 def _own_engine(trainer: GRPOTrainer) -> Engine:
     from agentenv.engine.transformers_engine import TransformersEngine
 
-    if trainer.world.sharded:
-        raise UsageError("a sharded (fsdp=True) model cannot sample in its own process: name an engine")
     # A pass of the trainer switches adapters, masks and modes of the model: none may run beside a decode.
     model = copy.deepcopy(trainer.model) if trainer.config.asynchronous else trainer.model
     engine = TransformersEngine(model, name=f"hf:{trainer.model_name}", seed=trainer.config.seed)
@@ -139,7 +143,7 @@ def sync_engine(trainer: GRPOTrainer) -> None:
         )
     with engine.updating(trainer.weights_version):
         for name, value in trained.items():
-            held[name].copy_(value)
+            held[name].copy_(whole(value))
 
 
 async def follow_trainer(trainer: GRPOTrainer) -> dict[str, float]:
@@ -150,7 +154,7 @@ async def follow_trainer(trainer: GRPOTrainer) -> dict[str, float]:
 
     Raises:
         EngineError: The engine refused the weights, or samples from others than the trainer's.
-        UsageError: The model is sharded over several processes.
+        AgentEnvError: The process that brings the weights to a server failed.
     """
     engine = policy_engine(trainer)
     if isinstance(engine, WeightReader):
@@ -160,15 +164,10 @@ async def follow_trainer(trainer: GRPOTrainer) -> dict[str, float]:
 
 
 async def _push_and_check(trainer: GRPOTrainer, engine: Any) -> dict[str, float]:
-    if trainer.world.sharded:
-        raise UsageError("a sharded (fsdp=True) model cannot be pushed to an engine: gather it yourself")
     began = time.perf_counter()
     version = trainer.weights_version
     adapter = trainer.model.active_adapter if hasattr(trainer.model, "peft_config") else None
-    if trainer.world.rank == 0:
-        directory = Path(trainer.config.output_dir) / "weights"
-        await push_weights(engine, trainer.model, version=version, directory=directory, adapter=adapter)
-    trainer.world.total(0)  # the others wait for the first process, which pushes
+    await _push(trainer, engine, adapter)
     engine.weights_version = version
     report = await check_sync(
         engine,
@@ -185,6 +184,27 @@ async def _push_and_check(trainer: GRPOTrainer, engine: Any) -> dict[str, float]
         "sync/frac_outside": report.outside,
         "time/sync": time.perf_counter() - began,
     }
+
+
+async def _push(trainer: GRPOTrainer, engine: Any, adapter: str | None) -> None:
+    """Let the first process push the weights; the others wait for it, and fail if it does."""
+    world, weights = trainer.world, None
+    if world.sharded:
+        weights = await asyncio.to_thread(whole_weights, trainer.model, keep=world.rank == 0)
+    failure: AgentEnvError | None = None
+    if world.rank == 0:
+        try:
+            await push_weights(
+                engine,
+                trainer.model,
+                version=trainer.weights_version,
+                directory=Path(trainer.config.output_dir) / "weights",
+                adapter=adapter,
+                state_dict=weights,
+            )
+        except AgentEnvError as error:
+            failure = error
+    world.settle(failure)
 
 
 def _check_prompts(trainer: GRPOTrainer, engine: Engine) -> list[list[int]]:
