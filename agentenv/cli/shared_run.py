@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,8 @@ from typing import Any, Self
 
 import typer
 
-from agentenv.store import RunStatus, RunWriter
+from agentenv.store import RunStatus, RunWriter, decode_trajectory, encode_trajectory
+from agentenv.store.codec import dumps
 from agentenv.trajectory import Trajectory
 
 __all__ = ["Plan", "SharedRun"]
@@ -60,14 +62,14 @@ class SharedRun:
         if self._writer is not None:
             self._writer.append(trajectory)
         else:
-            self._launch.send(("append", trajectory, {}))
+            self._launch.send(("append", _line(trajectory), {}))
 
     def annotate(self, trajectory: Trajectory, note: Mapping[str, object]) -> None:
         """Write what the trainer made of an episode."""
         if self._writer is not None:
             self._writer.annotate(trajectory, **note)
         else:
-            self._launch.send(("annotate", trajectory, dict(note)))
+            self._launch.send(("annotate", _line(trajectory), dict(note)))
 
     def keep_texts(self, backend: Any) -> None:
         """Write the text of each token id that occurs."""
@@ -82,7 +84,7 @@ class SharedRun:
             if what == "fail":
                 self._failure = self._failure or value
             else:
-                getattr(self._writer, what)(value, **note)
+                getattr(self._writer, what)(decode_trajectory(json.loads(value)), **note)
 
     def close(self, status: RunStatus) -> None:
         """Note how the run ended."""
@@ -107,3 +109,8 @@ class SharedRun:
                 self._writer.close(RunStatus.FAILED, self._failure)
             elif error is not None:
                 self._writer.__exit__(kind, error, traceback)
+
+
+def _line(trajectory: Trajectory) -> str:
+    """Return an episode as it is stored: a pickle cannot hold all that an environment may put into it."""
+    return dumps(encode_trajectory(trajectory))
