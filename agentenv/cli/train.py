@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +20,10 @@ from agentenv.cli.options import (
     SettingsOption,
     typed,
 )
+from agentenv.cli.shared_run import Plan, SharedRun
 from agentenv.config import build, parse_pairs, read_toml
 from agentenv.errors import UsageError
+from agentenv.store import RunStatus, RunWriter
 
 __all__ = ["app"]
 
@@ -76,7 +78,8 @@ def run(
     sources = [read_toml(config), typed(ctx, given, _PARAMETERS)] if config else []
     sources.append(parse_pairs(settings or []))
     job = _Job(envs or [], given, sources, demos, num_demos)
-    code = job.resume(resume, runs_dir, as_json) if resume else job.start(runs_dir, as_json)
+    with SharedRun(lambda: job.resume(resume, runs_dir) if resume else job.start(runs_dir)) as shared:
+        code = _train(shared, job, as_json=as_json)
     if code:
         raise typer.Exit(code)
 
@@ -95,10 +98,9 @@ class _Job:
         self.envs, self.given, self.sources = list(envs), given, sources
         self.demos, self.num_demos = demos, num_demos
 
-    def start(self, runs_dir: str, as_json: bool) -> int:
-        """Begin a new run."""
+    def start(self, runs_dir: str) -> tuple[RunWriter, Plan]:
+        """Begin a new run; return its writer and what is to be done."""
         from agentenv.registry import spec
-        from agentenv.store import RunWriter
 
         if not self.envs:
             raise UsageError("name at least one environment; `agentenv list` shows what is installed")
@@ -111,7 +113,7 @@ class _Job:
         # An address of apprise may hold a password: it is given again with --resume, never written down.
         grpo = {name: value for name, value in asdict(config).items() if name != "notify"}
         record = {"envs": self.envs, "grpo": grpo, "limits": asdict(limits), "demos": self.demos}
-        with RunWriter.create(
+        writer = RunWriter.create(
             ids[0],
             kind="train",
             root=runs_dir,
@@ -119,13 +121,13 @@ class _Job:
             model=config.model,
             seed=config.seed,
             config=record,
-        ) as writer:
-            return _train(writer, config, limits, names, self, checkpoint=None, as_json=as_json)
+        )
+        return writer, Plan(writer.path, config, limits, names)
 
-    def resume(self, name: str, runs_dir: str, as_json: bool) -> int:
-        """Go on with a stopped run."""
+    def resume(self, name: str, runs_dir: str) -> tuple[RunWriter, Plan]:
+        """Go on with a stopped run; return its writer and what is to be done."""
         from agentenv.limits import RunLimits
-        from agentenv.store import RunWriter, find_run
+        from agentenv.store import find_run
 
         run = find_run(name, runs_dir)
         if run.info.kind != "train":
@@ -143,8 +145,7 @@ class _Job:
         config = build(_grpo_config(), wanted)
         limits = build(RunLimits, _mapping(record["limits"]))
         names = dict(map(_weighted, cast("Sequence[str]", record["envs"])))
-        with RunWriter.resume(run.path) as writer:
-            return _train(writer, config, limits, names, self, checkpoint=checkpoint, as_json=as_json)
+        return RunWriter.resume(run.path), Plan(run.path, config, limits, names, checkpoint)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -198,43 +199,37 @@ def last_checkpoint(directory: Path) -> Path | None:
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def _train(
-    writer: Any,
-    config: Any,
-    limits: Any,
-    names: Mapping[str, float],
-    job: _Job,
-    *,
-    checkpoint: Path | None,
-    as_json: bool,
-) -> int:
-    from dataclasses import replace
-
+def _train(run: SharedRun, job: _Job, *, as_json: bool) -> int:
     from agentenv.cli.dashboard import Dashboard
     from agentenv.registry import spec
-    from agentenv.store import RunStatus
     from agentenv.train.grpo import GRPOTrainer
 
-    board = Dashboard(config.max_steps, writer.id, quiet=as_json)
+    config, names = run.plan.config, run.plan.names
+    board = Dashboard(config.max_steps, run.id, quiet=as_json or not run.is_first)
+
+    def done(step: int, metrics: Mapping[str, float]) -> None:
+        run.collect()
+        board.step(step, metrics)
+
     with board:
         board.say(
             f"{', '.join(names)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
-            f" tasks × {config.num_generations} · seed {config.seed}   run {writer.id}"
+            f" tasks × {config.num_generations} · seed {config.seed}   run {run.id}"
         )
         trainer = GRPOTrainer(
-            replace(config, output_dir=str(writer.path)),
+            replace(config, output_dir=str(run.plan.path)),
             envs=dict(names),
-            limits=limits,
-            on_metrics=board.step,
-            on_trajectory=writer.append,
-            on_trained=lambda one, note: writer.annotate(one, **note),
+            limits=run.plan.limits,
+            on_metrics=done,
+            on_trajectory=run.append,
+            on_trained=run.annotate,
         )
-        writer.keep_texts(trainer.renderer.tokenizer.backend)
-        if checkpoint is not None:
-            trainer.resume(checkpoint)
+        run.keep_texts(trainer.renderer.tokenizer.backend)
+        if run.plan.checkpoint is not None:
+            trainer.resume(run.plan.checkpoint)
             board.say(f" resumed at step {trainer.steps_done}")
         elif job.demos:
-            _warm_up(trainer, spec(next(iter(names))), job, limits, board)
+            _warm_up(trainer, spec(next(iter(names))), job, run.plan.limits, board)
         stopped = False
         try:
             history = trainer.train()
@@ -242,8 +237,10 @@ def _train(
             stopped, history = True, []
             if trainer.steps_done:
                 trainer.save_step()
-        writer.close(RunStatus.INTERRUPTED if stopped else RunStatus.FINISHED)
-    return _finish(history, trainer, writer.id, stopped=stopped, as_json=as_json)
+        run.close(RunStatus.INTERRUPTED if stopped else RunStatus.FINISHED)
+    if run.is_first:
+        _finish(history, trainer, run.id, stopped=stopped, as_json=as_json)
+    return 130 if stopped else 0
 
 
 def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> None:
@@ -268,7 +265,7 @@ def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> Non
 
 def _finish(
     history: Sequence[Mapping[str, float]], trainer: Any, run_id: str, *, stopped: bool, as_json: bool
-) -> int:
+) -> None:
     last = dict(history[-1]) if history else {}
     if as_json:
         sys.stdout.write(
@@ -283,4 +280,3 @@ def _finish(
                 f" {last['eval/success_high']:.3f}] on {last['eval/tasks']:.0f} tasks, greedy"
             )
         print(f" view: agentenv view {run_id}")
-    return 130 if stopped else 0

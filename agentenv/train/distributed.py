@@ -48,7 +48,8 @@ class World:
 
     def __init__(self, device: torch.device) -> None:
         if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            # Numbers and objects go through gloo: it notices at once when another process is gone.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         self.size = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.device = device
@@ -68,18 +69,11 @@ class World:
 
     def total(self, value: float) -> float:
         """Return the sum over all ranks."""
-        return self._reduce(value, dist.ReduceOp.SUM)
+        return sum(self.gather([value]))
 
     def most(self, value: int) -> int:
         """Return the maximum over all ranks."""
-        return int(self._reduce(float(value), dist.ReduceOp.MAX))
-
-    def _reduce(self, value: float, how: Any) -> float:
-        if self.size == 1:
-            return value
-        held = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.all_reduce(held, how)
-        return float(held)
+        return max(self.gather([value]))
 
     @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
     def add_gradients(self, optimizer: MasterOptimizer) -> None:

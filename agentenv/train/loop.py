@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -62,7 +62,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 async def train(trainer: GRPOTrainer) -> list[dict[str, float]]:
     """Run the whole loop; see `GRPOTrainer.train`."""
     history: list[dict[str, float]] = []
-    with Journal(trainer) as journal:
+    with Journal(trainer) as journal, _interrupted_together():
         await trainer.rollouts.sync()
         start = await trainer.rollouts.leave_out_long_prompts()
         ledger = TaskLedger()
@@ -77,6 +77,18 @@ async def train(trainer: GRPOTrainer) -> list[dict[str, float]]:
                 if _due(trainer, trainer.config.save_steps):
                     trainer.save_step()
     return history
+
+
+@contextmanager
+def _interrupted_together() -> Generator[None]:
+    """Be interrupted, not failed, where a process that was interrupted too has gone away first."""
+    try:
+        yield
+    except RuntimeError as error:
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            raise
+        raise asyncio.CancelledError from error
 
 
 class _Player:

@@ -136,6 +136,12 @@ def test_help_imports_no_verb_and_nothing_heavy():
     assert done.stderr.strip() == "[]"
 
 
+def test_the_package_runs_as_a_module():
+    words = [sys.executable, "-m", "agentenv", "--version"]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("agentenv ")
+
+
 def test_eval_prints_a_table_and_keeps_the_run(adder, capsys):
     assert run("eval", adder, "-m", "scripted:It is 12", "-n", "20", "-k", "2", "--runs-dir", "r") == 0
     text = capsys.readouterr().out

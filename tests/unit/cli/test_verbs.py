@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from agentenv.interop.atif import from_atif, to_atif
 from agentenv.interop.chatlogs import from_openai, to_openai, to_sft
 from agentenv.messages import ToolCall, ToolResult
 from agentenv.registry import registry
-from agentenv.store import Run, RunStatus, RunWriter, find_run
+from agentenv.store import Run, RunStatus, RunWriter, find_run, list_runs
 from agentenv.trajectory import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
 
 GUESSER = '''
@@ -436,6 +438,95 @@ def test_training_keeps_metrics_episodes_and_checkpoints_and_resumes(guesser, ti
     assert "resumed at step 2" in capsys.readouterr().out
     assert [line["step"] for line in again.metrics()] == [1, 2, 3]
     assert (len(again), again.status) == (12, RunStatus.FINISHED)
+
+
+def torchrun(*words: str, until: str = "") -> tuple[int, str]:
+    """Run a command in two processes, interrupted at a line if one is named; return what both printed."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [*launcher, "-m", "agentenv", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    text = ""
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            text += line
+            if until and until in line:
+                process.send_signal(signal.SIGINT)
+    return process.returncode, text
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_resume_one_run(guesser, tiny_model, tmp_path):
+    options = ["groups_per_step=3", "max_turns=1", "max_tokens_per_turn=8", "save_steps=1"]
+    words = [word for option in options for word in ("-o", option)]
+
+    code, text = torchrun("train", guesser, "-m", tiny_model, "--steps", "2", "-k", "2", *words)
+    assert code == 0
+    (trained,) = list_runs()
+    assert [text.count(f"step {step}/2  reward") for step in (1, 2)] == [1, 1]
+    assert [line["step"] for line in trained.metrics()] == [1, 2]
+    assert len({one.key for one in trained.summaries}) == 12
+    assert all(len(group) == 2 for group in trained.groups())
+    assert len(trained.annotations()) == 12
+
+    code, text = torchrun("train", "--resume", "last", "--steps", "3")
+    assert code == 0
+    (again,) = list_runs()
+    assert text.count("resumed at step 2") == 1
+    assert [line["step"] for line in again.metrics()] == [1, 2, 3]
+    assert (len(again), again.status) == (18, RunStatus.FINISHED)
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_interrupted_keep_their_episodes_and_a_checkpoint(
+    guesser, tiny_model, tmp_path
+):
+    words = ["-k", "2", "-o", "groups_per_step=3", "-o", "max_turns=1", "-o", "max_tokens_per_turn=8"]
+
+    code, text = torchrun("train", guesser, "-m", tiny_model, "--steps", "9999", *words, until="step    2/")
+    (trained,) = list_runs()
+    steps = len(trained.metrics())
+    assert code != 0
+    assert text.count("go on with: agentenv train --resume") == 1
+    assert trained.status is RunStatus.INTERRUPTED
+    assert len(trained) >= 6 * steps >= 12
+    assert len(list((trained.path / "checkpoints").glob("step-*"))) == 1
+
+
+@pytest.mark.slow
+def test_the_failure_of_a_second_process_fails_the_run_and_loses_no_episode(tiny_model, tmp_path):
+    Path("broken.py").write_text(
+        GUESSER.replace("verbs/Guesser", "verbs/Broken")
+        + """
+
+import os
+from agentenv.train.grpo import GRPOTrainer
+
+step = GRPOTrainer.step
+
+
+def broken(trainer, groups):
+    if trainer.steps_done == 1 and os.environ["RANK"] == "1":
+        raise ValueError("out of luck")
+    return step(trainer, groups)
+
+
+GRPOTrainer.step = broken
+"""
+    )
+    words = ["-k", "2", "-o", "groups_per_step=4", "-o", "max_turns=1", "-o", "max_tokens_per_turn=8"]
+
+    code, _ = torchrun("train", "broken.py", "-m", tiny_model, "--steps", "3", *words)
+    (trained,) = list_runs()
+    assert code != 0
+    assert (trained.status, trained.info.note) == (RunStatus.FAILED, "ValueError: out of luck")
+    assert len(trained) >= 12
 
 
 def test_resuming_what_is_no_training_is_refused(guesser, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
@@ -104,6 +105,20 @@ def test_a_failing_run_sends_one_notice_and_raises_its_own_error(inbox, tmp_path
 def test_a_run_that_ends_well_tells_nobody(inbox, tmp_path):
     address, received = inbox
     trainer_of(tmp_path, notify=(address,)).train()
+    assert received == []
+
+
+def test_a_run_whose_other_processes_were_interrupted_first_is_interrupted_too(inbox, tmp_path):
+    address, received = inbox
+    trainer = trainer_of(tmp_path, notify=(address,))
+
+    def others_are_gone(step, metrics):
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("connection closed by peer")
+
+    trainer.on_metrics = others_are_gone
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
     assert received == []
 
 
