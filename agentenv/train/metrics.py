@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from agentenv.train.optim import applies
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["JsonLines", "Meter", "episode_metrics", "update_metrics"]
@@ -55,7 +56,7 @@ def episode_metrics(groups: Sequence[TrajectoryGroup], *, weights_version: int =
     """
     episodes = [one for group in groups for one in group]
     if not episodes:
-        return {}
+        return {"episodes": 0.0}
     metrics = _describe(episodes) | _staleness(episodes, weights_version)
     environments = sorted({one.env_id for one in episodes})
     if len(environments) > 1:
@@ -135,12 +136,11 @@ def _named_rewards(episodes: Sequence[Trajectory]) -> dict[str, float]:
 def update_metrics(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Return what a step's updates were like, each given as its loss and its gradient norm."""
     number = max(1, len(updates))
-    finite = sum(isfinite(norm) for _, norm in updates)
     return {
         "loss": sum(loss for loss, _ in updates) / number,
         "grad_norm": sum(norm for _, norm in updates) / number,
-        "updates": float(finite),
-        "updates/not_finite": float(len(updates) - finite),
+        "updates": float(sum(applies(norm) for _, norm in updates)),
+        "updates/not_finite": float(sum(not isfinite(norm) for _, norm in updates)),
     }
 
 
