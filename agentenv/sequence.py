@@ -35,7 +35,8 @@ class TokenSpan:
     """A run of tokens from one source, in one turn.
 
     Raises:
-        AlignmentError: Logprobs and tokens disagree, or a logprob is not a log-probability.
+        AlignmentError: Logprobs and tokens disagree, a logprob is not a log-probability, or a token id
+            is negative.
     """
 
     source: Source
@@ -50,6 +51,8 @@ class TokenSpan:
     def __post_init__(self) -> None:
         if self.source not in _SOURCES:
             raise AlignmentError(f"unknown token source {self.source!r}; one of {sorted(_SOURCES)}")
+        if min(self.token_ids, default=0) < 0:
+            raise AlignmentError(f"token id {min(self.token_ids)} of a {self.source} span is negative")
         if self.source != "model":
             if self.logprobs is not None:
                 raise AlignmentError(f"a {self.source} span must not have logprobs")

@@ -109,6 +109,7 @@ class _Job:
         config, limits = _settings(self.given, self.sources)
         if not config.model:
             raise UsageError("no model to train; give one with -m, such as -m ./SmolLM2 or a .gguf file")
+        importlib.import_module("agentenv.train.config").refuse_groups_of_one(config)
         _locate(config.model)
         # An address of apprise may hold a password: it is given again with --resume, never written down.
         grpo = {name: value for name, value in asdict(config).items() if name != "notify"}

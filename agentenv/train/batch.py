@@ -30,7 +30,7 @@ from agentenv.train.config import GRPOConfig
 from agentenv.train.metrics import Mean
 from agentenv.trajectory import TokenSequence, Trajectory, TrajectoryGroup
 
-__all__ = ["AdvantageFn", "Row", "TrainBatch", "build_batch", "demonstration_rows"]
+__all__ = ["AdvantageFn", "Row", "TrainBatch", "add_demonstrations", "build_batch"]
 
 Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
 """Of one episode: a number, or one number for each token of each of its sequences."""
@@ -97,8 +97,9 @@ def build_batch(
     """Return the rows to train on.
 
     Left out, and counted under `dropped/`: failed and untrainable episodes, those without a finite
-    reward, too stale ones, truncated ones if asked, rows longer than the model takes, and groups
-    without any advantage. A group's statistics use every usable member, the truncated included.
+    reward, too stale ones, truncated ones if asked, rows longer than the model takes, and what else
+    is in groups without any advantage. A group's statistics use every usable member, the truncated
+    included.
 
     Args:
         groups: from any source; `Trajectory.sequences` hold the tokens.
@@ -122,11 +123,10 @@ def build_batch(
     dropped: Counter[str] = Counter()
     episodes = count()
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
-        if config.drop_zero_std and not mixed[index]:
-            dropped["zero_std_episodes"] += len(group)
-            continue
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
+            if not reason and config.drop_zero_std and not mixed[index]:
+                reason = "zero_std_episodes"
             if reason:
                 dropped[reason] += 1
                 continue
@@ -137,7 +137,7 @@ def build_batch(
                 else:
                     rows.append(row)
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
-    return TrainBatch(rows, advantages, metrics | _reward_metrics(rewards, sum(mixed)))
+    return TrainBatch(rows, advantages, metrics | _reward_metrics(groups, sum(mixed)))
 
 
 class _Place(NamedTuple):
@@ -189,23 +189,46 @@ def make_row(
     return Row(token_ids, positions_n, sampler_n, advantages_n, episode, group, demonstration=demonstration)
 
 
-def demonstration_rows(demonstrations: Sequence[Trajectory], *, max_length: int | None = None) -> list[Row]:
-    """Return the rows of demonstrations: what a scripted policy said is trained by cross entropy."""
-    rows: list[Row] = []
+def add_demonstrations(
+    batch: TrainBatch, demonstrations: Sequence[Trajectory], max_length: int | None, vocab_size: int | None
+) -> None:
+    """Add the rows of demonstrations: what a scripted policy said is trained by cross entropy.
+
+    Rows that are too long or without a sampled token are left out, and counted under
+    `dropped/demonstrations_`.
+
+    Args:
+        batch: gets the rows and the counts.
+        demonstrations: whose model spans are to be imitated.
+        max_length: longest sequence that the model takes.
+        vocab_size: to notice tokens of another tokenizer.
+
+    Raises:
+        UsageError: A token id is outside the vocabulary.
+    """
+    dropped: Counter[str] = Counter()
     for episode, one in enumerate(demonstrations):
         for sequence in one.sequences:
             row = make_row(sequence, 0.0, -1 - episode, -1, demonstration=True)
-            if row is not None and (max_length is None or len(row.token_ids) <= max_length):
-                rows.append(row)
-    return rows
+            reason = _unfit_row(row, max_length, vocab_size)
+            if row is None or reason:
+                dropped[reason.removeprefix("rows_")] += 1
+            else:
+                batch.rows.append(row)
+    batch.metrics |= {f"dropped/demonstrations_{reason}": float(count) for reason, count in dropped.items()}
+
+
+def _own_reward(one: Trajectory) -> float | None:
+    usable = not one.stop_reason.failed and one.trainable and is_scored(one.reward)
+    return one.reward if usable else None
 
 
 def _reward(
     one: Trajectory, config: GRPOConfig, kl_in_reward: Callable[[Trajectory], float] | None
 ) -> float | None:
-    if one.stop_reason.failed or not one.trainable or one.reward is None or not is_scored(one.reward):
+    reward = _own_reward(one)
+    if reward is None:
         return None
-    reward = one.reward
     if config.overlong_penalty_tokens and config.max_completion_length is not None:
         reward += overlong_penalty(
             one.num_sampled_tokens,
@@ -324,11 +347,12 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
     return ""
 
 
-def _reward_metrics(rewards: list[list[float | None]], mixed: int) -> dict[str, float]:
-    known = [scored(group) for group in rewards]
+def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
+    """Return what the episodes' own rewards are like, without penalties; `mixed` groups have a gradient."""
+    known = [scored([_own_reward(one) for one in group]) for group in groups]
     flat = [reward for group in known for reward in group]
     stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
-    number = len(rewards)
+    number = len(groups)
     return {
         "reward": Mean(sum(flat), len(flat)),
         "reward_std": Mean(sum(stds), len(stds)),

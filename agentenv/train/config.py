@@ -6,11 +6,12 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from math import isfinite
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from agentenv.errors import UsageError
 
-__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction"]
+__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "refuse_groups_of_one"]
 
 LossType: TypeAlias = Literal[
     "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg"
@@ -46,6 +47,7 @@ _POSITIVE = frozenset(
         "importance_cap",
         "ratio_max",
         "advantage_eps",
+        "max_completion_length",
         "sapo_temperature_pos",
         "sapo_temperature_neg",
     }
@@ -60,6 +62,18 @@ _NOT_NEGATIVE = frozenset(
         "eval_steps",
         "save_steps",
         "top_kl_tokens",
+        "refill_rounds",
+        "max_staleness",
+        "overlong_penalty_tokens",
+        "dppo_low",
+        "dppo_high",
+        "turn_discount",
+        "sft_coef",
+        "importance_floor",
+        "adam_epsilon",
+        "weight_decay",
+        "eval_tasks",
+        "save_total_limit",
     }
 )
 
@@ -95,7 +109,7 @@ class GRPOConfig:
     groups_per_step: int = 4
     """Tasks played for one step; a group of `num_generations` episodes each."""
     num_generations: int = 8
-    """Episodes of one task, compared with each other (the group size)."""
+    """Episodes of one task, compared with each other (the group size). 1 needs an `advantage_fn`."""
     num_iterations: int = 1
     """Passes over the same batch; more than 1 makes it off-policy."""
     num_minibatches: int = 1
@@ -228,13 +242,8 @@ class GRPOConfig:
                 close = get_close_matches(str(value), map(str, choices), n=1)
                 meant = f"did you mean {close[0]!r}? " if close else ""
                 raise UsageError(f"unknown {one.name} {value!r}; {meant}one of {choices}")
-            if isinstance(value, float) and not isfinite(value):
-                raise UsageError(f"{one.name} must be finite, not {value}")
-            if one.name in _POSITIVE and value <= 0:
-                hint = ": greedy samples have no gradient estimate" if one.name == "temperature" else ""
-                raise UsageError(f"{one.name} must be more than 0, not {value}{hint}")
-            if one.name in _NOT_NEGATIVE and value < 0:
-                raise UsageError(f"{one.name} must be 0 or more, not {value}")
+            _check_type(one.name, value)
+            _check_range(one.name, value)
         self._check_bounds()
         self._check_reduction()
         updates = self.num_iterations * self.num_minibatches
@@ -253,6 +262,9 @@ class GRPOConfig:
             )
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise UsageError(f"dual_clip must be above 1, not {self.dual_clip}")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} must be 0 or more and below 1, not {getattr(self, name)}")
         if not self.importance_floor < self.importance_cap:
             raise UsageError(
                 f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
@@ -273,6 +285,11 @@ class GRPOConfig:
                 raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")
             if self.overlong_penalty_tokens:
                 raise UsageError("overlong_penalty_tokens needs max_completion_length")
+        elif self.overlong_penalty_tokens > self.max_completion_length:
+            raise UsageError(
+                f"overlong_penalty_tokens must be at most max_completion_length = "
+                f"{self.max_completion_length}, not {self.overlong_penalty_tokens}"
+            )
 
     @property
     def scheme(self) -> Reduction:
@@ -280,10 +297,52 @@ class GRPOConfig:
         return self.reduction or REDUCTION_OF[self.loss_type]
 
 
+def refuse_groups_of_one(config: GRPOConfig) -> None:
+    """Refuse to play groups in which there is nothing to compare.
+
+    Raises:
+        UsageError: `num_generations` is 1.
+    """
+    if config.num_generations == 1:
+        raise UsageError(
+            "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task; "
+            "play 2 or more, or give GRPOTrainer an advantage_fn of your own"
+        )
+
+
 @cache
 def _choices() -> dict[str, tuple[Any, ...]]:
     """Return what each option may be, where it is one of a few words; empty where it is not."""
-    return {name: _literals(hint) for name, hint in get_type_hints(GRPOConfig).items()}
+    return {name: _literals(hint) for name, hint in _types().items()}
+
+
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(GRPOConfig)
+
+
+def _check_type(name: str, value: Any) -> None:
+    own = (_types()[name], *get_args(_types()[name]))
+    if value is None and type(None) in own:
+        return
+    if isinstance(value, str) and get_origin(own[0]) is tuple:
+        raise UsageError(f"{name} must be a list, not the text {value!r}; write [{value!r}]")
+    if int in own and not isinstance(value, Integral):
+        raise UsageError(f"{name} must be a whole number, not {value!r}")
+    if float in own and not isinstance(value, Real):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+
+
+def _check_range(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, float) and not isfinite(value):
+        raise UsageError(f"{name} must be finite, not {value}")
+    if name in _POSITIVE and value <= 0:
+        hint = ": greedy samples have no gradient estimate" if name == "temperature" else ""
+        raise UsageError(f"{name} must be more than 0, not {value}{hint}")
+    if name in _NOT_NEGATIVE and value < 0:
+        raise UsageError(f"{name} must be 0 or more, not {value}")
 
 
 def _literals(hint: Any) -> tuple[Any, ...]:

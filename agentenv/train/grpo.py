@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from agentenv.errors import UsageError
 from agentenv.limits import RunLimits
 from agentenv.render import ChatTokenizer, Renderer
 from agentenv.seeding import derive_seed
-from agentenv.train.batch import AdvantageFn, Row, TrainBatch, build_batch, demonstration_rows
+from agentenv.train.batch import AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
 from agentenv.train.checkpoint import load_checkpoint, save_checkpoint, save_numbered
 from agentenv.train.config import GRPOConfig
 from agentenv.train.distributed import World, own_device
@@ -34,7 +33,7 @@ from agentenv.train.loop import run_blocking, train
 from agentenv.train.loss import LossInputs
 from agentenv.train.metrics import Meter, episode_metrics, update_metrics
 from agentenv.train.notes import episode_notes
-from agentenv.train.optim import MasterOptimizer, learning_rate
+from agentenv.train.optim import MasterOptimizer, applies, learning_rate
 from agentenv.train.policy import Policy, add_lora, load_model, load_tokenizer
 from agentenv.train.reference import Reference, episode_kl
 from agentenv.train.rollouts import Rollouts
@@ -138,7 +137,7 @@ class GRPOTrainer:
         started = time.perf_counter()
         played = episode_metrics(groups, weights_version=self.weights_version, gather=self.world.gather)
         batch = self._batch(groups)
-        batch.rows += demonstration_rows(demonstrations, max_length=self.policy.max_length)
+        add_demonstrations(batch, demonstrations, self.policy.max_length, self.policy.vocab_size)
         parts = minibatches(
             batch.rows,
             self.world.most(min(self.config.num_minibatches, len({row.group for row in batch.rows}))),
@@ -150,8 +149,8 @@ class GRPOTrainer:
         updates: list[tuple[float, float]] = []
         for part in parts * self.config.num_iterations:
             rate = learning_rate(self.config, self.updates_done)
-            updates.append(self.update(part, self.optimizer, rate, meter))
-            self.updates_done += isfinite(updates[-1][1])
+            updates.append(self.update(part, self.optimizer, rate, meter, moved=bool(updates)))
+            self.updates_done += applies(updates[-1][1])
         self.steps_done += 1
         self._note(groups, batch)
         metrics = played | batch.metrics | meter.result() | update_metrics(updates)
@@ -192,7 +191,8 @@ class GRPOTrainer:
     ) -> list[dict[str, float]]:
         """Train on demonstrations by cross entropy; return each step's metrics.
 
-        The optimiser is its own: the state that `step` uses afterwards starts afresh.
+        The optimiser is its own: the state that `step` uses afterwards starts afresh. The first step's
+        metrics count what was left out, under `dropped/demonstrations_`.
 
         Args:
             demonstrations: trajectories whose model spans are to be imitated, whoever wrote them.
@@ -224,7 +224,7 @@ class GRPOTrainer:
         evaluation on held-out tasks, if there are any.
 
         Raises:
-            UsageError: There is no environment to play.
+            UsageError: There is no environment to play, or nothing to compare in a group of one.
         """
         return run_blocking(on_this_loop(self, train(self)))
 
@@ -284,16 +284,16 @@ class GRPOTrainer:
         )
 
     def update(
-        self, rows: Sequence[Row], optimizer: MasterOptimizer, rate: float, meter: Meter
+        self, rows: Sequence[Row], optimizer: MasterOptimizer, rate: float, meter: Meter, moved: bool = False
     ) -> tuple[float, float]:
         """Make one optimiser step on the rows; return loss and gradient norm."""
         if not self.world.total(len(rows)):
             return 0.0, 0.0
         optimizer.zero_grad()  # an update that was broken off left some
         assign_weights(rows, self.config, total=self.world.total)
-        loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn)
+        loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn, moved=moved)
         self.world.add_gradients(optimizer)
         with held_still(self):
             norm = optimizer.step(rate)
-            self.weights_version += isfinite(norm)
+            self.weights_version += applies(norm)
         return loss, norm

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
+from agentenv.train.config import refuse_groups_of_one
 from agentenv.train.journal import Journal
 from agentenv.train.rollouts import Played, Rollouts
 from agentenv.train.warn import TaskLedger
@@ -61,6 +62,8 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 async def train(trainer: GRPOTrainer) -> list[dict[str, float]]:
     """Run the whole loop; see `GRPOTrainer.train`."""
+    if trainer.advantage_fn is None:
+        refuse_groups_of_one(trainer.config)
     history: list[dict[str, float]] = []
     with Journal(trainer) as journal, _interrupted_together():
         await trainer.rollouts.sync()

@@ -14,6 +14,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from agentenv.train.advantage import standard_deviation
+from agentenv.train.optim import applies
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["JsonLines", "Mean", "Meter", "Spread", "episode_metrics", "update_metrics"]
@@ -109,7 +110,7 @@ def episode_metrics(
     environments = sorted({one.env_id for one in episodes})
     several = len(set(gather(environments))) > 1
     if not episodes:
-        return {}
+        return {"episodes": 0.0}
     metrics = _describe(episodes) | _staleness(episodes, weights_version)
     for env_id in environments if several else ():
         own = [one for one in episodes if one.env_id == env_id]
@@ -185,12 +186,11 @@ def _named_rewards(episodes: Sequence[Trajectory]) -> dict[str, float]:
 def update_metrics(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Return what a step's updates were like, each given as its loss and its gradient norm."""
     number = max(1, len(updates))
-    finite = sum(isfinite(norm) for _, norm in updates)
     return {
         "loss": sum(loss for loss, _ in updates) / number,
         "grad_norm": sum(norm for _, norm in updates) / number,
-        "updates": float(finite),
-        "updates/not_finite": float(len(updates) - finite),
+        "updates": float(sum(applies(norm) for _, norm in updates)),
+        "updates/not_finite": float(sum(not isfinite(norm) for _, norm in updates)),
     }
 
 

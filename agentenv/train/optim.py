@@ -14,7 +14,7 @@ from agentenv.errors import UsageError
 from agentenv.train.config import GRPOConfig
 from agentenv.train.shards import like
 
-__all__ = ["MasterOptimizer", "learning_rate"]
+__all__ = ["MasterOptimizer", "applies", "learning_rate"]
 
 
 def learning_rate(config: GRPOConfig, updates_done: int) -> float:
@@ -31,6 +31,11 @@ def learning_rate(config: GRPOConfig, updates_done: int) -> float:
     if config.lr_scheduler_type == "cosine":
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
     return config.learning_rate
+
+
+def applies(norm: float) -> bool:
+    """Return whether a gradient of this norm makes an update: it is finite, and there is one."""
+    return 0.0 < norm < math.inf
 
 
 class MasterOptimizer:
@@ -66,11 +71,12 @@ class MasterOptimizer:
     def step(self, rate: float) -> float:
         """Clip and apply the gradients; return their norm before clipping.
 
-        A norm that is not finite changes nothing: the caller counts it. Gradients are forgotten.
+        A norm that is not finite changes nothing: the caller counts it. Nor does one of exactly 0,
+        where momentum and weight decay alone would move the weights. Gradients are forgotten.
         """
         norms: Any = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         norm = float(norms.full_tensor() if hasattr(norms, "full_tensor") else norms)
-        if math.isfinite(norm):
+        if applies(norm):
             for group in self.inner.param_groups:
                 if isinstance(group["lr"], Tensor):  # a compiled optimiser keeps its rate in a tensor
                     group["lr"].fill_(rate)

@@ -24,7 +24,7 @@ from agentenv.runner import Runner
 from agentenv.seeding import derive_seed
 from agentenv.step import EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.tasks import Task
-from agentenv.train.batch import demonstration_rows
+from agentenv.train.batch import TrainBatch, add_demonstrations
 from agentenv.train.config import GRPOConfig
 from agentenv.train.loop import run_blocking
 from agentenv.train.metrics import Meter
@@ -127,10 +127,14 @@ def warm_up(
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> list[dict[str, float]]:
     """Do what `GRPOTrainer.warmup` says, with the steps and the schedule of a configuration."""
-    rows = demonstration_rows(demonstrations, max_length=trainer.policy.max_length)
+    shown = TrainBatch([])
+    add_demonstrations(shown, demonstrations, trainer.policy.max_length, trainer.policy.vocab_size)
+    rows = shown.rows
     if not rows:
+        too_long = shown.metrics.get("dropped/demonstrations_too_long", 0.0)
         raise UsageError(
-            f"none of {len(demonstrations)} demonstrations has a sampled token to train on; "
+            f"none of {len(demonstrations)} demonstrations can be trained on: {too_long:.0f} are longer than "
+            f"the {trainer.policy.max_length} tokens that the model takes, the others have no sampled token; "
             "were they played by an engine that only speaks text?"
         )
     config = replace(config, num_minibatches=1, num_iterations=1)  # one update a step
@@ -149,6 +153,8 @@ def warm_up(
             _, norm = trainer.update([rows[number] for number in chosen], optimizer, rate, meter)
             metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
             metrics["time/update"] = time.perf_counter() - started
+            if not history:
+                metrics |= shown.metrics
             history.append(metrics)
             if on_metrics is not None:
                 on_metrics(step + 1, metrics)

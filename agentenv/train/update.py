@@ -72,9 +72,14 @@ def accumulate(
     meter: Meter,
     *,
     loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+    moved: bool = False,
 ) -> float:
-    """Add the gradient of the rows' loss to the model's; return this rank's part of the loss."""
-    return sum(_backward(policy, micro, meter, loss_fn) for micro in micro_batches(policy, rows))
+    """Add the gradient of the rows' loss to the model's; return this rank's part of the loss.
+
+    Where an earlier update of the batch has moved the weights, their distance from the sampler's
+    logprobs is no mismatch, and the meter is not told.
+    """
+    return sum(_backward(policy, micro, meter, loss_fn, moved) for micro in micro_batches(policy, rows))
 
 
 def _backward(
@@ -82,6 +87,7 @@ def _backward(
     micro: MicroBatch,
     meter: Meter,
     loss_fn: Callable[[LossInputs], torch.Tensor] | None,
+    moved: bool,
 ) -> float:
     with torch.enable_grad():
         logprobs_N, entropy_N = policy.score(micro)
@@ -102,8 +108,8 @@ def _backward(
         (loss * policy.world.size if policy.world.sharded else loss).backward()
     if micro.idle:
         return 0.0
-    meter.add(output.sums, output.num_tokens)
-    meter.add_maxima(output.maxima)
+    meter.add(_told(output.sums, moved), output.num_tokens)
+    meter.add_maxima(_told(output.maxima, moved))
     meter.add(*_sharing(micro))
     meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
     return float(loss.detach())
@@ -115,6 +121,10 @@ def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
     shared = 0 if micro.tree is None else tokens
     spared = 0 if micro.tree is None else tokens - micro.ids_BT.numel()
     return {"packing/shared_share": float(shared), "packing/tokens_saved": float(spared)}, tokens
+
+
+def _told(found: dict[str, torch.Tensor], moved: bool) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in found.items() if not (moved and name.startswith("mismatch/"))}
 
 
 def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) -> dict[str, torch.Tensor]:

@@ -71,7 +71,16 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
     last = history[-1]
     found: dict[str, str] = {}
     recent = [one.get("groups/frac_mixed", 1.0) for one in history[-FIRST_STEPS:]]
-    if not any(recent):
+    left_out = _left_out(last)
+    if last.get("episodes") == 0.0:
+        found["empty"] = "the batch has no episodes: there is nothing to train on"
+    elif sum(left_out.values()) > MAX_LEFT_OUT * last.get("episodes", 0.0):
+        reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in left_out.items())
+        found["left_out"] = (
+            f"of {last['episodes']:.0f} episodes most were left out of training: {reasons}; "
+            "see their stop reasons, errors and why they are not trainable with agentenv view"
+        )
+    elif not any(recent):
         if last.get("groups/frac_all_good", 0.0) == 1.0:
             found["solved"] = (
                 "every episode of every group is right: nothing is left to learn from these tasks"
@@ -106,13 +115,6 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
             f"of {last['envs/met']:.0f} environments only one has ever earned a reward: the others cost time "
             "and teach nothing; see <environment>/reward"
         )
-    left_out = _left_out(last)
-    if sum(left_out.values()) > MAX_LEFT_OUT * last.get("episodes", 0.0):
-        reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in left_out.items())
-        found["left_out"] = (
-            f"of {last['episodes']:.0f} episodes most were left out of training: {reasons}; "
-            "see their stop reasons, errors and why they are not trainable with agentenv view"
-        )
     if last.get("updates/not_finite", 0.0):
         found["not_finite"] = "a gradient was not finite; that update was left out"
     return found
@@ -120,8 +122,9 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
 
 def _left_out(metrics: dict[str, float]) -> dict[str, float]:
     """Return how many episodes or rows were dropped, by reason; groups without spread are no loss."""
+    others = ("dropped/zero_std_episodes", "dropped/demonstrations_")
     return {
         name.removeprefix("dropped/").replace("_", " "): count
         for name, count in metrics.items()
-        if name.startswith("dropped/") and name != "dropped/zero_std_episodes"
+        if name.startswith("dropped/") and not name.startswith(others)
     }
