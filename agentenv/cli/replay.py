@@ -132,7 +132,7 @@ class _Replay:
         if kind in {"mock", "scripted"}:
             return Renderer(byte_tokenizer())
         if kind in {"hf", "vllm"}:
-            files = import_module("agentenv.engine.hf.load").locate(rest)
+            files = import_module("agentenv.engine.hf.load").locate(rest).tokenizer
             return Renderer(ChatTokenizer.load(files.path, files.gguf_file))
         raise UsageError(
             f"the tokenizer of {self._model or 'this run'} is not known; name its directory with --tokenizer"

@@ -147,18 +147,21 @@ def _transformers(rest: str, tokenizer: str | None, options: dict[str, Any]) -> 
     files = load.locate(rest)
     if tokenizer is None:
         load.require_tokenizer(files)
-    codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(files.path, files.gguf_file)
+    beside = files.tokenizer
+    codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(beside.path, beside.gguf_file)
     picked = {name: options.pop(name) for name in ("dtype", "device") if name in options}
     _need("torch", "transformers", extra="train", purpose="hf: models")
     engine_type = import_module("agentenv.engine.transformers_engine").TransformersEngine
     _check_options(engine_type, f"hf:{rest}", options)
     model = load.load_model(files, **picked)
-    return LoadedModel(engine_type(model, **{"name": f"hf:{rest}", **options}), codec)
+    adapter = None if files.base is None else model.active_adapter
+    return LoadedModel(engine_type(model, **{"name": f"hf:{rest}", "adapter": adapter, **options}), codec)
 
 
 def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     load = import_module("agentenv.engine.hf.load")
     files = load.locate(rest)
+    load.require_whole(files, "vLLM")
     if tokenizer is None:
         load.require_tokenizer(files)
     codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(files.path, files.gguf_file)

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-from agentenv.engine.hf.load import locate
+from agentenv.engine.hf.load import locate, require_whole
 from agentenv.errors import DependencyMissing, EngineError
 
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
@@ -62,8 +62,10 @@ def server_command(
 
     Raises:
         ModelNotFound: There is no such model.
+        UsageError: It is an adapter.
     """
     files = locate(model)
+    require_whole(files, "vLLM")
     path = str(Path(files.path) / files.gguf_file) if files.gguf_file else files.path
     # The `vllm` script of some builds does not start; the module always does.
     command = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", path]

@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -51,6 +52,7 @@ class TransformersEngine:
         kept_bytes: memory for keys and values of episodes between their turns.
         live_tokens: bound of rows times columns of the live batch; requests over it wait.
         max_context_tokens: the model's own limit; from its configuration if None.
+        adapter: of requests that name none; the base model if None.
         seed: for requests without a seed of their own.
     """
 
@@ -63,6 +65,7 @@ class TransformersEngine:
         kept_bytes: int = 1 << 30,
         live_tokens: int = 1 << 17,
         max_context_tokens: int | None = None,
+        adapter: str | None = None,
         seed: int = 0,
     ) -> None:
         if max_batch < 1 or live_tokens < 1 or kept_bytes < 0:
@@ -81,6 +84,8 @@ class TransformersEngine:
             config, "max_position_embeddings", None
         )
         self._vocab_size: int = config.vocab_size
+        self._scheduler.check_adapter(adapter)
+        self._adapter = adapter
         self._seeds = Random(seed)
         self._changed = threading.Condition()
         self._waiting: deque[Request] = deque()
@@ -191,6 +196,8 @@ class TransformersEngine:
                 f"the prompt has token id {wrong}, but the vocabulary of {self.name} ends at "
                 f"{self._vocab_size - 1}; is it another model's tokenizer?"
             )
+        if sampling.adapter is None:
+            sampling = replace(sampling, adapter=self._adapter)
         self._scheduler.check_adapter(sampling.adapter)
         now = time.monotonic()
         loop = asyncio.get_running_loop()

@@ -80,7 +80,7 @@ _NOT_NEGATIVE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraOptions:
-    """Low-rank adapters instead of a full fine-tune (needs peft)."""
+    """Low-rank adapters instead of a full fine-tune (needs peft); a model with adapters keeps its own."""
 
     r: int = 16
     alpha: int = 32

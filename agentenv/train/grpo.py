@@ -246,7 +246,7 @@ class GRPOTrainer:
         return save_numbered(self)
 
     def resume(self, path: str | Path) -> None:
-        """Go on from a checkpoint, bit-equal on CPU."""
+        """Go on from a checkpoint; bit-equal on CPU: steps on the same episodes, runs with "recompute"."""
         with held_still(self):
             load_checkpoint(self, Path(path))
         self._rollouts = None  # an engine with weights of its own has none of these yet

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,7 @@ MAX_CHECK_PARAMETERS = 400_000_000
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:
-    """Load a causal language model for training: a directory, a .gguf file or a Hub id.
+    """Load a causal language model, or an adapter on its base: a directory, a .gguf file or a Hub id.
 
     Raises:
         ModelNotFound: Nothing can be loaded from there.
@@ -42,6 +43,9 @@ def load_model(name: str, config: GRPOConfig) -> Any:
 
     wide = config.dtype == "float64"
     model = load(locate(name), dtype="float32" if wide else config.dtype, device=config.device)
+    # What peft writes beside an adapter as its base: neither a GGUF's folder nor a place in the Hub's cache.
+    place = Path(name).expanduser()
+    model.name_or_path = str(place.absolute()) if place.exists() else name
     return model.double() if wide else model
 
 
@@ -77,7 +81,7 @@ def load_tokenizer(name: str) -> ChatTokenizer:
     from agentenv.engine.hf.load import locate
     from agentenv.render.tokenizer import ChatTokenizer
 
-    files = locate(name)
+    files = locate(name).tokenizer
     return ChatTokenizer.load(files.path, gguf_file=files.gguf_file)
 
 

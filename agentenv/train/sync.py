@@ -91,8 +91,9 @@ def _named_engine(trainer: GRPOTrainer) -> Engine:
         raise UsageError(f"engine {name!r}: several training processes need servers, http://.../v1")
     from agentenv.engine import load_engine
 
-    lora = trainer.config.lora
-    options: dict[str, Any] = {} if lora is None else {"lora": True, "max_lora_rank": max(16, lora.r)}
+    adapters: dict[str, Any] = getattr(trainer.model, "peft_config", {})
+    ranks = [one.r for one in adapters.values()]
+    options: dict[str, Any] = {"lora": True, "max_lora_rank": max(16, *ranks)} if ranks else {}
     loaded: Any = load_engine(name, **options).engine
     return loaded
 

@@ -55,8 +55,11 @@ class Trackers:
 
     def close(self) -> None:
         """Finish the trackers' runs."""
-        for run in self._runs.values():
-            run.finish()
+        for name, run in self._runs.items():
+            try:
+                run.finish()
+            except Exception as error:  # noqa: BLE001 - it must not hide why the run ended
+                log.warning("%s did not end its run: %s: %s", name, type(error).__name__, error)
 
 
 class _TensorBoard:

@@ -1,7 +1,8 @@
-"""Find and load a causal language model from a directory, a GGUF file or the Hub's cache."""
+"""Find and load a causal language model, or a LoRA adapter of one: a directory, a GGUF file, the Hub."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
 __all__ = ["ModelFiles", "load_model", "locate", "no_progress_bar", "pick_device", "pick_dtype"]
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
+ADAPTER_CONFIG = "adapter_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -25,14 +27,22 @@ class ModelFiles:
     """A directory, or a repository of the Hugging Face Hub."""
     gguf_file: str | None = None
     """Name of the GGUF file in the directory, if the model is one."""
+    base: ModelFiles | None = None
+    """Of the model that is changed, if the directory holds a LoRA adapter."""
+
+    @property
+    def tokenizer(self) -> ModelFiles:
+        """Where the tokenizer lies: beside an adapter, else beside its base model."""
+        return self if self.base is None or _has_tokenizer(Path(self.path)) else self.base
 
 
 def locate(path: str) -> ModelFiles:
     """Say where a model lies, before anything heavy is imported.
 
     Raises:
-        ModelNotFound: There is no such path, or a directory without weights.
-        UsageError: A directory has several GGUF files and no other weights.
+        ModelNotFound: There is no such path, a directory without weights, or an adapter without its base.
+        UsageError: A directory has several GGUF files and no other weights, or an adapter of another
+            kind than LoRA.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -40,7 +50,10 @@ def locate(path: str) -> ModelFiles:
             raise ModelNotFound(f"{path} is a file, but no .gguf; name the model's directory or a .gguf file")
         return ModelFiles(str(place.parent), place.name)
     if not place.is_dir():
-        return _from_hub(path)
+        place = Path(_from_hub(path))
+        return _adapter_files(place) if _is_adapter(place) else ModelFiles(str(place))
+    if _is_adapter(place):
+        return _adapter_files(place)
     if (place / "config.json").is_file():
         if not any(next(place.glob(pattern), None) for pattern in WEIGHT_PATTERNS):
             raise ModelNotFound(
@@ -52,22 +65,73 @@ def locate(path: str) -> ModelFiles:
     if len(ggufs) > 1:
         raise UsageError(f"{path} holds {len(ggufs)} GGUF files ({', '.join(ggufs)}); name one of them")
     if not ggufs:
-        raise ModelNotFound(f"the directory {path} holds no model: neither a config.json nor a .gguf file")
+        raise ModelNotFound(
+            f"the directory {path} holds no model: neither a config.json nor a .gguf file "
+            f"nor an {ADAPTER_CONFIG}"
+        )
     return ModelFiles(str(place), ggufs[0])
 
 
 def require_tokenizer(files: ModelFiles) -> None:
     """Raise ModelNotFound if a local directory has no tokenizer."""
-    place = Path(files.path)
-    if files.gguf_file or not place.is_dir() or any((place / name).is_file() for name in TOKENIZER_FILES):
+    place = Path(files.tokenizer.path)
+    if files.tokenizer.gguf_file or not place.is_dir() or _has_tokenizer(place):
         return
     raise ModelNotFound(
-        f"the model directory {files.path} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
+        f"the model directory {place} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
         "name a directory that has one with --tokenizer"
     )
 
 
-def _from_hub(path: str) -> ModelFiles:
+def require_whole(files: ModelFiles, engine: str) -> None:
+    """Raise UsageError if a model is an adapter, for an engine that takes whole models only."""
+    if files.base is not None:
+        raise UsageError(
+            f"{files.path} is a LoRA adapter of {files.base.path}, and {engine} starts from a whole model: "
+            "merge it with peft's merge_and_unload(), or play it with hf:"
+        )
+
+
+def _has_tokenizer(place: Path) -> bool:
+    return any((place / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _is_adapter(place: Path) -> bool:
+    return (place / ADAPTER_CONFIG).is_file() and not (place / "config.json").is_file()
+
+
+def _adapter_files(place: Path) -> ModelFiles:
+    """Return where an adapter and the base model named in it lie."""
+    try:
+        config: dict[str, Any] = json.loads((place / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelNotFound(f"{place / ADAPTER_CONFIG} is not JSON: {error}") from None
+    if config.get("peft_type") != "LORA":
+        raise UsageError(
+            f"the adapter at {place} is of the kind {config.get('peft_type')}; only LORA is taken"
+        )
+    if not any(place.glob("adapter_model.*")):
+        raise ModelNotFound(
+            f"the adapter at {place} has no weights (adapter_model.*); was the download cut off?"
+        )
+    name = str(config.get("base_model_name_or_path") or "")
+    if not name:
+        raise ModelNotFound(
+            f"the adapter at {place} does not say which model it changes: "
+            f"write where that lies into base_model_name_or_path of {ADAPTER_CONFIG}"
+        )
+    if _is_adapter(Path(name).expanduser()):
+        raise UsageError(f"the adapter at {place} names another adapter as its base model: {name}")
+    try:
+        return ModelFiles(str(place), base=locate(name))
+    except ModelNotFound as error:
+        raise ModelNotFound(
+            f"the adapter at {place} cannot be used without its base model: {error}; "
+            f"write where it lies into base_model_name_or_path of {ADAPTER_CONFIG}"
+        ) from None
+
+
+def _from_hub(path: str) -> str:
     looks_like_path = path.startswith(("/", ".", "~")) or path.count("/") != 1 or path.endswith(".gguf")
     if looks_like_path:
         raise ModelNotFound(f"there is no model at {path!r}: no such file or directory")
@@ -78,8 +142,8 @@ def _from_hub(path: str) -> ModelFiles:
         raise DependencyMissing.of("huggingface_hub", "train", purpose=f"the model {path!r}") from None
     try:
         with suppress(LocalEntryNotFoundError):
-            return ModelFiles(snapshot_download(path, local_files_only=True))
-        return ModelFiles(snapshot_download(path))
+            return snapshot_download(path, local_files_only=True)
+        return snapshot_download(path)
     except Exception as error:  # noqa: BLE001 - the Hub client raises many unrelated kinds
         raise ModelNotFound(
             f"there is no directory {path!r} and it cannot be had from the Hugging Face Hub: "
@@ -136,12 +200,14 @@ def pick_dtype(dtype: str, device: str) -> Any:
 
 
 def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") -> Any:
-    """Load a causal language model, in evaluation mode.
+    """Load a causal language model, in evaluation mode; an adapter comes on its base, to be trained on.
 
     Raises:
-        DependencyMissing: torch or transformers is not installed.
+        DependencyMissing: torch or transformers is not installed, or peft for an adapter.
         ModelNotFound: The files cannot be read as a model.
     """
+    if files.base is not None:
+        return _load_adapter(files.path, files.base, dtype=dtype, device=device)
     try:
         from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
@@ -167,6 +233,23 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     if where == "cpu" and options["dtype"] == pick_dtype("float32", where):
         lay_out_for_few_rows(model)
     return model
+
+
+def _load_adapter(path: str, base: ModelFiles, *, dtype: str, device: str) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise DependencyMissing.of("peft", "train", purpose=f"the LoRA adapter at {path}") from None
+    model = load_model(base, dtype=dtype, device=device)
+    adapters: Any = PeftModel
+    try:
+        loaded = adapters.from_pretrained(model, path, is_trainable=True, torch_device=str(model.device))
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        first = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise ModelNotFound(
+            f"the adapter at {path} does not fit the model at {base.path}: {type(error).__name__}: {first}"
+        ) from error
+    return loaded.eval()
 
 
 @contextmanager

@@ -433,7 +433,7 @@ def test_tokens_of_another_tokenizer_are_refused():
         trainer_of().step([group("a", [0.0, 1.0], top=500)])
 
 
-def test_check_08_step_zero_ratio_is_one_for_recomputed_old_logprobs():
+def test_recomputed_old_logprobs_of_one_update_are_its_own():
     metrics = trainer_of(old_logprobs="recompute").step([group("a", [0.0, 1.0, 0.3])])
 
     assert metrics["ratio/mean"] == 1.0

@@ -76,6 +76,26 @@ def test_check_16_the_shared_model_needs_no_sync(options):
     assert trainer.engine.weights_version == trainer.weights_version == 3
 
 
+def test_check_08_the_ratio_to_the_sampler_is_one_and_wrong_weights_break_it():
+    options = {"old_logprobs": "sampler", "epsilon": 1e-4, "epsilon_high": 1e-4}
+    trainer = make_trainer(own_model=True, **options, beta=0.1)
+    right = play_and_train(trainer)
+
+    wrong = make_trainer(own_model=True, **options)
+    with torch.no_grad():
+        wrong.engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.05)
+    control = play_and_train(wrong)
+
+    assert trainer.engine.stats()["decoded"] > 0
+    assert right["updates"] == control["updates"] == 1
+    assert right["mismatch/abs_max"] < 1e-4
+    assert abs(right["ratio/mean"] - 1.0) < 1e-4
+    assert right["clip_ratio/region_mean"] == 0.0
+    assert abs(right["kl"]) < 1e-9
+    assert control["mismatch/abs_max"] > 1e-3
+    assert control["clip_ratio/region_mean"] > 0.0
+
+
 def test_check_16_without_a_sync_the_mismatch_shows_and_a_sync_ends_it():
     trainer = make_trainer(own_model=True)
 
@@ -91,19 +111,21 @@ def test_check_16_without_a_sync_the_mismatch_shows_and_a_sync_ends_it():
 
 
 def test_a_checkpoint_takes_the_loop_up_where_it_was(tmp_path):
-    whole = make_trainer(own_model=False, max_steps=4, output_dir=str(tmp_path / "a"))
+    def make(name: str, **options) -> GRPOTrainer:
+        settings = {"old_logprobs": "recompute", "output_dir": str(tmp_path / name), **options}
+        return make_trainer(own_model=False, **settings)
+
+    whole = make("a", max_steps=4)
     whole.train()
-    half = make_trainer(own_model=False, max_steps=2, save_steps=2, output_dir=str(tmp_path / "b"))
-    half.train()
-    again = make_trainer(own_model=False, max_steps=4, output_dir=str(tmp_path / "b"))
+    make("b", max_steps=2, save_steps=2).train()
+    again = make("b", max_steps=4)
     again.resume(tmp_path / "b" / "checkpoints" / "step-2")
     history = again.train()
 
     assert len(history) == 2
     assert again.cursors == whole.cursors
     assert again.weights_version == whole.weights_version
-    for ours, truth in zip(again.model.parameters(), whole.model.parameters(), strict=True):
-        torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-3)
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
     assert len((tmp_path / "b" / "metrics.jsonl").read_text().splitlines()) == 4
 
 

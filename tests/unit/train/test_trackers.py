@@ -11,10 +11,13 @@ import sys
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from agentenv.errors import DependencyMissing, UsageError
+from agentenv.train import GRPOConfig
+from agentenv.train.journal import Journal
 from agentenv.train.track import Trackers
 
 RUN = """
@@ -171,6 +174,37 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tmp_path, caplog):
     trackers.close()
 
     assert caplog.text.count("wandb is given up at step 1: ConnectionError: gone") == 1
+
+
+class Endless(Broken):
+    """A tracker that takes everything and cannot end."""
+
+    def log(self, metrics, step):
+        pass
+
+    def finish(self):
+        raise ConnectionError("gone at last")
+
+
+def journal(directory) -> Journal:
+    world = SimpleNamespace(rank=0)
+    config = GRPOConfig(output_dir=str(directory))
+    made = Journal(SimpleNamespace(config=config, world=world, steps_done=0))
+    made._trackers._runs = {"wandb": Endless(), "trackio": Endless()}
+    return made
+
+
+def test_a_tracker_that_cannot_end_does_not_fail_a_finished_run(tmp_path, caplog):
+    with journal(tmp_path):
+        pass
+
+    assert "wandb did not end its run: ConnectionError: gone at last" in caplog.text
+    assert "trackio did not end its run" in caplog.text
+
+
+def test_a_tracker_that_cannot_end_does_not_hide_why_the_run_failed(tmp_path):
+    with pytest.raises(ValueError, match="the run's own"), journal(tmp_path):
+        raise ValueError("the run's own")
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):
