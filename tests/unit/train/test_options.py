@@ -17,7 +17,7 @@ from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHead
 from agentenv.errors import UsageError
 from agentenv.train import GRPOConfig, LoraOptions
 from agentenv.train.advantage import group_advantages, overlong_penalty, turn_returns
-from agentenv.train.batch import build_batch, demonstration_rows
+from agentenv.train.batch import add_demonstrations, build_batch
 from agentenv.train.config import REDUCTION_OF
 from agentenv.train.loss import SURROGATES, grpo_loss
 from agentenv.train.mismatch import correction_weights
@@ -395,9 +395,10 @@ def test_demonstrations_mix_into_a_step_with_their_own_mean():
 def test_demonstrations_longer_than_the_model_takes_are_left_out(longest, left):
     shown = [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)]  # after a prompt of 6
 
-    rows = demonstration_rows(shown, max_length=longest)
+    batch = build_batch([], GRPOConfig())
+    add_demonstrations(batch, shown, longest, None)
 
-    assert [len(row.token_ids) for row in rows] == [13, 8][2 - left :]
+    assert [len(row.token_ids) for row in batch.rows] == [13, 8][2 - left :]
 
 
 def test_the_metrics_tell_what_sharing_prefixes_spared():
@@ -460,7 +461,7 @@ def test_a_step_with_few_groups_does_not_end_the_schedule():
 
 
 def test_several_passes_use_old_logprobs_from_before_the_first():
-    trainer = trainer_of(num_iterations=2, num_minibatches=2, old_logprobs="recompute", learning_rate=0.01)
+    trainer = trainer_of(num_iterations=2, num_minibatches=2, old_logprobs="recompute", learning_rate=1e-4)
     metrics = trainer.step([group("a", [0.0, 1.0, 0.3]), group("b", [0.5, 0.0])])
     assert metrics["updates"] == 4
     assert metrics["ratio/max"] > 1.001
