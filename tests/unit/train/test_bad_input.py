@@ -195,7 +195,7 @@ def test_what_the_updates_of_a_batch_move_is_no_mismatch(old_logprobs, options):
 
     metrics = trainer.step([sampled_with(batch[0], scores[:2]), sampled_with(batch[1], scores[2:])])
 
-    assert metrics["updates"] >= 3
+    assert metrics["updates"] >= 2
     assert metrics["ratio/max"] > 1.2
     assert metrics["mismatch/k3"] < 1e-9
     assert metrics["mismatch/abs_max"] < 1e-4
