@@ -51,7 +51,7 @@ class SharedRun:
             self._writer, plan = open_run()
             return plan
 
-        plan = opened() if self._launch is None else self._launch.settle(opened)
+        plan = opened() if self._launch is None else self._launch.agree_on(opened)
         if plan is None:
             raise typer.Exit(1)  # the first process says why
         self.plan: Plan = plan

@@ -36,7 +36,7 @@ class Launch:
         self._sent = count()
         self._collected = [0] * self._world.size
 
-    def settle(self, decide: Callable[[], T]) -> T | None:
+    def agree_on(self, decide: Callable[[], T]) -> T | None:
         """Return, in every process, what the first one decides; None where it failed in the first.
 
         Raises:
