@@ -25,6 +25,8 @@ person, and says what was wrong, the value, and what to do.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 __all__ = [
     "AgentEnvError",
     "AlignmentError",
@@ -78,6 +80,13 @@ class DependencyMissing(UsageError, ImportError):
     def of(cls, package: str, extra: str, *, purpose: str) -> DependencyMissing:
         """Say which package is missing, what for, and how to install it."""
         return cls(f"{purpose} needs {package}: pip install 'agentenv-rl[{extra}]'")
+
+    @classmethod
+    def require(cls, *packages: str, extra: str, purpose: str) -> None:
+        """Raise this error if one of the packages is not installed; nothing is imported."""
+        missing = [package for package in packages if find_spec(package) is None]
+        if missing:
+            raise cls.of(" and ".join(missing), extra, purpose=purpose)
 
 
 class ToolError(AgentEnvError):

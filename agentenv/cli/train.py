@@ -22,7 +22,7 @@ from agentenv.cli.options import (
 )
 from agentenv.cli.shared_run import Plan, SharedRun
 from agentenv.config import build, parse_pairs, read_toml
-from agentenv.errors import UsageError
+from agentenv.errors import DependencyMissing, UsageError
 from agentenv.store import RunStatus, RunWriter
 
 __all__ = ["app"]
@@ -67,6 +67,7 @@ def run(
     """
     from agentenv.engine.factory import weights_and_engine
 
+    DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv train")
     weights, engine = weights_and_engine(model)
     given = {
         "model": weights,

@@ -150,7 +150,7 @@ def _transformers(rest: str, tokenizer: str | None, options: dict[str, Any]) -> 
     beside = files.tokenizer
     codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(beside.path, beside.gguf_file)
     picked = {name: options.pop(name) for name in ("dtype", "device") if name in options}
-    _need("torch", "transformers", extra="train", purpose="hf: models")
+    DependencyMissing.require("torch", "transformers", extra="train", purpose="hf: models")
     engine_type = import_module("agentenv.engine.transformers_engine").TransformersEngine
     _check_options(engine_type, f"hf:{rest}", options)
     model = load.load_model(files, **picked)
@@ -165,7 +165,7 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
     if tokenizer is None:
         load.require_tokenizer(files)
     codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(files.path, files.gguf_file)
-    _need("vllm", extra="vllm", purpose="vllm: models")
+    DependencyMissing.require("vllm", extra="vllm", purpose="vllm: models")
     engine_type = import_module("agentenv.engine.vllm_inprocess").VLLMEngine
     options = {"name": f"vllm:{rest}", **options}
     return LoadedModel(_build(engine_type, f"vllm:{rest}", options, files), codec)
@@ -208,11 +208,3 @@ def _tokenizer(path: str, gguf_file: str | None = None) -> ChatTokenizer:
 
 def _byte_tokenizer() -> ChatTokenizer:
     return import_module("agentenv.render.tokenizer").byte_tokenizer()
-
-
-def _need(*packages: str, extra: str, purpose: str) -> None:
-    from importlib.util import find_spec
-
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise DependencyMissing.of(" and ".join(missing), extra, purpose=purpose)

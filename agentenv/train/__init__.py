@@ -43,6 +43,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from agentenv.errors import DependencyMissing
+
 _HOME = {
     "GRPOConfig": "config",
     "GRPOTrainer": "grpo",
@@ -62,6 +64,8 @@ __all__ = sorted(_HOME)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDun
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'agentenv.train' has no attribute {name!r}")
+    if _HOME[name] != "config":
+        DependencyMissing.require("torch", "transformers", extra="train", purpose=f"agentenv.train.{name}")
     value = getattr(import_module(f"agentenv.train.{_HOME[name]}"), name)
     globals()[name] = value
     return value

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from agentenv import train
 from agentenv.cli import main
 from agentenv.cli.new import files_of
 from agentenv.compare import compare, first_divergence
+from agentenv.errors import DependencyMissing
 from agentenv.interop.atif import from_atif, to_atif
 from agentenv.interop.chatlogs import from_openai, to_openai, to_sft
 from agentenv.messages import ToolCall, ToolResult
@@ -407,6 +409,16 @@ def tiny_model(tmp_path_factory):
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     save_tokenizer(tokenizer, path)
     return str(path)
+
+
+def test_training_without_torch_names_the_extra_and_makes_no_run(guesser, monkeypatch, capsys):
+    monkeypatch.setattr("agentenv.errors.find_spec", lambda name: None)
+
+    assert run("train", guesser, "-m", "mock") == 2
+    assert "needs torch and transformers: pip install 'agentenv-rl[train]'" in capsys.readouterr().err
+    assert list_runs() == []
+    with pytest.raises(DependencyMissing, match=r"GRPOTrainer needs torch"):
+        train.__getattr__("GRPOTrainer")
 
 
 @pytest.mark.slow
