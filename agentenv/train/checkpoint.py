@@ -77,6 +77,7 @@ def _counters(trainer: GRPOTrainer) -> dict[str, Any]:
     return {
         "steps_done": trainer.steps_done,
         "updates_done": trainer.updates_done,
+        "tokens_seen": trainer.tokens_seen,
         "weights_version": trainer.weights_version,
         "cursors": trainer.cursors,
     }
@@ -98,6 +99,7 @@ def load_checkpoint(trainer: GRPOTrainer, path: Path) -> None:
     torch.set_rng_state(state["rng"].cpu())
     trainer.steps_done = counters["steps_done"]
     trainer.updates_done = counters["updates_done"]
+    trainer.tokens_seen = counters["tokens_seen"]
     trainer.weights_version = counters["weights_version"]
     trainer.cursors = dict(counters["cursors"])
 

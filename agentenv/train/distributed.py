@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from agentenv.errors import AgentEnvError
-from agentenv.train.metrics import Mean, Spread
+from agentenv.train.metrics import EXTREMES, Mean, Spread
 from agentenv.train.optim import MasterOptimizer
 from agentenv.train.shards import take_whole_weights
 
@@ -28,11 +28,9 @@ __all__ = ["World", "own_device"]
 T = TypeVar("T")
 
 SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|(mixed_)?episodes$|loss$)")
-"""Metrics that add up over ranks, also those of one environment."""
-EXTREMES = {"max": max, "max_length": max, "abs_max": max, "min_length": min}
-"""Metrics, by the end of their name, of which the largest or smallest is kept.
+"""Metrics that add up over ranks, also those of one environment.
 
-What is left is averaged: times, and what all ranks have in common.
+Of `EXTREMES` the largest or smallest is kept; what is left is averaged: times, and what all ranks share.
 """
 
 

@@ -96,6 +96,8 @@ class GRPOTrainer:
         """Calls of `step` that were made, also those that had nothing to train on."""
         self.updates_done = 0
         """Optimiser steps applied by `step`."""
+        self.tokens_seen = 0
+        """Tokens of all episodes so far, prompts and observations included."""
         self.weights_version = 0
         self.cursors: dict[str, int] = {}
         """Tasks trained on so far, by environment."""
@@ -138,15 +140,12 @@ class GRPOTrainer:
         played = episode_metrics(groups, weights_version=self.weights_version, gather=self.world.gather)
         batch = self._batch(groups)
         add_demonstrations(batch, demonstrations, self.policy.max_length, self.policy.vocab_size)
-        parts = minibatches(
-            batch.rows,
-            self.world.most(min(self.config.num_minibatches, len({row.group for row in batch.rows}))),
-            seed=derive_seed(self.config.seed, "minibatches", self.steps_done),
-        )
+        seed = derive_seed(self.config.seed, "minibatches", self.steps_done)
+        count = self.config.num_minibatches
+        parts = minibatches(batch.rows, groups, count, seed=seed, gather=self.world.gather)
         self._score_before(batch.rows, passes=len(parts) * self.config.num_iterations)
         scored = time.perf_counter()
-        meter = Meter()
-        updates: list[tuple[float, float]] = []
+        meter, updates = Meter(), list[tuple[float, float]]()
         for part in parts * self.config.num_iterations:
             rate = learning_rate(self.config, self.updates_done)
             updates.append(self.update(part, self.optimizer, rate, meter, moved=bool(updates)))
@@ -161,7 +160,9 @@ class GRPOTrainer:
             "time/logprob": scored - started,
             "time/update": time.perf_counter() - scored,
         }
-        return self.world.merge(metrics)
+        merged = self.world.merge(metrics)
+        self.tokens_seen += int(merged.get("tokens/action", 0.0) + merged.get("tokens/context", 0.0))
+        return merged | {"num_tokens": float(self.tokens_seen)}
 
     def _score_before(self, rows: Sequence[Row], *, passes: int) -> None:
         """Score the rows under what stays fixed in this step: the proximal policy and the reference."""

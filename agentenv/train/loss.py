@@ -61,7 +61,8 @@ class LossOutput:
     loss: Tensor
     sums: dict[str, Tensor]
     """Per metric, the sum over the micro-batch's trained tokens."""
-    maxima: dict[str, Tensor]
+    extremes: dict[str, Tensor]
+    """Per metric, what `agentenv.train.metrics.EXTREMES` keeps of the micro-batch, by the name's end."""
     num_tokens: int
 
 
@@ -228,8 +229,8 @@ def grpo_loss(
     if entropy_N is not None and config.entropy_coef:
         total_N = total_N - config.entropy_coef * entropy_N
     with torch.no_grad():
-        sums, maxima = _observe(x, correction_N, entropy_N)
-    return LossOutput((weights[mask] * total_N).sum(), sums, maxima, lp_N.numel())
+        sums, extremes = _observe(x, correction_N, entropy_N)
+    return LossOutput((weights[mask] * total_N).sum(), sums, extremes, lp_N.numel())
 
 
 def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
@@ -275,7 +276,11 @@ def _kl_term(x: LossInputs) -> Tensor | float:
 def _observe(
     x: LossInputs, correction_N: Tensor, entropy_N: Tensor | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return sums and maxima for the metrics, under TRL's names where it has one."""
+    """Return sums and extremes for the metrics, under TRL's names where it has one.
+
+    TRL's `low_min` and `high_max` are those of its micro-batches; here they are of sequences, so that
+    they do not depend on the split.
+    """
     c = x.config
     low_N = (x.ratio_N < 1 - c.epsilon) & (x.advantages_N < 0)
     high_N = (x.ratio_N > 1 + c.epsilon_high) & (x.advantages_N > 0)
@@ -296,4 +301,9 @@ def _observe(
         sums["kl"] = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator).sum()
     if entropy_N is not None:
         sums["entropy"] = entropy_N.sum()
-    return sums, {"mismatch/abs_max": gap_N.abs().max(), "ratio/max": x.ratio_N.max()}
+    return sums, {
+        "clip_ratio/low_min": sequence_mean(low_N.to(gap_N), x.sequence_N).min(),
+        "clip_ratio/high_max": sequence_mean(high_N.to(gap_N), x.sequence_N).max(),
+        "mismatch/abs_max": gap_N.abs().max(),
+        "ratio/max": x.ratio_N.max(),
+    }

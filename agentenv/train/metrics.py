@@ -6,7 +6,7 @@ Names are TRL's where TRL has one, so that dashboards carry over; ours stand bes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,17 @@ from agentenv.train.advantage import standard_deviation
 from agentenv.train.optim import applies
 from agentenv.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["JsonLines", "Mean", "Meter", "Spread", "episode_metrics", "update_metrics"]
+__all__ = ["EXTREMES", "JsonLines", "Mean", "Meter", "Spread", "episode_metrics", "update_metrics"]
+
+EXTREMES: dict[str, Callable[[Iterable[float]], float]] = {
+    "max": max,
+    "max_length": max,
+    "abs_max": max,
+    "high_max": max,
+    "min_length": min,
+    "low_min": min,
+}
+"""What is kept of the metrics whose names end in one of these: the largest or the smallest value."""
 
 
 class Mean(float):
@@ -63,12 +73,12 @@ class Spread(float):
 
 
 class Meter:
-    """Adds up sums and maxima of micro-batches; the tensors are read once, at the end."""
+    """Adds up sums and keeps extremes of micro-batches; the tensors are read once, at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor | float]] = {}
         self._counts: dict[str, int] = {}
-        self._maxima: dict[str, list[Tensor]] = {}
+        self._extremes: dict[str, list[Tensor]] = {}
 
     def add(self, sums: Mapping[str, Tensor | float], count: int) -> None:
         """Add sums over `count` tokens."""
@@ -76,19 +86,20 @@ class Meter:
             self._sums.setdefault(name, []).append(value)
             self._counts[name] = self._counts.get(name, 0) + count
 
-    def add_maxima(self, maxima: Mapping[str, Tensor]) -> None:
-        """Remember the largest values."""
-        for name, value in maxima.items():
-            self._maxima.setdefault(name, []).append(value)
+    def add_extremes(self, extremes: Mapping[str, Tensor]) -> None:
+        """Remember the largest and smallest values, as `EXTREMES` has it."""
+        for name, value in extremes.items():
+            self._extremes.setdefault(name, []).append(value)
 
     def result(self) -> dict[str, float]:
-        """Return means, each a `Mean`, and maxima."""
+        """Return means, each a `Mean`, and extremes."""
         means: dict[str, float] = {
             name: Mean(sum(map(float, values)), self._counts[name])
             for name, values in self._sums.items()
             if self._counts[name]
         }
-        return means | {name: max(map(float, values)) for name, values in self._maxima.items()}
+        picked = ((name, EXTREMES[name.rpartition("/")[2]], of) for name, of in self._extremes.items())
+        return means | {name: pick(map(float, values)) for name, pick, values in picked}
 
 
 def episode_metrics(

@@ -15,6 +15,7 @@ from agentenv.train.metrics import Meter
 from agentenv.train.packing import MicroBatch, pad_rows, plan
 from agentenv.train.policy import Policy
 from agentenv.train.weighting import token_weights
+from agentenv.trajectory import TrajectoryGroup
 
 __all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
 
@@ -38,15 +39,34 @@ def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[flo
         row.weight = config.sft_coef * weight
 
 
-def minibatches(rows: Sequence[Row], count: int, *, seed: int) -> list[list[Row]]:
-    """Deal the groups out to optimiser steps, whole and in an order drawn from the seed."""
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
-    order = list(groups.values())
-    if count > 1:
-        Random(seed).shuffle(order)
-    return [[row for group in order[start::count] for row in group] for start in range(count)]
+def minibatches(
+    rows: Sequence[Row],
+    groups: Sequence[TrajectoryGroup],
+    count: int,
+    *,
+    seed: int,
+    gather: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> list[list[Row]]:
+    """Deal the groups out to optimiser steps, whole and in an order drawn from the seed.
+
+    The order is that of the groups of all processes, so that none of it depends on which holds which.
+    Demonstrations count as one group.
+
+    Args:
+        rows: to be dealt out, as `Row.group` says.
+        groups: which the rows are of.
+        count: optimiser steps; fewer if there are fewer groups.
+        seed: of the order.
+        gather: returns the values of all processes.
+    """
+    names = [groups[row.group].group_id if row.group >= 0 else "" for row in rows]
+    order = sorted(set(gather(sorted(set(names)))))
+    Random(seed).shuffle(order)
+    part = {name: place % count for place, name in enumerate(order)}
+    return [
+        [row for row, name in zip(rows, names, strict=True) if part[name] == number]
+        for number in range(min(count, len(order)))
+    ]
 
 
 def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
@@ -109,7 +129,7 @@ def _backward(
     if micro.idle:
         return 0.0
     meter.add(_told(output.sums, moved), output.num_tokens)
-    meter.add_maxima(_told(output.maxima, moved))
+    meter.add_extremes(_told(output.extremes, moved))
     meter.add(*_sharing(micro))
     meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
     return float(loss.detach())

@@ -137,6 +137,28 @@ def test_a_clip_is_counted_only_where_the_sign_of_the_advantage_makes_it_act():
     assert [sums[f"clip_ratio/{name}_mean"].item() for name in ("low", "high", "region")] == [1, 2, 3]
 
 
+@given(st.permutations(range(6)))
+def test_the_extreme_clip_shares_are_of_whole_sequences(order):
+    # Clipped low: half of the first sequence, all of the second. Clipped high: a third of the last.
+    ratio, advantages = tensor(0.5, 1.0, 0.5, 2.0, 1.0, 1.0), tensor(-1, -1, -1, 1, 1, 1)
+    sequences = torch.tensor([0, 0, 1, 2, 2, 2])
+
+    def extremes(kept: list[int]) -> dict[str, float]:
+        found = grpo_loss(
+            ratio[kept].log(),
+            old_logprobs=torch.zeros(len(kept), dtype=DTYPE),
+            advantages=advantages[kept],
+            weights=torch.ones(len(kept), dtype=DTYPE),
+            config=GRPOConfig(),
+            sequence_ids=sequences[kept],
+        ).extremes
+        return {name: value.item() for name, value in found.items() if name.startswith("clip_ratio")}
+
+    assert extremes(list(order)) == pytest.approx({"clip_ratio/low_min": 0, "clip_ratio/high_max": 1 / 3})
+    early = [n for n in order if n < 3]
+    assert extremes(early) == {"clip_ratio/low_min": 0.5, "clip_ratio/high_max": 0}
+
+
 def random_tokens(seed: int, count: int = 200):
     generator = torch.Generator().manual_seed(seed)
 

@@ -252,6 +252,7 @@ def test_check_09_resume_is_bit_equal(tmp_path):
 
     assert second.steps_done == whole.steps_done == 6
     assert second.updates_done == whole.updates_done
+    assert second.tokens_seen == whole.tokens_seen == 6 * 2 * (3 * (6 + 2) + 3 + 4 + 5)
     for ours, truth in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, truth)
     for ours, truth in zip(second.optimizer.masters, whole.optimizer.masters, strict=True):

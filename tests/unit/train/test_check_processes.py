@@ -147,7 +147,9 @@ def episode(group, member):
     )
 
 
-STEPS = {"loss": {}, "reward": {"kl_in": "reward"}, "lora": {"lora": LoraOptions(r=4)}}
+STEPS = {
+    "loss": {}, "reward": {"kl_in": "reward"}, "lora": {"lora": LoraOptions(r=4)}, "parts": {"num_minibatches": 2},
+}
 
 
 def stepping(how, case):
@@ -172,7 +174,7 @@ def steps(how):
     for case in STEPS:
         trainer = stepping(how, case)
         done = [take_step(trainer)["updates"] for _ in range(2)]
-        assert done == [2.0, 2.0], done
+        assert done == [2.0 * trainer.config.num_minibatches] * 2, done
         keep(trainer, f"saved-{case}-{how}")
         trainer.save(f"{OUT}/checkpoint-{case}-{how}")
         take_step(trainer)
@@ -369,7 +371,7 @@ def test_check_07_the_mean_of_each_process_own_mean_is_wrong(found, reduction):
     assert gap(found, "naive", reduction, 3)[0] > 1e-3
 
 
-@pytest.mark.parametrize("case", ["loss", "reward", "lora"])
+@pytest.mark.parametrize("case", ["loss", "reward", "lora", "parts"])
 @pytest.mark.parametrize("how", ["replicate", "shard"])
 def test_two_processes_with_a_reference_make_the_steps_of_one(found, how, case):
     truth, ours = (torch.load(found / f"stepped-{case}-{one}") for one in ("one", how))

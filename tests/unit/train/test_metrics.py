@@ -62,6 +62,8 @@ def test_one_environment_is_not_listed_twice():
         ("completions/min_length", 1.0),
         ("mismatch/abs_max", 5.0),
         ("staleness/max", 5.0),
+        ("clip_ratio/low_min", 1.0),
+        ("clip_ratio/high_max", 5.0),
         ("time/update", 3.0),
         ("grad_norm", 3.0),
     ],

@@ -125,22 +125,45 @@ def test_each_loss_type_weighs_tokens_as_it_was_published(loss_type, weights):
     assert [row.weight for row in rows] == pytest.approx(weights)
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(1, 4), st.integers(0, 100))
+GROUPS = [helpers.group(f"task {number}", [0.0, 1.0]) for number in range(6)]
+
+
+def rows_of(numbers):
+    return [helpers.make_row([1, 2], [1], number) for number in numbers]
+
+
+@given(st.lists(st.integers(-1, 5), min_size=1, max_size=20), st.integers(1, 4), st.integers(0, 100))
 def test_minibatches_hold_every_row_once_and_whole_groups(numbers, count, seed):
-    rows = [helpers.make_row([1, 2], [1], number) for number in numbers]
+    rows = rows_of(numbers)
 
-    parts = minibatches(rows, count, seed=seed)
+    parts = minibatches(rows, GROUPS, count, seed=seed)
 
+    assert len(parts) == min(count, len(set(numbers)))
     assert sorted(id(row) for part in parts for row in part) == sorted(map(id, rows))
     homes = [number for part in parts for number in {row.group for row in part}]
     assert sorted(homes) == sorted(set(numbers))
 
 
+@given(st.lists(st.integers(-1, 5), max_size=20), st.data(), st.integers(1, 4), st.integers(0, 100))
+def test_no_split_over_processes_changes_a_minibatch(numbers, data, count, seed):
+    split = data.draw(st.integers(0, len(numbers)))
+    names = [GROUPS[number].group_id if number >= 0 else "" for number in numbers]
+
+    first, second = (
+        minibatches(rows_of(mine), GROUPS, count, seed=seed, gather=lambda _: names)
+        for mine in (numbers[:split], numbers[split:])
+    )
+
+    both = [sorted(row.group for row in [*one, *other]) for one, other in zip(first, second, strict=True)]
+    alone = minibatches(rows_of(numbers), GROUPS, count, seed=seed)
+    assert both == [sorted(row.group for row in part) for part in alone]
+
+
 def test_the_order_of_minibatches_is_drawn_from_the_seed():
-    rows = [helpers.make_row([1, 2], [1], number) for number in range(4)]
+    rows = rows_of(range(4))
 
     def first(seed: int) -> int:
-        return minibatches(rows, 4, seed=seed)[0][0].group
+        return minibatches(rows, GROUPS, 4, seed=seed)[0][0].group
 
     assert {first(seed) for seed in range(40)} == {0, 1, 2, 3}
     assert [first(seed) for seed in range(40)] == [first(seed) for seed in range(40)]
