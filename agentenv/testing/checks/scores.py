@@ -47,6 +47,8 @@ async def check_trivial(subject: Subject) -> str:
         tried = tasks[1:] if name == "constant" and len(tasks) > 1 else tasks
         rewards = [(await subject.play(policy, task)).reward or 0.0 for task in tried]
         scores[name] = fmean(rewards) / marks
+    if _rewards_nothing(entry.make()) and not any(scores.values()):
+        raise Skipped("no episode got a reward: write reward(), which else gives 0, or add_turn_reward()")
     high = {name: score for name, score in scores.items() if score > limit}
     if high:
         told = ", ".join(f"{name} {score:.2f}" for name, score in high.items())
@@ -54,6 +56,10 @@ async def check_trivial(subject: Subject) -> str:
             f"policies without thought score too much of the full marks: {told} (at most {limit:g})"
         )
     return ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
+
+
+def _rewards_nothing(env: Env) -> bool:
+    return isinstance(env, ToolEnv) and type(env).reward is ToolEnv.reward
 
 
 async def check_leak(subject: Subject) -> str:

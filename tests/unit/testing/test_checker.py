@@ -212,6 +212,24 @@ async def test_faults_of_the_tasks_are_found(rows, words):
     assert any(words in one.text for one in report.problems), str(report)
 
 
+@pytest.mark.parametrize(("of_turns", "said"), [(0.0, "skipped"), (0.1, "ok")])
+async def test_an_environment_that_rewards_nothing_is_told_so(of_turns, said):
+    class Silent(ToolEnv):
+        def start(self, x, y):
+            return f"say {x}"
+
+        @tool
+        def look(self) -> str:
+            """Look around."""
+            self.add_turn_reward(of_turns)
+            return "a room"
+
+    report = await check_env(spec_of(Silent), only=("trivial",))
+
+    assert [one.status for one in report.findings] == [said], str(report)
+    assert ("write reward()" in str(report)) == (said == "skipped")
+
+
 async def test_a_check_that_hangs_is_a_problem_and_not_a_hang():
     class Hangs(Fine):
         async def start(self, x, y):
