@@ -40,13 +40,13 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
             "import mmap\nx = mmap.mmap(-1, 200 << 20)\ndef f():\n time.sleep(0.05)\n for i in range(0, len(x), 4096): x[i] = 1\n time.sleep(60)\n"
             "threading.stack_size(1 << 18)\nthreading.Thread(target=f).start()\nsc(60 if X86 else 93, 0)"
         ),
-        {"status": "memory", "timeout_s": 6.0},
+        {"status": "memory"},
     ),
     (
         "dos",
         "memory of a process that cannot be looked at",
         "libc.prctl(4, 0, 0, 0, 0)\nx = bytearray(230 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(60)",
-        {"status": "memory", "timeout_s": 6.0},
+        {"status": "memory"},
     ),
     (
         "dos",
@@ -87,7 +87,7 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
             "os.symlink(SECRET_FILE, 'a'); os.symlink('/etc/shadow', 'b'); os.symlink('.', 'loop'); os.mkfifo('fifo')\n"
             "os.mkdir('d'); os.symlink('/proc/self/environ', 'd/env'); os.symlink('/', 'root'); print('laid')"
         ),
-        {"out": "laid", "quick": True, "within_s": 3.0},
+        {"out": "laid", "quick": True},
     ),
     (
         "out",
@@ -174,7 +174,7 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
         "kill",
         "stopped daemons of a reaper of orphans",
         "libc.prctl(36, 1, 0, 0, 0)\nfor _ in range(5):\n if os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)\n  os._exit(0)\ntime.sleep(0.1); print('left')",
-        {"out": "left", "tiers": NS, "within_s": 3.0},
+        {"out": "left", "tiers": NS},
     ),
     (
         "forge",
