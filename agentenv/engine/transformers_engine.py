@@ -28,6 +28,7 @@ from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.engine.hf.request import Request
 from agentenv.engine.hf.scheduler import Scheduler
+from agentenv.engine.hf.threads import dismiss_team
 from agentenv.errors import EngineError, UsageError
 
 __all__ = ["TransformersEngine"]
@@ -220,6 +221,7 @@ class TransformersEngine:
 
         # OpenMP keeps the number of threads per calling thread, so the worker is told ours.
         threads = torch.get_num_threads()
+        dismiss_team()
 
         def work() -> None:
             torch.set_num_threads(threads)

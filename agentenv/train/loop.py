@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
+from agentenv.engine.hf.threads import dismiss_team
 from agentenv.train.config import refuse_groups_of_one
 from agentenv.train.journal import Journal
 from agentenv.train.rollouts import Played, Rollouts
@@ -136,6 +137,7 @@ async def _one_step(trainer: GRPOTrainer, player: _Player, ledger: TaskLedger) -
 
     def update() -> dict[str, float]:
         metrics = trainer.step(played.groups)
+        dismiss_team()  # while the engine computes
         trainer.cursors = dict(played.cursors)
         return metrics
 
