@@ -23,7 +23,7 @@ SOFT = 1
 def dismiss_team() -> None:
     """End the calling thread's OpenMP team; its next operation takes half a millisecond for a new one.
 
-    Does nothing where torch computes without GNU's OpenMP.
+    Does nothing where torch computes without OpenMP 5, and in a forked process.
     """
     if sys.platform != "linux" or os.getpid() != PROCESS:
         return
