@@ -137,7 +137,7 @@ async def _one_step(trainer: GRPOTrainer, player: _Player, ledger: TaskLedger) -
 
     def update() -> dict[str, float]:
         metrics = trainer.step(played.groups)
-        dismiss_team()  # while the engine computes
+        dismiss_team()  # from here the engine's computes
         trainer.cursors = dict(played.cursors)
         return metrics
 

@@ -17,11 +17,11 @@ __all__ = ["dismiss_team"]
 PROCESS = os.getpid()
 """A fork of it has none of its teams, and OpenMP would wait for them."""
 SOFT = 1
-"""`omp_pause_soft`: settings stay as they are (OpenMP 5.0, section 3.2.44)."""
+"""`omp_pause_soft`: settings stay as they are (OpenMP 5.0)."""
 
 
 def dismiss_team() -> None:
-    """End the calling thread's OpenMP team; its next operation takes half a millisecond for a new one.
+    """End the calling thread's OpenMP team; its next operation makes a new one, in about a millisecond.
 
     Does nothing where torch computes without OpenMP 5, and in a forked process.
     """

@@ -14,7 +14,6 @@ COUNTED = """
 import ctypes, os, sys, time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from agentenv.engine.base import Sampling
 from agentenv.engine.hf.threads import dismiss_team
 from agentenv.engine.transformers_engine import TransformersEngine
 

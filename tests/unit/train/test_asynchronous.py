@@ -18,7 +18,7 @@ from agentenv.envspec import EnvSpec
 from agentenv.errors import UsageError
 from agentenv.render import byte_tokenizer
 from agentenv.toolenv import ToolEnv
-from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions, loop
 from agentenv.train.metrics import episode_metrics
 from agentenv.trajectory import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -155,6 +155,25 @@ def test_without_the_option_nothing_is_played_during_a_step(tmp_path):
     for step in range(3):
         assert timeline.span(step + 1)[0] > timeline.trained[step][1]
     assert [one["staleness/max"] for one in history] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_thread_that_trained_lets_its_openmp_team_go(tmp_path, monkeypatch, asynchronous):
+    engine = TransformersEngine(copy.deepcopy(tiny())) if asynchronous else None
+    trainer = make(tmp_path, engine=engine, asynchronous=asynchronous, max_steps=2)
+    done: list[tuple[str, int]] = []
+    step = trainer.step
+
+    def stepped(groups):
+        done.append(("step", threading.get_ident()))
+        return step(groups)
+
+    trainer.step = stepped
+    monkeypatch.setattr(loop, "dismiss_team", lambda: done.append(("dismissed", threading.get_ident())))
+    trainer.train()
+
+    assert [what for what, _ in done] == ["step", "dismissed"] * 2
+    assert [thread for _, thread in done[::2]] == [thread for _, thread in done[1::2]]
 
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(r=4)])
