@@ -135,8 +135,8 @@ def bench_transformers(
     model: str, dtype: str, sizes: list[int], turns: int, tokens: int
 ) -> list[dict[str, Any]]:
     """Measure the transformers engine against `model.generate` on the same weights."""
-    from agentenv.engine.hf.load import load_model, locate
-    from agentenv.engine.transformers_engine import TransformersEngine
+    from agentenv.engine import TransformersEngine
+    from agentenv.engine.hf import load_model, locate
 
     plain = load_model(locate(model), dtype=dtype)
     ours = load_model(locate(model), dtype=dtype)

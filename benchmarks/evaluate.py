@@ -19,10 +19,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from agentenv.store import Run, RunWriter, encode_trajectory, summarize
-from agentenv.store.codec import dumps
-from agentenv.store.index import EPISODES, INDEX, index_line
-from agentenv.trajectory import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+from agentenv.core import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+from agentenv.runs.store import Run, RunWriter, encode_trajectory, summarize
+from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.index import EPISODES, INDEX, index_line
 
 ENV = """
 import agentenv as ae

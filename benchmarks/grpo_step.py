@@ -98,7 +98,7 @@ def run_trl(model: str, steps: int, clock: Clock) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from agentenv.engine.hf.load import locate
+    from agentenv.engine.hf import locate
 
     class Ticks(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs) -> None:

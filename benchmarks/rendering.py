@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agentenv.messages import ToolCall
+from agentenv.core import ToolCall
 from agentenv.render import ChatTokenizer, Renderer
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "tokenizers"

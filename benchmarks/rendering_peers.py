@@ -21,13 +21,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from agentenv.errors import RenderError
-from agentenv.messages import ToolCall
-from agentenv.render import ChatTokenizer, Renderer
-from agentenv.render.template import ChatTemplate
+from agentenv.core import RenderError, ToolCall
+from agentenv.render import ChatTemplate, ChatTokenizer, Renderer
 
 _spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[1] / "tests" / "data" / "chat_cases.py"
+    "chat_cases", Path(__file__).parents[1] / "tests" / "helpers" / "chat_cases.py"
 )
 cases = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(cases)

@@ -27,10 +27,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agentenv.engine.base import Completion, Sampling
-from agentenv.env import Env
-from agentenv.limits import RunLimits
-from agentenv.registry import EnvSpec
+from agentenv.core import RunLimits
+from agentenv.engine import Completion, Sampling
+from agentenv.envs import Env, EnvSpec
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner
 
@@ -275,8 +274,8 @@ def http_row(
     renderer: Renderer, turns: int, tokens: int, concurrency: int, count: int, *, repeats: int
 ) -> dict[str, Any]:
     """Measure one shape over HTTP."""
-    from agentenv.engine.vllm_probe import ServerReport
-    from agentenv.engine.vllm_server import VLLMServerEngine
+    from agentenv.engine import VLLMServerEngine
+    from agentenv.engine.vllm import ServerReport
 
     text = output(renderer, tokens)
     stop = renderer.stop_token_ids[0]

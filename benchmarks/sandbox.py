@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from agentenv.errors import SandboxUnavailable
+from agentenv.core import SandboxUnavailable
 from agentenv.sandbox import create
 
 CODE = "print(sum(range(1000)))"

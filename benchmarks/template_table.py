@@ -16,7 +16,7 @@ from pathlib import Path
 from agentenv.render import Renderer
 
 _spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[1] / "tests" / "data" / "chat_cases.py"
+    "chat_cases", Path(__file__).parents[1] / "tests" / "helpers" / "chat_cases.py"
 )
 cases = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(cases)

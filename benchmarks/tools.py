@@ -70,9 +70,8 @@ async def measure(call: Callable[[], Awaitable[object]], batches: int, size: int
 
 async def ours(batches: int, size: int) -> dict[str, dict[str, float]]:
     """Measure our tools; the function's own cost is taken off."""
-    from agentenv.context import Context
-    from agentenv.messages import ToolCall
-    from agentenv.tool import Tool, Toolbox
+    from agentenv.core import Context, ToolCall
+    from agentenv.tools import Tool, Toolbox
 
     context = Context()
     own = await measure(lambda: add_later(3, 4), batches, size)
@@ -99,7 +98,7 @@ async def bare_hop(batches: int, size: int) -> dict[str, float]:
 
 async def schema_costs(batches: int) -> float:
     """Return milliseconds to make a tool and its schema."""
-    from agentenv.tool import Tool
+    from agentenv.tools import Tool
 
     async def make() -> None:
         Tool.from_function(add_later).schema()

@@ -104,11 +104,11 @@ def build_batch(cell: Cell):
 
 
 def our_step(model, batch, *, saving: bool = False):
+    from agentenv.train import GRPOConfig
     from agentenv.train.batch import Row
-    from agentenv.train.config import GRPOConfig
-    from agentenv.train.metrics import Meter
-    from agentenv.train.policy import Policy
+    from agentenv.train.model import Policy
     from agentenv.train.update import accumulate, assign_weights
+    from agentenv.train.watch import Meter
 
     config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192, gradient_checkpointing=saving)
     policy = Policy(model, config)
@@ -125,8 +125,7 @@ def our_step(model, batch, *, saving: bool = False):
 def plain_step(model, batch):
     import torch
 
-    from agentenv.train.config import GRPOConfig
-    from agentenv.train.loss import grpo_loss
+    from agentenv.train import GRPOConfig, grpo_loss
 
     device = model.device
     count, length = batch.completions.shape

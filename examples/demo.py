@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import agentenv as ae
-from agentenv.store import RunWriter
+from agentenv.runs.store import RunWriter
 from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs import calculator
 
@@ -33,7 +33,7 @@ def main() -> None:
     console = Console()
     started = time.perf_counter()
     spec = ae.spec("agentenv/Calculator-v0")
-    limits = ae.RunLimits(max_turns=3, max_tokens_per_turn=44, concurrency=64)
+    limits = ae.RunLimits(max_turns=3, max_tokens_per_turn=44)
     config = GRPOConfig(
         model=options.model or demo_model(),
         output_dir=options.output,
@@ -61,6 +61,7 @@ def main() -> None:
             config,
             envs=spec,
             limits=limits,
+            runner=ae.RunnerOptions(concurrency=64),
             on_metrics=shown,
             on_trajectory=writer.append,
             on_trained=lambda episode, note: writer.annotate(episode, **note),

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from agentenv.cli.errors import report_error
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter

@@ -24,7 +24,7 @@ def run(
     as_json: bool = JsonOption,
 ) -> None:
     """Check an environment: schema, determinism, oracle, trivial answers, isolation, overflow, ..."""
-    from agentenv.testing import check_env
+    from agentenv.testing.checker import check_env
 
     report = asyncio.run(check_env(env, tasks=tasks, fuzz_calls=fuzz, seed=seed, only=tuple(only)))
     sys.stdout.write((report.to_json() if as_json else str(report)) + "\n")

@@ -24,9 +24,9 @@ def run(
     as_json: bool = JsonOption,
 ) -> None:
     """Compare two runs: paired difference with an interval, and where episodes part."""
-    from agentenv.compare import compare
-    from agentenv.errors import UsageError
-    from agentenv.store import find_run
+    from agentenv.core.errors import UsageError
+    from agentenv.runs.compare import compare
+    from agentenv.runs.store.reader import find_run
 
     found = compare(find_run(before, runs_dir), find_run(after, runs_dir), seed=seed)
     if found.difference is None:

@@ -97,7 +97,9 @@ def _packages() -> list[tuple[str, str, str]]:
 
 def _template(path: str) -> dict[str, Any]:
     """Return what the template doctor finds on a model's directory or file; no engine is started."""
-    from agentenv.render import ChatTokenizer, Renderer, doctor_report
+    from agentenv.render.doctor import doctor_report
+    from agentenv.render.renderer import Renderer
+    from agentenv.render.tokenizer import ChatTokenizer
 
     report = Renderer(ChatTokenizer.load(path)).report
     return {"text": doctor_report(path), **asdict(report)}
@@ -107,9 +109,9 @@ def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, A
     """Return facts about the template, and what the engine answered to the doctor's questions."""
     import asyncio
 
-    from agentenv.engine import load_engine
     from agentenv.engine.doctor import examine_model
-    from agentenv.render import Renderer
+    from agentenv.engine.factory import load_engine
+    from agentenv.render.renderer import Renderer
 
     loaded = load_engine(model, tokenizer=tokenizer or None)
     facts = {"engine": loaded.engine.name}

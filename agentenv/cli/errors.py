@@ -11,7 +11,7 @@ from typing import cast
 
 import typer
 
-from agentenv.errors import (
+from agentenv.core.errors import (
     AgentEnvError,
     DependencyMissing,
     EngineError,
@@ -22,7 +22,7 @@ from agentenv.errors import (
     UnknownEnvironment,
     UsageError,
 )
-from agentenv.limits import RunLimits
+from agentenv.core.limits import RunLimits
 
 __all__ = ["report_error"]
 

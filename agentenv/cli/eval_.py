@@ -20,13 +20,13 @@ from agentenv.cli.options import (
     SettingsOption,
     typed,
 )
-from agentenv.config import build, parse_pairs, read_toml
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
+from agentenv.core.settings import build, parse_pairs, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.envspec import EnvSpec
-    from agentenv.evaluation import EvalConfig
-    from agentenv.store import RunWriter
+    from agentenv.envs.spec import EnvSpec
+    from agentenv.runs.evaluate import EvalConfig
+    from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["app"]
 
@@ -56,8 +56,8 @@ def run(
 ) -> None:
     """Play tasks of environments with a model and report what came out.
 
-    Settings for -o are the limits (max_turns=4, concurrency=8), the sampling (temperature=0, top_p=0.9),
-    success_at, env.NAME for the environment and engine.NAME for the engine.
+    Settings for -o are those of the runner (concurrency=8), the limits (max_turns=4), the sampling
+    (temperature=0, top_p=0.9), success_at, env.NAME for the environment and engine.NAME for the engine.
     """
     given: dict[str, Any] = {
         "envs": tuple(envs or ()),
@@ -82,11 +82,20 @@ def eval_config(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> Any
     Raises:
         UsageError: A setting is unknown or does not fit.
     """
+    from agentenv.core.limits import RunLimits
     from agentenv.engine.base import Sampling
-    from agentenv.evaluation import EvalConfig
-    from agentenv.limits import RunLimits
+    from agentenv.runner.options import RunnerOptions
+    from agentenv.runs.evaluate import EvalConfig
 
-    homes: dict[str, dict[str, Any]] = {"limits": {}, "sampling": {}, "env": {}, "engine": {}, "": {}}
+    homes: dict[str, dict[str, Any]] = {
+        "runner": {},
+        "limits": {},
+        "sampling": {},
+        "env": {},
+        "engine": {},
+        "": {},
+    }
+    runner_names = {field.name for field in fields(RunnerOptions)}
     limit_names = {field.name for field in fields(RunLimits)}
     sampling_names = {field.name for field in fields(Sampling)}
     for source in sources:
@@ -96,6 +105,8 @@ def eval_config(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> Any
                 homes[name].update(value)
             elif dot and head in homes:
                 homes[head][rest] = value
+            elif name in runner_names:
+                homes["runner"][name] = value
             elif name in limit_names:
                 homes["limits"][name] = value
             elif name in sampling_names:
@@ -105,10 +116,11 @@ def eval_config(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> Any
     known = {field.name for field in fields(EvalConfig)}
     for name in homes[""]:
         if name not in known:
-            near = _near(name, [*known, *limit_names, *sampling_names])
+            near = _near(name, [*known, *runner_names, *limit_names, *sampling_names])
             raise UsageError(f"unknown setting {name!r}; {near}")
     return EvalConfig(
         **{**given, **homes[""]},
+        runner=build(RunnerOptions, homes["runner"]),
         limits=build(RunLimits, homes["limits"]),
         sampling=build(Sampling, homes["sampling"]),
         env_kwargs=homes["env"],
@@ -124,7 +136,7 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def _new_writer(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str) -> RunWriter:
-    from agentenv.store import RunWriter
+    from agentenv.runs.store.writer import RunWriter
 
     return RunWriter.create(
         specs[0].id if len(specs) == 1 else "several",
@@ -146,9 +158,11 @@ def _evaluate(
     as_json: bool,
 ) -> int:
     from agentenv.cli.progress import EvalProgress
-    from agentenv.evaluation import EvalConfig, Evaluation
-    from agentenv.registry import spec
-    from agentenv.store import RunStatus, RunWriter, find_run
+    from agentenv.envs.registry import spec
+    from agentenv.runs.evaluate import EvalConfig, Evaluation
+    from agentenv.runs.store.reader import find_run
+    from agentenv.runs.store.runinfo import RunStatus
+    from agentenv.runs.store.writer import RunWriter
 
     run = find_run(resume, runs_dir) if resume else None
     if run is not None and run.info.kind != "eval":

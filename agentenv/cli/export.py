@@ -36,9 +36,9 @@ def run(
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
-    from agentenv.errors import UsageError
-    from agentenv.store import find_run
-    from agentenv.store.parquet import write_parquet
+    from agentenv.core.errors import UsageError
+    from agentenv.runs.store.parquet import write_parquet
+    from agentenv.runs.store.reader import find_run
 
     if shape not in FORMATS:
         raise UsageError(f"there is no format {shape!r}; the formats are {', '.join(FORMATS)}")
@@ -84,8 +84,8 @@ def _documents(source: Any, shape: str) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    from agentenv.errors import StoreError
-    from agentenv.store.codec import dumps
+    from agentenv.core.errors import StoreError
+    from agentenv.runs.store.codec import dumps
 
     count = 0
     try:

@@ -25,7 +25,7 @@ def run(
     """Read OpenAI-style chat logs or ATIF documents into a run."""
     from agentenv.interop.atif import from_atif
     from agentenv.interop.chatlogs import from_openai
-    from agentenv.store import RunWriter
+    from agentenv.runs.store.writer import RunWriter
 
     rows = [row for path in paths for row in read_rows(Path(path))]
     atif = bool(rows) and "schema_version" in rows[0]
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         UsageError: The file cannot be read, or a line is not a JSON object; the line is named.
     """
-    from agentenv.errors import UsageError
+    from agentenv.core.errors import UsageError
 
     try:
         text = path.read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ def show(
     as_json: bool = JsonOption,
 ) -> None:
     """List the environments and tools that are installed."""
-    from agentenv.registry import registry
+    from agentenv.envs.registry import registry
 
     rows = [
         {
@@ -61,7 +61,7 @@ def show(
 
 
 def _num_tasks(spec: object) -> str:
-    from agentenv.registry import EnvSpec
+    from agentenv.envs.registry import EnvSpec
 
     if not isinstance(spec, EnvSpec):
         return "?"

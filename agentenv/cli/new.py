@@ -18,7 +18,7 @@ def run(
     directory: str = typer.Option("", "--dir", help="Where to make it; a directory of its name if empty."),
 ) -> None:
     """Make a package with an environment, its test, README and CI file."""
-    from agentenv.errors import StoreError, UsageError
+    from agentenv.core.errors import StoreError, UsageError
 
     words = re.findall(r"[a-z0-9]+", name.lower())
     if not words or words[0][0].isdigit():

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, Self
 
-from agentenv.store import EpisodeSummary
+from agentenv.runs.store.summary import EpisodeSummary
 
 __all__ = ["EvalProgress"]
 
@@ -34,7 +34,7 @@ class EvalProgress:
         names = ", ".join(one.id for one in evaluation.specs)
         print(
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
-            f" · {config.limits.concurrency} at once · seed {config.seed}   run {run_id}"
+            f" · {config.runner.concurrency} at once · seed {config.seed}   run {run_id}"
         )
         if evaluation.num_finished:
             print(f" {evaluation.num_finished} episodes were finished earlier")

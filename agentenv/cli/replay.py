@@ -32,8 +32,8 @@ def run(
     as_json: bool = JsonOption,
 ) -> None:
     """Give an environment a stored episode's messages again, and compare what it answers."""
-    from agentenv.errors import UsageError
-    from agentenv.store import find_run
+    from agentenv.core.errors import UsageError
+    from agentenv.runs.store.reader import find_run
 
     name, _, place = run.partition("#")
     if not (episode or place):
@@ -71,12 +71,12 @@ class _Replay:
     from_turn: int | None
 
     async def play(self, old: Any) -> Any:
-        from agentenv.config import build
+        from agentenv.core.limits import RunLimits
+        from agentenv.core.settings import build
         from agentenv.engine.base import Sampling
-        from agentenv.limits import RunLimits
-        from agentenv.registry import spec
-        from agentenv.replay import replay_episode
-        from agentenv.sandbox import create
+        from agentenv.envs.registry import spec
+        from agentenv.runs.replay import replay_episode
+        from agentenv.sandbox.base import create
 
         config = self.info.config
         entry = spec(self.env or self._source(old.env_id))
@@ -109,7 +109,7 @@ class _Replay:
         return self.tokenizer or str(self.info.config.get("tokenizer") or "")
 
     def _live(self, stack: AsyncExitStack) -> Any:
-        from agentenv.engine import load_engine
+        from agentenv.engine.factory import load_engine
 
         if self.from_turn is None:
             return None
@@ -121,8 +121,9 @@ class _Replay:
         """Return the renderer with which the run's tokens were made, without the run's model."""
         from importlib import import_module
 
-        from agentenv.errors import UsageError
-        from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
+        from agentenv.core.errors import UsageError
+        from agentenv.render.renderer import Renderer
+        from agentenv.render.tokenizer import ChatTokenizer, byte_tokenizer
 
         kind, _, rest = self._model.partition(":")
         if live is not None and live.tokenizer is not None:
@@ -140,14 +141,14 @@ class _Replay:
 
     def _source(self, env_id: str) -> str:
         """Return how the run's user named the environment: a file, where it is in no registry."""
-        from agentenv.registry import registry
+        from agentenv.envs.registry import registry
 
         named = [str(one) for one in self.info.config.get("envs", ())]
         return env_id if env_id in registry or len(named) != 1 else named[0]
 
 
 def _line(message: Any) -> str:
-    from agentenv.messages import text_of
+    from agentenv.core.messages import text_of
 
     calls = "".join(
         f" → {call['function']['name']}({call['function']['arguments']})"

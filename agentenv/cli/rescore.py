@@ -27,9 +27,10 @@ def run(
 ) -> None:
     """Score a run's episodes with other rewards; the result is a run of its own."""
     from agentenv.cli.tables import print_report
-    from agentenv.report import report_on
-    from agentenv.scoring import rescore
-    from agentenv.store import RunWriter, find_run
+    from agentenv.envs.rewards.group import rescore
+    from agentenv.runs.report import report_on
+    from agentenv.runs.store.reader import find_run
+    from agentenv.runs.store.writer import RunWriter
 
     source = find_run(name, runs_dir)
     functions = [find_object(one) for one in rewards]
@@ -65,8 +66,8 @@ def find_object(name: str) -> Any:
     import sys as system
     from importlib import import_module
 
-    from agentenv.errors import UsageError
-    from agentenv.files import load_file
+    from agentenv.core.errors import UsageError
+    from agentenv.envs.files import load_file
 
     module, colon, attribute = name.rpartition(":")
     if not colon or not attribute:

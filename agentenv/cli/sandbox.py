@@ -37,6 +37,6 @@ def serve(
     backend: str = typer.Option("auto", "--backend", help="auto, local, or none."),
 ) -> None:
     """Serve this machine's sandbox, so that E2B's own SDK runs code here."""
-    from agentenv.sandbox.serve_e2b import serve_forever
+    from agentenv.sandbox.e2b.server import serve_forever
 
     asyncio.run(serve_forever(protocol=protocol, host=host, port=port, size=size, backend=backend))

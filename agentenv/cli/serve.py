@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
 
 __all__ = ["app"]
 
@@ -38,7 +38,7 @@ def run(
 
         asyncio.run(serve_forever(env, host=host, port=port, max_sessions=sessions, said=_say))
         return
-    from agentenv.engine.serve import ServeOptions, serve
+    from agentenv.engine.vllm.launch import ServeOptions, serve
 
     options = ServeOptions(
         host=host,

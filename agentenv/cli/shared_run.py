@@ -16,9 +16,10 @@ from typing import Any, Self
 
 import typer
 
-from agentenv.store import RunStatus, RunWriter, decode_trajectory, encode_trajectory
-from agentenv.store.codec import dumps
-from agentenv.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory
+from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
+from agentenv.runs.store.runinfo import RunStatus
+from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["Plan", "SharedRun"]
 
@@ -42,7 +43,7 @@ class SharedRun:
         self._launch: Any = None
         self._failure = ""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            self._launch = importlib.import_module("agentenv.train.launch").Launch()
+            self._launch = importlib.import_module("agentenv.train.loop.launch").Launch()
             # torchrun ends all processes when one fails: what was sent by then is still written.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.is_first = self._launch is None or self._launch.is_first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.report import EvalReport, ToolStats
+from agentenv.runs.report import EvalReport, ToolStats
 
 __all__ = ["print_report", "report_lines"]
 

@@ -21,9 +21,10 @@ from agentenv.cli.options import (
     typed,
 )
 from agentenv.cli.shared_run import Plan, SharedRun
-from agentenv.config import build, parse_pairs, read_toml
-from agentenv.errors import DependencyMissing, UsageError
-from agentenv.store import RunStatus, RunWriter
+from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.settings import build, parse_pairs, read_toml
+from agentenv.runs.store.runinfo import RunStatus
+from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["app"]
 
@@ -101,7 +102,7 @@ class _Job:
 
     def start(self, runs_dir: str) -> tuple[RunWriter, Plan]:
         """Begin a new run; return its writer and what is to be done."""
-        from agentenv.registry import spec
+        from agentenv.envs.registry import spec
 
         if not self.envs:
             raise UsageError("name at least one environment; `agentenv list` shows what is installed")
@@ -128,8 +129,8 @@ class _Job:
 
     def resume(self, name: str, runs_dir: str) -> tuple[RunWriter, Plan]:
         """Go on with a stopped run; return its writer and what is to be done."""
-        from agentenv.limits import RunLimits
-        from agentenv.store import find_run
+        from agentenv.core.limits import RunLimits
+        from agentenv.runs.store.reader import find_run
 
         run = find_run(name, runs_dir)
         if run.info.kind != "train":
@@ -172,7 +173,7 @@ def _grpo_config() -> Any:
 
 def _settings(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
     """Return trainer configuration and limits: each setting goes where its name belongs."""
-    from agentenv.limits import RunLimits
+    from agentenv.core.limits import RunLimits
 
     limit_names = {field.name for field in fields(RunLimits)}
     limits: dict[str, Any] = {}
@@ -203,8 +204,8 @@ def last_checkpoint(directory: Path) -> Path | None:
 
 def _train(run: SharedRun, job: _Job, *, as_json: bool) -> int:
     from agentenv.cli.dashboard import Dashboard
-    from agentenv.registry import spec
-    from agentenv.train.grpo import GRPOTrainer
+    from agentenv.envs.registry import spec
+    from agentenv.train.trainer import GRPOTrainer
 
     config, names = run.plan.config, run.plan.names
     board = Dashboard(config.max_steps, run.id, quiet=as_json or not run.is_first)
@@ -246,7 +247,7 @@ def _train(run: SharedRun, job: _Job, *, as_json: bool) -> int:
 
 
 def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> None:
-    from agentenv.train.sft import demonstrate
+    from agentenv.train.loop.sft import demonstrate
 
     module, _, name = job.demos.partition(":")
     try:

@@ -26,9 +26,9 @@ def show(
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Look at runs: every token as sampled, what was trained, why it stopped."""
-    from agentenv.errors import UsageError
-    from agentenv.store import find_run, list_runs
-    from agentenv.view import build_page, write_page
+    from agentenv.core.errors import UsageError
+    from agentenv.runs.store.reader import find_run, list_runs
+    from agentenv.runs.view.page import build_page, write_page
 
     if sort and sort not in {"place", "task", "member", "reward", "stop", "turns", "tokens", "time"}:
         raise UsageError(f"cannot sort by {sort!r}; by reward, tokens, turns, time, stop, task or member")
@@ -37,7 +37,7 @@ def show(
         runs_dir, on_broken=lambda error: print(f" left out: {error}")
     )
     if live:
-        from agentenv.view.server import serve
+        from agentenv.runs.view.server import serve
 
         serve([run.path for run in found] if names else [], Path(runs_dir), port=port, open_browser=browser)
         return

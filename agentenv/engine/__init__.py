@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-from agentenv.engine.base import (
-    ChatCompletion,
-    ChatEngine,
-    Completion,
-    Engine,
-    FinishReason,
-    Sampling,
-    Usage,
-)
-from agentenv.engine.factory import LoadedModel, load_engine
-from agentenv.engine.mock import MockEngine
-from agentenv.engine.scripted import ScriptedEngine, ScriptedRequest, ScriptedTurn
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ChatCompletion",
-    "ChatEngine",
-    "Completion",
-    "Engine",
-    "FinishReason",
-    "LoadedModel",
-    "MockEngine",
-    "Sampling",
-    "ScriptedEngine",
-    "ScriptedRequest",
-    "ScriptedTurn",
-    "Usage",
-    "load_engine",
-]
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.engine.base import ChatCompletion as ChatCompletion
+    from agentenv.engine.base import ChatEngine as ChatEngine
+    from agentenv.engine.base import Completion as Completion
+    from agentenv.engine.base import Engine as Engine
+    from agentenv.engine.base import FinishReason as FinishReason
+    from agentenv.engine.base import Sampling as Sampling
+    from agentenv.engine.base import Usage as Usage
+    from agentenv.engine.doctor import EngineFinding as EngineFinding
+    from agentenv.engine.doctor import examine_engine as examine_engine
+    from agentenv.engine.doctor import examine_model as examine_model
+    from agentenv.engine.factory import LoadedModel as LoadedModel
+    from agentenv.engine.factory import load_engine as load_engine
+    from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
+    from agentenv.engine.openai_chat import OpenAIChatEngine as OpenAIChatEngine
+    from agentenv.engine.router import LessSureThan as LessSureThan
+    from agentenv.engine.router import RouterEngine as RouterEngine
+    from agentenv.engine.scripted.mock import MockEngine as MockEngine
+    from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine
+    from agentenv.engine.scripted.scripted import ScriptedRequest as ScriptedRequest
+    from agentenv.engine.scripted.scripted import ScriptedTurn as ScriptedTurn
+    from agentenv.engine.vllm.inprocess import VLLMEngine as VLLMEngine
+    from agentenv.engine.vllm.server import VLLMServerEngine as VLLMServerEngine
+    from agentenv.engine.weights import SyncReport as SyncReport
+    from agentenv.engine.weights import check_sync as check_sync
+    from agentenv.engine.weights import push_weights as push_weights
+
+__all__ = door(
+    __name__,
+    {
+        "base": ["ChatCompletion", "ChatEngine", "Completion", "Engine", "FinishReason", "Sampling", "Usage"],
+        "doctor": ["EngineFinding", "examine_engine", "examine_model"],
+        "factory": ["LoadedModel", "load_engine"],
+        "hf.engine": ["TransformersEngine"],
+        "openai_chat": ["OpenAIChatEngine"],
+        "router": ["LessSureThan", "RouterEngine"],
+        "scripted.mock": ["MockEngine"],
+        "scripted.scripted": ["ScriptedEngine", "ScriptedRequest", "ScriptedTurn"],
+        "vllm.inprocess": ["VLLMEngine"],
+        "vllm.server": ["VLLMServerEngine"],
+        "weights": ["SyncReport", "check_sync", "push_weights"],
+    },
+)

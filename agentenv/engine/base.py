@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from agentenv.errors import UsageError
-from agentenv.messages import JsonValue, Message
+from agentenv.core.errors import UsageError
+from agentenv.core.messages import JsonValue, Message
 
 __all__ = [
     "ChatCompletion",

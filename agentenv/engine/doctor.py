@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from time import monotonic
 
+from agentenv.core.errors import AgentEnvError, ContextTooLong
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
 from agentenv.engine.factory import LoadedModel
-from agentenv.engine.vllm_server import VLLMServerEngine
-from agentenv.errors import AgentEnvError, ContextTooLong
+from agentenv.engine.vllm.server import VLLMServerEngine
 
 __all__ = ["EngineFinding", "examine_engine", "examine_model"]
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import cast
 
+from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.engine.base import Completion, FinishReason
-from agentenv.errors import ContextTooLong, EngineError, UsageError
 
 __all__ = ["VERSION_LABEL", "exact_completion", "room_for", "version_ranges"]
 

@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine.base import ChatEngine, Engine
-from agentenv.engine.mock import MockEngine
-from agentenv.engine.scripted import ScriptedEngine, TurnLike
-from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.engine.scripted.mock import MockEngine
+from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
 
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
@@ -82,7 +82,7 @@ def weights_and_engine(model: str) -> tuple[str, str]:
     """
     kind, _, rest = model.partition(":")
     if kind in {"http", "https"}:
-        probe = import_module("agentenv.engine.vllm_probe").probe
+        probe = import_module("agentenv.engine.vllm.probe").probe
         report = probe(model.partition(",")[0])
         if report.route == "chat":
             raise UsageError(f"{model} can be evaluated but not trained on: it gives no token ids")
@@ -151,7 +151,7 @@ def _transformers(rest: str, tokenizer: str | None, options: dict[str, Any]) -> 
     codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(beside.path, beside.gguf_file)
     picked = {name: options.pop(name) for name in ("dtype", "device") if name in options}
     DependencyMissing.require("torch", "transformers", extra="train", purpose="hf: models")
-    engine_type = import_module("agentenv.engine.transformers_engine").TransformersEngine
+    engine_type = import_module("agentenv.engine.hf.engine").TransformersEngine
     _check_options(engine_type, f"hf:{rest}", options)
     model = load.load_model(files, **picked)
     adapter = None if files.base is None else model.active_adapter
@@ -166,13 +166,13 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
         load.require_tokenizer(files)
     codec = _tokenizer(tokenizer) if tokenizer else _tokenizer(files.path, files.gguf_file)
     DependencyMissing.require("vllm", extra="vllm", purpose="vllm: models")
-    engine_type = import_module("agentenv.engine.vllm_inprocess").VLLMEngine
+    engine_type = import_module("agentenv.engine.vllm.inprocess").VLLMEngine
     options = {"name": f"vllm:{rest}", **options}
     return LoadedModel(_build(engine_type, f"vllm:{rest}", options, files), codec)
 
 
 def _http(model: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
-    connect = import_module("agentenv.engine.vllm_server").connect
+    connect = import_module("agentenv.engine.vllm.server").connect
     _check_options(connect, model, options)
     engine, path = connect(model, tokenizer=tokenizer, **options)
     return LoadedModel(engine, None if path is None else _tokenizer(path))

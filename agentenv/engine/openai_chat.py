@@ -19,10 +19,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from agentenv.core.errors import ContextTooLong, DependencyMissing, EngineError, EngineUnavailable, UsageError
+from agentenv.core.messages import JsonValue, Message, ToolCallMessage
 from agentenv.engine.base import ChatCompletion, FinishReason, Sampling, Usage
-from agentenv.engine.server_pool import message_of
-from agentenv.errors import ContextTooLong, DependencyMissing, EngineError, EngineUnavailable, UsageError
-from agentenv.messages import JsonValue, Message, ToolCallMessage
+from agentenv.engine.vllm.pool import message_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

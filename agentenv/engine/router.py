@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
+from agentenv.core.errors import UsageError
 from agentenv.engine.base import Completion, Connected, Engine, Sampling
-from agentenv.errors import UsageError
 
 __all__ = ["LessSureThan", "RouterEngine"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import EngineError
+from agentenv.core.errors import EngineError
 
 __all__ = ["context_limit", "require_weights"]
 

@@ -16,8 +16,8 @@ from math import exp, isfinite
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.base import Engine, Sampling
-from agentenv.errors import EngineError, UsageError
 
 __all__ = ["SyncReport", "WeightReader", "check_sync", "compare_logprobs", "push_weights"]
 

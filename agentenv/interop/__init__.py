@@ -1,5 +1,45 @@
-"""Our trajectories and environments made into things of others: TRL, verl, slime."""
+"""Our trajectories and environments as things of others: TRL, verl, slime, OpenAI, ATIF, Inspect, OpenEnv."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.interop.atif import from_atif as from_atif
+    from agentenv.interop.atif import to_atif as to_atif
+    from agentenv.interop.chatlogs import from_openai as from_openai
+    from agentenv.interop.chatlogs import to_openai as to_openai
+    from agentenv.interop.chatlogs import to_sft as to_sft
+    from agentenv.interop.inspect_log import to_inspect as to_inspect
+    from agentenv.interop.openenv import OpenEnvServer as OpenEnvServer
+    from agentenv.interop.openenv import serve as serve
+    from agentenv.interop.slime import slime_samples as slime_samples
+    from agentenv.interop.trl import environment_factory as environment_factory
+    from agentenv.interop.trl import environment_reward as environment_reward
+    from agentenv.interop.trl import environment_rows as environment_rows
+    from agentenv.interop.trl import rollout_func as rollout_func
+    from agentenv.interop.trl import task_rows as task_rows
+    from agentenv.interop.trl import trl_samples as trl_samples
+    from agentenv.interop.verl import verl_samples as verl_samples
+
+__all__ = door(
+    __name__,
+    {
+        "atif": ["from_atif", "to_atif"],
+        "chatlogs": ["from_openai", "to_openai", "to_sft"],
+        "inspect_log": ["to_inspect"],
+        "openenv": ["OpenEnvServer", "serve"],
+        "slime": ["slime_samples"],
+        "trl": [
+            "environment_factory",
+            "environment_reward",
+            "environment_rows",
+            "rollout_func",
+            "task_rows",
+            "trl_samples",
+        ],
+        "verl": ["verl_samples"],
+    },
+)

@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
+from agentenv.core.messages import text_of
+from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.interop.chatlogs import from_openai
-from agentenv.messages import text_of
-from agentenv.trajectory import Trajectory, Turn
 
 __all__ = ["from_atif", "to_atif"]
 

@@ -7,9 +7,9 @@ from hashlib import blake2b
 from json import dumps
 from typing import Any, cast
 
-from agentenv.errors import UsageError
-from agentenv.messages import JsonValue, Message, ToolCall, ToolResult, text_of
-from agentenv.trajectory import StopReason, Trajectory, Turn
+from agentenv.core.errors import UsageError
+from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, text_of
+from agentenv.core.trajectory import StopReason, Trajectory, Turn
 
 __all__ = ["from_openai", "to_openai", "to_sft"]
 

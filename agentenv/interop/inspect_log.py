@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from agentenv.messages import Message, ToolErrorKind, ToolResult, text_of
-from agentenv.store import RunInfo, RunStatus
-from agentenv.trajectory import StopReason, Trajectory, Turn
+from agentenv.core.messages import Message, ToolErrorKind, ToolResult, text_of
+from agentenv.core.trajectory import StopReason, Trajectory, Turn
+from agentenv.runs.store.runinfo import RunInfo, RunStatus
 
 __all__ = ["to_inspect"]
 

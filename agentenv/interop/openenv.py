@@ -24,10 +24,10 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from agentenv.errors import AgentEnvError, UsageError
+from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.envs.registry import EnvSpec, spec
 from agentenv.interop.openenv_mcp import answer_rpc
 from agentenv.interop.openenv_session import Session, Sessions
-from agentenv.registry import EnvSpec, spec
 
 __all__ = ["OpenEnvServer", "serve", "serve_forever"]
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentenv.errors import AgentEnvError, UsageError
+from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.interop.openenv_session import Session, Sessions
 
 __all__ = ["answer_rpc"]

@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.context import Context
-from agentenv.env import Env
-from agentenv.envspec import EnvSpec
-from agentenv.errors import UsageError
-from agentenv.messages import Message
-from agentenv.observations import action_message
-from agentenv.seeding import derive_seed
+from agentenv.core.context import Context
+from agentenv.core.errors import UsageError
+from agentenv.core.messages import Message
+from agentenv.core.seeds import derive_seed
+from agentenv.envs.env import Env
+from agentenv.envs.gym_values import action_message
+from agentenv.envs.spec import EnvSpec
 
 __all__ = ["Session", "Sessions"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import cast
 
+from agentenv.core.messages import JsonValue, Message
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.interop.split import split_sequence
-from agentenv.messages import JsonValue, Message
-from agentenv.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["slime_samples"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentenv.trajectory import TokenSequence
+from agentenv.core.trajectory import TokenSequence
 
 __all__ = ["PromptResponse", "split_sequence"]
 

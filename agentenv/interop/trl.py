@@ -22,19 +22,19 @@ from dataclasses import replace
 from itertools import count, groupby
 from typing import Any
 
-from agentenv._sync import run_sync
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.messages import text_of
+from agentenv.core.task import Task
+from agentenv.core.threads import run_sync
+from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.engine.exact import room_for
-from agentenv.envspec import EnvSpec
-from agentenv.errors import UsageError
+from agentenv.envs.spec import EnvSpec
 from agentenv.interop.split import split_sequence
 from agentenv.interop.trl_methods import TrlEnvironment, environment_class
-from agentenv.limits import RunLimits
-from agentenv.messages import text_of
-from agentenv.render import Renderer
-from agentenv.runner import Runner
-from agentenv.tasks import Task
-from agentenv.trajectory import Trajectory
+from agentenv.render.renderer import Renderer
+from agentenv.runner.runner import Runner
 
 __all__ = [
     "environment_factory",
@@ -164,7 +164,7 @@ def rollout_func(
     calls = count(1)
 
     def play(prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        from agentenv.engine.transformers_engine import TransformersEngine
+        from agentenv.engine.hf.engine import TransformersEngine
 
         sampling = _sampling(trainer.args)
         length = trainer.args.max_completion_length

@@ -13,15 +13,16 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from agentenv._sync import run_sync
-from agentenv.context import Context
-from agentenv.envspec import EnvSpec
-from agentenv.errors import UsageError
-from agentenv.limits import RunLimits
-from agentenv.messages import FunctionCall, Message, ToolCallMessage, text_of
-from agentenv.seeding import derive_seed
-from agentenv.step import EpisodeEnv, Outcome, ResetResult, StepResult
-from agentenv.tasks import Task, TaskSet
+from agentenv.core.context import Context
+from agentenv.core.episode_env import EpisodeEnv, Outcome, ResetResult, StepResult
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.messages import FunctionCall, Message, ToolCallMessage, text_of
+from agentenv.core.seeds import derive_seed
+from agentenv.core.task import Task
+from agentenv.core.threads import run_sync
+from agentenv.envs.spec import EnvSpec
+from agentenv.envs.tasks import TaskSet
 
 __all__ = ["TrlEnvironment", "environment_class"]
 

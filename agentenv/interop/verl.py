@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
+from agentenv.core.messages import JsonValue
+from agentenv.core.trajectory import Trajectory
 from agentenv.interop.split import split_sequence
-from agentenv.messages import JsonValue
-from agentenv.trajectory import Trajectory
 
 __all__ = ["verl_samples"]
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from agentenv.render.base import ParsedTurn, RendererProtocol, TemplateReport, Verdict
-from agentenv.render.doctor import doctor_report
-from agentenv.render.renderer import Renderer
-from agentenv.render.text_protocol import TextProtocol
-from agentenv.render.tokenizer import ChatTokenizer, byte_tokenizer
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ChatTokenizer",
-    "ParsedTurn",
-    "Renderer",
-    "RendererProtocol",
-    "TemplateReport",
-    "TextProtocol",
-    "Verdict",
-    "byte_tokenizer",
-    "doctor_report",
-]
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.render.base import ParsedTurn as ParsedTurn
+    from agentenv.render.base import RendererProtocol as RendererProtocol
+    from agentenv.render.base import TemplateReport as TemplateReport
+    from agentenv.render.base import Verdict as Verdict
+    from agentenv.render.doctor import doctor_report as doctor_report
+    from agentenv.render.renderer import Renderer as Renderer
+    from agentenv.render.template import ChatTemplate as ChatTemplate
+    from agentenv.render.text_protocol import TextProtocol as TextProtocol
+    from agentenv.render.tokenizer import ChatTokenizer as ChatTokenizer
+    from agentenv.render.tokenizer import byte_tokenizer as byte_tokenizer
+
+__all__ = door(
+    __name__,
+    {
+        "base": ["ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"],
+        "doctor": ["doctor_report"],
+        "renderer": ["Renderer"],
+        "template": ["ChatTemplate"],
+        "text_protocol": ["TextProtocol"],
+        "tokenizer": ["ChatTokenizer", "byte_tokenizer"],
+    },
+)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from agentenv.messages import CallStatus, JsonValue, Message, ToolCall
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall
 
 __all__ = ["ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"]
 

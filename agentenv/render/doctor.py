@@ -12,11 +12,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from agentenv.errors import RenderError, UsageError
+from agentenv.core.errors import RenderError, UsageError
 from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
 from agentenv.render.examine import Examination
-from agentenv.render.parse import GRAMMARS, Grammar
+from agentenv.render.parse.grammar import Grammar
+from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.renderers_parsers import renderers_parser
 from agentenv.render.parse.vllm_parsers import vllm_parser
 from agentenv.render.tail import Kind, TailReader, TurnEnd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentenv.errors import RenderError
+from agentenv.core.errors import RenderError
 from agentenv.render.control import ControlSet
 from agentenv.render.tokenizer import ChatTokenizer
 

@@ -14,13 +14,15 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, cast
 
-from agentenv.errors import RenderError
-from agentenv.messages import CallStatus, JsonValue, Message, ToolCall
+from agentenv.core.errors import RenderError
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall
 from agentenv.render.base import ParsedTurn, TemplateReport
 from agentenv.render.control import Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
 from agentenv.render.encode import PieceEncoder
-from agentenv.render.parse import Grammar, ToolIndex, TurnReader, TurnText
+from agentenv.render.parse.grammar import Grammar, ToolIndex
+from agentenv.render.parse.scan import TurnText
+from agentenv.render.parse.turn import TurnReader
 from agentenv.render.tail import USER, Kind, Plain, TailReader
 from agentenv.render.text_protocol import TextProtocol
 from agentenv.render.tokenizer import ChatTokenizer

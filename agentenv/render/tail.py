@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from agentenv.errors import RenderError
+from agentenv.core.errors import RenderError
 from agentenv.render.control import SENTINEL, ControlSet
 from agentenv.render.template import ChatTemplate
 

@@ -21,7 +21,7 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
-from agentenv.errors import RenderError
+from agentenv.core.errors import RenderError
 
 __all__ = ["ChatTemplate"]
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.render.gguf import read_gguf
 
 __all__ = ["ChatTokenizer", "byte_tokenizer"]

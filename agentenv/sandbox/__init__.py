@@ -6,32 +6,27 @@ is that of a container, not of a virtual machine.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from agentenv.core.door import door
+
 if TYPE_CHECKING:
-    from agentenv.sandbox.base import ExecResult, Sandbox, SandboxLimits, Session, create
-    from agentenv.sandbox.doctor import doctor
+    from agentenv.sandbox.base import ExecResult as ExecResult
+    from agentenv.sandbox.base import ExecStatus as ExecStatus
+    from agentenv.sandbox.base import Sandbox as Sandbox
+    from agentenv.sandbox.base import Session as Session
+    from agentenv.sandbox.base import Workspace as Workspace
+    from agentenv.sandbox.base import create as create
+    from agentenv.sandbox.checks import clean_path as clean_path
+    from agentenv.sandbox.doctor import doctor as doctor
+    from agentenv.sandbox.request import SandboxLimits as SandboxLimits
 
-_HOME = {
-    "ExecResult": "base",
-    "Sandbox": "base",
-    "SandboxLimits": "base",
-    "Session": "base",
-    "create": "base",
-    "doctor": "doctor",
-}
-
-__all__ = ["ExecResult", "Sandbox", "SandboxLimits", "Session", "create", "doctor"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'agentenv.sandbox' has no attribute {name!r}")
-    value = getattr(import_module(f"agentenv.sandbox.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = door(
+    __name__,
+    {
+        "base": ["ExecResult", "ExecStatus", "Sandbox", "Session", "Workspace", "create"],
+        "checks": ["clean_path"],
+        "doctor": ["doctor"],
+        "request": ["SandboxLimits"],
+    },
+)

@@ -13,11 +13,10 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
+from agentenv.core.execution import ExecResult, ExecStatus
 from agentenv.sandbox import checks
-from agentenv.sandbox.limits import SandboxLimits
-from agentenv.sandbox.request import Request
-from agentenv.sandbox.result import ExecResult, ExecStatus
+from agentenv.sandbox.request import Request, SandboxLimits
 
 __all__ = ["ExecResult", "ExecStatus", "Sandbox", "SandboxLimits", "Session", "Workspace", "create"]
 
@@ -177,9 +176,9 @@ class Sandbox(Workspace):
 
 
 _BACKENDS = {
-    "auto": ("agentenv.sandbox.local", "LocalSandbox"),
-    "local": ("agentenv.sandbox.local", "LocalSandbox"),
-    "e2b": ("agentenv.sandbox.e2b", "E2BSandbox"),
+    "auto": ("agentenv.sandbox.local.backend", "LocalSandbox"),
+    "local": ("agentenv.sandbox.local.backend", "LocalSandbox"),
+    "e2b": ("agentenv.sandbox.e2b.backend", "E2BSandbox"),
     "none": ("agentenv.sandbox.none", "UnsafeSandbox"),
 }
 

@@ -6,8 +6,8 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from agentenv.errors import UsageError
-from agentenv.sandbox.result import ExecResult
+from agentenv.core.errors import UsageError
+from agentenv.core.execution import ExecResult
 
 __all__ = [
     "MAX_JOB_BYTES",

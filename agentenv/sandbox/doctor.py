@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
-from agentenv.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError
 from agentenv.sandbox.base import create
-from agentenv.sandbox.jail import landlock
-from agentenv.sandbox.local import FIXES, TIERS
+from agentenv.sandbox.local.backend import FIXES, TIERS
+from agentenv.sandbox.local.jail import landlock
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "doctor"]
 

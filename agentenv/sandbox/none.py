@@ -18,14 +18,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
+from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Sandbox, Session
-from agentenv.sandbox.limits import SandboxLimits
-from agentenv.sandbox.output import Output
-from agentenv.sandbox.request import Request
-from agentenv.sandbox.result import ExecResult
-from agentenv.sandbox.running import Verdict, settle
+from agentenv.sandbox.local.output import Output
+from agentenv.sandbox.local.running import Verdict, settle
+from agentenv.sandbox.request import Request, SandboxLimits
 
 __all__ = ["UnsafeSandbox"]
 

@@ -1,12 +1,65 @@
-"""One execution as a caller asks for it, looked at once and then carried through."""
+"""One execution as a caller asks for it, and what it may use."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import inf
 
-from agentenv.sandbox.limits import SandboxLimits
+from agentenv.core.errors import UsageError
 
-__all__ = ["Request"]
+__all__ = ["Request", "SandboxLimits"]
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxLimits:
+    """What one execution may use.
+
+    Raises:
+        UsageError: A limit is not a positive number.
+    """
+
+    timeout_s: float = 5.0
+    """Wall time, from the start of the code."""
+    cpu_s: int = 10
+    """Processor time of one process, or twice the time limit where that is more."""
+    address_space_bytes: int = 512 * _MIB
+    """Of one process. Numerical libraries map much more than they use."""
+    memory_bytes: int = 1024 * _MIB
+    """Of the whole execution, looked at every 100 ms."""
+    max_processes: int = 32
+    """Processes and threads together."""
+    max_open_files: int = 128
+    work_bytes: int = 32 * _MIB
+    """In the working directory, and again in /tmp."""
+    shm_bytes: int = 16 * _MIB
+    max_inodes: int = 8192
+    max_file_bytes: int = 32 * _MIB
+    output_bytes: int = 64 * 1024
+    """Kept of stdout, and again of stderr: the head and the tail."""
+    max_output_bytes: int = 8 * _MIB
+    """An execution that writes more is ended."""
+    collect_bytes: int = 8 * _MIB
+    """Of the files that an execution leaves, kept for `read_file`."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            is_number = type(value) is int or (type(value) is float and limit.name == "timeout_s")
+            if not is_number or not 0 < value < inf:
+                raise UsageError(f"{limit.name} must be a positive number, not {value!r}")
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the limits that the jail enforces."""
+        values = asdict(self)
+        del values["timeout_s"]
+        return values
+
+    def within(self, outer: SandboxLimits) -> SandboxLimits:
+        """Return the smaller of each two limits, with the time limit of `outer`."""
+        theirs = outer.as_dict()
+        return replace(outer, **{name: min(value, theirs[name]) for name, value in self.as_dict().items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

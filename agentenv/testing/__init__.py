@@ -11,8 +11,9 @@ A policy is a function `policy(messages, task, rng)` that returns an assistant m
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.testing.checker import CheckReport as CheckReport
@@ -25,38 +26,12 @@ if TYPE_CHECKING:
     from agentenv.testing.fuzz import random_arguments as random_arguments
     from agentenv.testing.recorded import RecordedChat as RecordedChat
 
-_HOME = {
-    "CheckReport": "checker",
-    "Finding": "checker",
-    "Played": "episodes",
-    "Policy": "episodes",
-    "RecordedChat": "recorded",
-    "check_env": "checker",
-    "oracle_of": "episodes",
-    "play": "episodes",
-    "random_arguments": "fuzz",
-}
-
-__all__ = [
-    "CheckReport",
-    "Finding",
-    "Played",
-    "Policy",
-    "RecordedChat",
-    "check_env",
-    "oracle_of",
-    "play",
-    "random_arguments",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'agentenv.testing' has no attribute {name!r}")
-    value = getattr(import_module(f"agentenv.testing.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = door(
+    __name__,
+    {
+        "checker": ["CheckReport", "Finding", "check_env"],
+        "episodes": ["Played", "Policy", "oracle_of", "play"],
+        "fuzz": ["random_arguments"],
+        "recorded": ["RecordedChat"],
+    },
+)

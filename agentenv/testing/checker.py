@@ -10,19 +10,47 @@ import asyncio
 import json
 import time
 import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from agentenv.envspec import EnvSpec
-from agentenv.errors import AgentEnvError
-from agentenv.registry import spec
-from agentenv.testing.checks import CHECKS, Problem, Skipped, Subject
+from agentenv.core.errors import AgentEnvError
+from agentenv.envs.registry import spec
+from agentenv.envs.spec import EnvSpec
+from agentenv.testing.checks.contract import check_ends, check_gym, check_recipe, check_schema
+from agentenv.testing.checks.inputs import check_fuzz, check_overflow
+from agentenv.testing.checks.runs import (
+    check_determinism,
+    check_isolation,
+    check_parallel,
+    check_runner,
+    check_speed,
+)
+from agentenv.testing.checks.scores import check_leak, check_oracle, check_trivial
+from agentenv.testing.checks.subject import Problem, Skipped, Subject
 
 __all__ = ["CheckReport", "Finding", "check_env"]
 
 Status: TypeAlias = Literal["ok", "problem", "skipped"]
 
+CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
+    "recipe": check_recipe,
+    "schema": check_schema,
+    "determinism": check_determinism,
+    "oracle": check_oracle,
+    "trivial": check_trivial,
+    "gym": check_gym,
+    "ends": check_ends,
+    "fuzz": check_fuzz,
+    "isolation": check_isolation,
+    "parallel": check_parallel,
+    "overflow": check_overflow,
+    "leak": check_leak,
+    "runner": check_runner,
+    "speed": check_speed,
+}
+"""Check by name; the first line of a check's text says what it holds."""
 _MARKS = {"ok": "✓", "problem": "✗", "skipped": "-"}
 
 

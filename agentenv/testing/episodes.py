@@ -11,12 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
-from agentenv.context import Context
-from agentenv.env import Env
-from agentenv.envspec import EnvSpec
-from agentenv.messages import Message, ToolResult
-from agentenv.observations import action_message
-from agentenv.tasks import Task
+from agentenv.core.context import Context
+from agentenv.core.messages import Message, ToolResult
+from agentenv.core.task import Task
+from agentenv.envs.env import Env
+from agentenv.envs.gym_values import action_message
+from agentenv.envs.spec import EnvSpec
 
 __all__ = ["Played", "Policy", "oracle_of", "play", "play_by_turns"]
 

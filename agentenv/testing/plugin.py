@@ -12,9 +12,9 @@ import pytest
 
 if TYPE_CHECKING:
     from agentenv.engine.base import ChatEngine
-    from agentenv.engine.scripted import ScriptedEngine, ScriptedPolicy, TurnLike
-    from agentenv.envspec import EnvSpec
-    from agentenv.runner import Runner
+    from agentenv.engine.scripted.scripted import ScriptedEngine, ScriptedPolicy, TurnLike
+    from agentenv.envs.spec import EnvSpec
+    from agentenv.runner.runner import Runner
     from agentenv.testing.episodes import Played
     from agentenv.testing.recorded import RecordedChat
 
@@ -36,8 +36,8 @@ def play_episode() -> PlayEpisode:
     `entry` is an id, a file, a specification or an environment; `said` a policy, or the model's
     messages in order.
     """
-    from agentenv.env import Env
-    from agentenv.registry import spec
+    from agentenv.envs.env import Env
+    from agentenv.envs.registry import spec
     from agentenv.testing.episodes import play
 
     async def played(entry: Any, said: Any, task: Mapping[str, object], *, seed: int = 0) -> Played:
@@ -50,7 +50,7 @@ def play_episode() -> PlayEpisode:
 @pytest.fixture
 def scripted_engine() -> MakeEngine:
     """Make an engine that says what a script says, in tokens of bytes: `scripted_engine(script)`."""
-    from agentenv.engine.scripted import ScriptedEngine
+    from agentenv.engine.scripted.scripted import ScriptedEngine
     from agentenv.render.tokenizer import byte_tokenizer
 
     def make(script: Sequence[TurnLike] | ScriptedPolicy) -> ScriptedEngine:
@@ -63,10 +63,10 @@ def scripted_engine() -> MakeEngine:
 @pytest.fixture
 def scripted_runner(scripted_engine: MakeEngine) -> MakeRunner:
     """Make a runner whose model says what a script says: `scripted_runner(script, **limits)`."""
-    from agentenv.limits import RunLimits
-    from agentenv.render import Renderer
+    from agentenv.core.limits import RunLimits
+    from agentenv.render.renderer import Renderer
     from agentenv.render.tokenizer import byte_tokenizer
-    from agentenv.runner import Runner
+    from agentenv.runner.runner import Runner
 
     def make(script: Sequence[TurnLike] | ScriptedPolicy, **limits: Any) -> Runner:
         return Runner(scripted_engine(script), Renderer(byte_tokenizer()), RunLimits(**limits))

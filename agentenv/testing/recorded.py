@@ -9,9 +9,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.errors import EngineError
+from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling, Usage
-from agentenv.errors import EngineError
-from agentenv.messages import JsonValue, Message
 
 __all__ = ["RecordedChat"]
 

@@ -2,7 +2,7 @@
 
 The trainer sees token sequences, loss masks, the sampler's logprobs and rewards; it never sees text,
 an environment or a tool. Every normalisation is one weight per token, computed once over the global
-batch (`agentenv.train.weighting`), so micro-batches, packing and ranks cannot change a result.
+batch (`agentenv.train.objective.weighting`), so micro-batches, packing and ranks cannot change a result.
 
     config = GRPOConfig(model="PATH", groups_per_step=4, num_generations=8, max_steps=20)
     trainer = GRPOTrainer(config, envs="agentenv/Calculator-v0", limits=RunLimits(max_turns=3))
@@ -15,7 +15,7 @@ batch (`agentenv.train.weighting`), so micro-batches, packing and ranks cannot c
     trainer.resume("runs/x/checkpoints/step-20")        # bit-equal on CPU
 
 `GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, envs=None, tasks=None,
-eval_tasks=None, limits=None, advantage_fn=None, loss_fn=None, on_metrics=None,
+eval_tasks=None, limits=None, runner=None, advantage_fn=None, loss_fn=None, on_metrics=None,
 on_trajectory=None, on_trained=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
@@ -23,6 +23,7 @@ on_trajectory=None, on_trained=None)`:
 - `engine`: what samples; the in-process transformers engine on the trainer's own weights when None.
 - `envs`: an environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
   `(environment, weight)` pairs.
+- `limits`, `runner`: of each episode, and how many are played at once (`RunnerOptions`).
 - `tasks`, `eval_tasks`: task sets; those of the spec (splits "train" and "test") when None.
 - `advantage_fn(groups)`: your own advantages: for each group a list with one for each member, a number or
   for each of its sequences one number for each token.
@@ -41,35 +42,38 @@ on_trajectory=None, on_trained=None)`:
 
 from __future__ import annotations
 
-from importlib import import_module
+from typing import TYPE_CHECKING
 
-from agentenv.errors import DependencyMissing
+from agentenv.core.door import door
+from agentenv.core.errors import DependencyMissing
 
-_HOME = {
-    "GRPOConfig": "config",
-    "GRPOTrainer": "grpo",
-    "DemonstrationPolicy": "sft",
-    "demonstrate": "sft",
-    "LoraOptions": "config",
-    "LossInputs": "loss",
-    "grpo_loss": "loss",
-    "group_advantages": "advantage",
-    "kl_penalty": "loss",
-    "token_weights": "weighting",
-}
-
-__all__ = sorted(_HOME)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]
+if TYPE_CHECKING:
+    from agentenv.train.config import GRPOConfig as GRPOConfig
+    from agentenv.train.config import LoraOptions as LoraOptions
+    from agentenv.train.loop.sft import DemonstrationPolicy as DemonstrationPolicy
+    from agentenv.train.loop.sft import demonstrate as demonstrate
+    from agentenv.train.objective.advantage import group_advantages as group_advantages
+    from agentenv.train.objective.loss import LossInputs as LossInputs
+    from agentenv.train.objective.loss import grpo_loss as grpo_loss
+    from agentenv.train.objective.loss import kl_penalty as kl_penalty
+    from agentenv.train.objective.weighting import token_weights as token_weights
+    from agentenv.train.trainer import GRPOTrainer as GRPOTrainer
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'agentenv.train' has no attribute {name!r}")
-    if _HOME[name] != "config":
+def _require_torch(name: str) -> None:
+    if name not in {"GRPOConfig", "LoraOptions"}:
         DependencyMissing.require("torch", "transformers", extra="train", purpose=f"agentenv.train.{name}")
-    value = getattr(import_module(f"agentenv.train.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
 
 
-def __dir__() -> list[str]:
-    return __all__
+__all__ = door(
+    __name__,
+    {
+        "config": ["GRPOConfig", "LoraOptions"],
+        "loop.sft": ["DemonstrationPolicy", "demonstrate"],
+        "objective.advantage": ["group_advantages"],
+        "objective.loss": ["LossInputs", "grpo_loss", "kl_penalty"],
+        "objective.weighting": ["token_weights"],
+        "trainer": ["GRPOTrainer"],
+    },
+    require=_require_torch,
+)

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from agentenv.errors import UsageError
-from agentenv.train.advantage import (
+from agentenv.core.errors import UsageError
+from agentenv.core.trajectory import TokenSequence, Trajectory, TrajectoryGroup
+from agentenv.train.config import GRPOConfig
+from agentenv.train.objective.advantage import (
     group_advantages,
     is_scored,
     overlong_penalty,
@@ -26,9 +28,7 @@ from agentenv.train.advantage import (
     turn_advantages,
     turn_returns,
 )
-from agentenv.train.config import GRPOConfig
-from agentenv.train.metrics import Mean
-from agentenv.trajectory import TokenSequence, Trajectory, TrajectoryGroup
+from agentenv.train.watch.metrics import Mean
 
 __all__ = ["AdvantageFn", "Row", "TrainBatch", "add_demonstrations", "build_batch"]
 

@@ -9,7 +9,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
 
 __all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "refuse_groups_of_one"]
 
@@ -133,7 +133,7 @@ class GRPOConfig:
 
     # The loss
     loss_type: LossType = "dapo"
-    """Surrogate and its published reduction; see `agentenv.train.loss`."""
+    """Surrogate and its published reduction; see `agentenv.train.objective.loss`."""
     reduction: Reduction | None = None
     """Override the loss type's reduction."""
     epsilon: float = 0.2

@@ -8,14 +8,14 @@ from random import Random
 
 import torch
 
+from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig
-from agentenv.train.loss import LossInputs, grpo_loss
-from agentenv.train.metrics import Meter
-from agentenv.train.packing import MicroBatch, pad_rows, plan
-from agentenv.train.policy import Policy
-from agentenv.train.weighting import token_weights
-from agentenv.trajectory import TrajectoryGroup
+from agentenv.train.model.packing import MicroBatch, pad_rows, plan
+from agentenv.train.model.policy import Policy
+from agentenv.train.objective.loss import LossInputs, grpo_loss
+from agentenv.train.objective.weighting import token_weights
+from agentenv.train.watch.metrics import Meter
 
 __all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
 

@@ -11,10 +11,8 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentenv.messages import Message, text_of
-from agentenv.registry import register
-from agentenv.seeding import derive_seed
-from agentenv.toolenv import ToolEnv
+from agentenv.core import Message, derive_seed, text_of
+from agentenv.envs import ToolEnv, register
 from agentenv_tools.arithmetic import calculator
 
 __all__ = ["Calculator", "oracle", "sloppy", "tasks"]

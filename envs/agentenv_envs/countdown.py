@@ -17,8 +17,7 @@ from itertools import permutations, product
 from typing import Any, cast
 
 import agentenv as ae
-from agentenv.messages import Message
-from agentenv.seeding import derive_seed
+from agentenv.core import Message, derive_seed
 
 __all__ = ["Countdown", "oracle", "value_of"]
 

@@ -13,9 +13,8 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from agentenv.errors import DependencyMissing
-from agentenv.messages import Message
-from agentenv.registry import register
+from agentenv.core import DependencyMissing, Message
+from agentenv.envs import register
 from agentenv_envs.sandboxed import SandboxedEnv
 
 __all__ = ["HumanEval", "extract", "oracle", "tasks"]

@@ -12,9 +12,8 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from agentenv.messages import Message, text_of
-from agentenv.registry import register
-from agentenv.seeding import derive_seed
+from agentenv.core import Message, derive_seed, text_of
+from agentenv.envs import register
 from agentenv_envs.sandboxed import SandboxedEnv
 from agentenv_tools.python import python_session
 

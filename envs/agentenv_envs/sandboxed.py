@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentenv.sandbox.base import Sandbox, create
-from agentenv.toolenv import ToolEnv
+from agentenv.core import SandboxProtocol
+from agentenv.envs import ToolEnv
+from agentenv.sandbox import Sandbox, create
 from agentenv_tools.python import close_session
 
 __all__ = ["SandboxedEnv"]
@@ -22,7 +23,7 @@ class SandboxedEnv(ToolEnv):
         self._backend = sandbox
         self._own: Sandbox | None = None
 
-    async def sandbox(self) -> Sandbox:
+    async def sandbox(self) -> SandboxProtocol:
         """Return the episode's sandbox; tools find it in the context afterwards.
 
         Raises:

@@ -18,11 +18,8 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentenv.env import Env
-from agentenv.errors import UsageError
-from agentenv.messages import Message
-from agentenv.registry import register
-from agentenv.seeding import derive_seed
+from agentenv.core import Message, UsageError, derive_seed
+from agentenv.envs import Env, register
 
 __all__ = ["SelfCorrection", "oracle", "tasks"]
 

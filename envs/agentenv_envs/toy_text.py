@@ -15,8 +15,8 @@ import gymnasium
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 import agentenv as ae
-from agentenv.adapters.gym import GymnasiumText
-from agentenv.messages import Message, text_of
+from agentenv.core import Message, text_of
+from agentenv.envs.adapters import GymnasiumText
 
 __all__ = ["Blackjack", "CliffWalking", "FrozenLake", "Taxi"]
 

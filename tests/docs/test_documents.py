@@ -13,7 +13,7 @@ import pytest
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-from agentenv.registry import registry
+from agentenv.envs import registry
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")

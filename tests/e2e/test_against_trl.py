@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentenv.core import RunLimits
 from agentenv.engine import ScriptedEngine
-from agentenv.limits import RunLimits
+from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.tools import tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

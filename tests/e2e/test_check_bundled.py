@@ -4,8 +4,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from agentenv.errors import SandboxUnavailable
-from agentenv.registry import ENTRY_POINT_GROUP
+from agentenv.core import SandboxUnavailable
+from agentenv.envs.registry import ENTRY_POINT_GROUP
 from agentenv.sandbox import create
 from agentenv.testing import check_env
 

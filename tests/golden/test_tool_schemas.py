@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from agentenv.dialects import Dialect
-from agentenv.tool import Tool
+from agentenv.tools import Tool
+from agentenv.tools.schema import Dialect
 from agentenv_tools.arithmetic import calculator
 
 FOLDER = Path(__file__).with_name("tool_schemas")

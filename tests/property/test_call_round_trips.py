@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.messages import CallStatus
+from agentenv.core import CallStatus
 from agentenv.render import ChatTokenizer, Renderer
 from agentenv.render.parse import GRAMMARS
+from helpers import call_formats as formats
+from helpers import chat_cases as cases
 
-
-def _data(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "data" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-cases, formats = _data("chat_cases"), _data("call_formats")
 TRL = cases.trl_templates()
 SHIPPED = {"qwen3": "hermes", "gptoss": "harmony", "mistral_tekken": "mistral", "deepseek_v3": "deepseek_v3"}
 BY_TRL = {

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.messages import CallStatus
+from agentenv.core import CallStatus
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.render.parse import GRAMMARS
-
-_spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[1] / "data" / "chat_cases.py"
-)
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
+from helpers import chat_cases as cases
 
 TRL = cases.trl_templates()
 PIECES = (

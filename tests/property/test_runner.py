@@ -14,14 +14,11 @@ import jinja2.sandbox
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
 
-from agentenv.engine.base import Completion
-from agentenv.env import Env
-from agentenv.errors import ContextTooLong, EngineUnavailable
-from agentenv.limits import RunLimits
+from agentenv.core import ContextTooLong, EngineUnavailable, RunLimits, StopReason, Trajectory
+from agentenv.engine import Completion
+from agentenv.envs import Env
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
-from agentenv.trajectory import StopReason, Trajectory
-from agentenv.users import User, UserTurn
+from agentenv.runner import Runner, User, UserTurn
 
 EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 200
 TOKENIZER = byte_tokenizer()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.tasks import TaskSet
+from agentenv.envs import TaskSet
 
 values = st.one_of(st.integers(), st.text(max_size=5), st.booleans(), st.none(), st.floats())
 rows = st.lists(st.dictionaries(st.text(max_size=4).filter(lambda name: name != "id"), values), max_size=12)

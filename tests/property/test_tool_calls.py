@@ -12,11 +12,10 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import ToolDefinitionError
-from agentenv.messages import ToolErrorKind
-from agentenv.tool import Tool
-from agentenv.toolcall.arguments import ArgumentError, parse_object
-from agentenv.toolcall.content import to_content
+from agentenv.core import ToolDefinitionError, ToolErrorKind
+from agentenv.tools import Tool
+from agentenv.tools.arguments import ArgumentError, parse_object
+from agentenv.tools.content import to_content
 
 
 class Level(Enum):

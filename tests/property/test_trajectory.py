@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.errors import AlignmentError
-from agentenv.trajectory import (
+from agentenv.core import (
+    AlignmentError,
     EpisodeError,
     SequenceBuilder,
     StopReason,

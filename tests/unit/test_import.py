@@ -36,7 +36,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_a_public_name_stays_what_it_is_when_its_submodule_is_imported():
     code = (
-        "import agentenv.tool, agentenv.registry, agentenv as ae\n"
+        "import agentenv.tools.tool, agentenv.envs.registry, agentenv as ae\n"
         "from agentenv import tool\n"
         "print(callable(ae.tool), ae.tool is tool, 'agentenv/Calculator-v0' in ae.registry)"
     )

@@ -11,8 +11,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from agentenv.errors import ToolError
-from agentenv.tool import tool
+from agentenv.core import ToolError
+from agentenv.tools import tool
 
 __all__ = ["MAX_CHARS", "calculator", "evaluate"]
 

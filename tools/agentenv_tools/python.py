@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from typing import cast
 
-from agentenv.context import Context
-from agentenv.errors import SandboxUnavailable
-from agentenv.sandbox.base import ExecResult, Sandbox, Session
-from agentenv.tool import tool
+from agentenv.core import Context, ExecResult, SandboxProtocol, SandboxUnavailable, SessionProtocol
+from agentenv.tools import tool
 
 __all__ = ["answer_of", "close_session", "python", "python_session", "sandbox_of", "session_of"]
 
 _SESSION = "agentenv_tools.session"
 
 
-def sandbox_of(context: Context) -> Sandbox:
+def sandbox_of(context: Context) -> SandboxProtocol:
     """Return the episode's sandbox.
 
     Raises:
@@ -33,13 +31,13 @@ def sandbox_of(context: Context) -> Sandbox:
     return context.sandbox
 
 
-def session_of(context: Context) -> Session:
+def session_of(context: Context) -> SessionProtocol:
     """Return the episode's session; a new one at the first call, and after one has ended.
 
     Raises:
         SandboxUnavailable: The episode has no sandbox.
     """
-    known = cast("Session | None", context.state.get(_SESSION))
+    known = cast("SessionProtocol | None", context.state.get(_SESSION))
     if known is None or known.ended:
         known = sandbox_of(context).session()
         context.state[_SESSION] = known
@@ -48,7 +46,7 @@ def session_of(context: Context) -> Session:
 
 async def close_session(context: Context) -> None:
     """End the episode's session, if it has one; a lease of the sandbox ends it too."""
-    known = cast("Session | None", context.state.pop(_SESSION, None))
+    known = cast("SessionProtocol | None", context.state.pop(_SESSION, None))
     if known is not None:
         await known.close()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentenv.context import Context
-from agentenv.tool import tool
+from agentenv.core import Context
+from agentenv.tools import tool
 from agentenv_tools.python import answer_of, session_of
 
 __all__ = ["shell"]

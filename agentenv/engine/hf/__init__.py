@@ -1,1 +1,21 @@
-"""What the transformers engine is made of: loading, buffers, attention, drawing."""
+"""The transformers engine: one model in this process that decodes many rows at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.engine.hf.engine import TransformersEngine as TransformersEngine
+    from agentenv.engine.hf.load import ModelFiles as ModelFiles
+    from agentenv.engine.hf.load import load_model as load_model
+    from agentenv.engine.hf.load import locate as locate
+
+__all__ = door(
+    __name__,
+    {
+        "engine": ["TransformersEngine"],
+        "load": ["ModelFiles", "load_model", "locate"],
+    },
+)

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from agentenv.errors import UsageError
+from agentenv.core.errors import UsageError
 
 __all__ = ["AdapterSwitch"]
 

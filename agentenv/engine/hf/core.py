@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from agentenv.core.errors import UsageError
 from agentenv.engine.hf.attention import use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
-from agentenv.errors import UsageError
 
 __all__ = ["PREFILL_TOKENS", "ForwardCore"]
 

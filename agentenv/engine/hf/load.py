@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 
 __all__ = ["ModelFiles", "load_model", "locate", "no_progress_bar", "pick_device", "pick_dtype"]
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
+from agentenv.core.errors import EngineError
 from agentenv.engine.base import Completion, FinishReason, Sampling
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
-from agentenv.errors import EngineError
 
 __all__ = ["Request"]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from agentenv.core.errors import EngineError
 from agentenv.engine.hf.adapters import AdapterSwitch
 from agentenv.engine.hf.buffers import SavedRow
 from agentenv.engine.hf.core import PREFILL_TOKENS, ForwardCore
 from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
 from agentenv.engine.hf.request import Request
 from agentenv.engine.hf.sampler import draw
-from agentenv.errors import EngineError
 
 __all__ = ["Scheduler"]
 

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex
-from agentenv.render.parse.library import GRAMMARS
-from agentenv.render.parse.scan import TurnText
-from agentenv.render.parse.turn import TurnReader
+from typing import TYPE_CHECKING
 
-__all__ = ["GRAMMARS", "Block", "Grammar", "RawCall", "Span", "ToolIndex", "TurnReader", "TurnText"]
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.render.parse.grammar import Block as Block
+    from agentenv.render.parse.grammar import Grammar as Grammar
+    from agentenv.render.parse.grammar import RawCall as RawCall
+    from agentenv.render.parse.grammar import Span as Span
+    from agentenv.render.parse.grammar import ToolIndex as ToolIndex
+    from agentenv.render.parse.library import GRAMMARS as GRAMMARS
+    from agentenv.render.parse.scan import TurnText as TurnText
+    from agentenv.render.parse.turn import TurnReader as TurnReader
+
+__all__ = door(
+    __name__,
+    {
+        "grammar": ["Block", "Grammar", "RawCall", "Span", "ToolIndex"],
+        "library": ["GRAMMARS"],
+        "scan": ["TurnText"],
+        "turn": ["TurnReader"],
+    },
+)

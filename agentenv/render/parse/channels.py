@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import unescape
 
-from agentenv.messages import CallStatus
+from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span, WholeTurn
 from agentenv.render.parse.json_calls import arguments_call
 from agentenv.render.parse.scan import TurnText

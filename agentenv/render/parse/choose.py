@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from agentenv.messages import CallStatus
+from agentenv.core.messages import CallStatus
 from agentenv.render.control import ControlSet
 from agentenv.render.parse.grammar import Grammar, ToolIndex
 from agentenv.render.parse.infer import inferred

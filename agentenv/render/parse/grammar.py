@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
-from agentenv.messages import CallStatus
+from agentenv.core.messages import CallStatus
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.values import LiteralReader
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from agentenv.messages import CallStatus
+from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span, WholeTurn
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.values import Member, json_items, json_members, skip_space

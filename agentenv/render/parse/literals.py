@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from agentenv.messages import CallStatus
+from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span
 from agentenv.render.parse.json_calls import call_of_members, invalid
 from agentenv.render.parse.scan import TurnText

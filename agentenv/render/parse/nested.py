@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentenv.messages import CallStatus
+from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import Nested, RawCall, Span
 from agentenv.render.parse.json_calls import invalid
 from agentenv.render.parse.scan import TurnText

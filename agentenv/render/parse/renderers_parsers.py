@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentenv.errors import DependencyMissing, UsageError
-from agentenv.messages import CallStatus
+from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, WholeTurn
 from agentenv.render.parse.scan import TurnText
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 
-from agentenv.messages import CallStatus, Message, ToolCall
+from agentenv.core.messages import CallStatus, Message, ToolCall
 from agentenv.render.base import ParsedTurn
 from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, WholeTurn
 from agentenv.render.parse.scan import TurnText

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentenv.errors import DependencyMissing, UsageError
+from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.render.parse.grammar import Foreign, ToolIndex, WholeTurn
 from agentenv.render.parse.json_calls import arguments_call
 from agentenv.render.parse.scan import TurnText

@@ -1,37 +1,37 @@
-"""The checks of an environment, in the order of the report."""
+"""The checks of an environment, one module a topic."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
-from agentenv.testing.checks.contract import check_ends, check_gym, check_recipe, check_schema
-from agentenv.testing.checks.inputs import check_fuzz, check_overflow
-from agentenv.testing.checks.runs import (
-    check_determinism,
-    check_isolation,
-    check_parallel,
-    check_runner,
-    check_speed,
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.testing.checks.contract import check_ends as check_ends
+    from agentenv.testing.checks.contract import check_gym as check_gym
+    from agentenv.testing.checks.contract import check_recipe as check_recipe
+    from agentenv.testing.checks.contract import check_schema as check_schema
+    from agentenv.testing.checks.inputs import check_fuzz as check_fuzz
+    from agentenv.testing.checks.inputs import check_overflow as check_overflow
+    from agentenv.testing.checks.runs import check_determinism as check_determinism
+    from agentenv.testing.checks.runs import check_isolation as check_isolation
+    from agentenv.testing.checks.runs import check_parallel as check_parallel
+    from agentenv.testing.checks.runs import check_runner as check_runner
+    from agentenv.testing.checks.runs import check_speed as check_speed
+    from agentenv.testing.checks.scores import check_leak as check_leak
+    from agentenv.testing.checks.scores import check_oracle as check_oracle
+    from agentenv.testing.checks.scores import check_trivial as check_trivial
+    from agentenv.testing.checks.subject import Problem as Problem
+    from agentenv.testing.checks.subject import Skipped as Skipped
+    from agentenv.testing.checks.subject import Subject as Subject
+
+__all__ = door(
+    __name__,
+    {
+        "contract": ["check_ends", "check_gym", "check_recipe", "check_schema"],
+        "inputs": ["check_fuzz", "check_overflow"],
+        "runs": ["check_determinism", "check_isolation", "check_parallel", "check_runner", "check_speed"],
+        "scores": ["check_leak", "check_oracle", "check_trivial"],
+        "subject": ["Problem", "Skipped", "Subject"],
+    },
 )
-from agentenv.testing.checks.scores import check_leak, check_oracle, check_trivial
-from agentenv.testing.checks.subject import Problem, Skipped, Subject
-
-__all__ = ["CHECKS", "Problem", "Skipped", "Subject"]
-
-CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
-    "recipe": check_recipe,
-    "schema": check_schema,
-    "determinism": check_determinism,
-    "oracle": check_oracle,
-    "trivial": check_trivial,
-    "gym": check_gym,
-    "ends": check_ends,
-    "fuzz": check_fuzz,
-    "isolation": check_isolation,
-    "parallel": check_parallel,
-    "overflow": check_overflow,
-    "leak": check_leak,
-    "runner": check_runner,
-    "speed": check_speed,
-}
-"""Check by name; the first line of a check's text says what it holds."""

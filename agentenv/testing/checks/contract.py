@@ -7,12 +7,12 @@ import json
 import re
 import warnings
 
-from agentenv.context import Context
-from agentenv.env import Env
-from agentenv.envspec import EnvSpec
-from agentenv.errors import EnvironmentMisuse, ToolDefinitionError, UsageError
+from agentenv.core.context import Context
+from agentenv.core.errors import EnvironmentMisuse, ToolDefinitionError, UsageError
+from agentenv.envs.env import Env
+from agentenv.envs.spec import EnvSpec
+from agentenv.envs.tool_env import ToolEnv
 from agentenv.testing.checks.subject import Problem, Subject, function_of
-from agentenv.toolenv import ToolEnv
 
 __all__ = ["check_ends", "check_gym", "check_recipe", "check_schema"]
 

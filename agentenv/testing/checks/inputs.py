@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.context import Context
-from agentenv.messages import ToolErrorKind, text_of
+from agentenv.core.context import Context
+from agentenv.core.messages import ToolErrorKind, text_of
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of
 from agentenv.testing.fuzz import random_call
 

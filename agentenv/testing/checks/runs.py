@@ -68,10 +68,10 @@ async def check_parallel(subject: Subject) -> str:
 
 async def check_runner(subject: Subject) -> str:
     """The runner plays it with a model that knows nothing, and every token is accounted for."""
+    from agentenv.core.limits import RunLimits
     from agentenv.engine.factory import load_engine
-    from agentenv.limits import RunLimits
-    from agentenv.render import Renderer
-    from agentenv.runner import Runner
+    from agentenv.render.renderer import Renderer
+    from agentenv.runner.runner import Runner
 
     loaded = load_engine("mock")
     assert loaded.tokenizer is not None

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from agentenv.context import Context
-from agentenv.env import Env
-from agentenv.filling import wanted_by
-from agentenv.messages import text_of
-from agentenv.tasks import Task
+from agentenv.core.by_name import wanted_by
+from agentenv.core.context import Context
+from agentenv.core.messages import text_of
+from agentenv.core.task import Task
+from agentenv.envs.env import Env
+from agentenv.envs.tool_env import ToolEnv
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, random_policy
 from agentenv.testing.episodes import Policy, oracle_of
-from agentenv.toolenv import ToolEnv
 
 __all__ = ["check_leak", "check_oracle", "check_trivial"]
 

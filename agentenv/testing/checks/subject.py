@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.env import Env
-from agentenv.envspec import EnvSpec
-from agentenv.errors import AgentEnvError
-from agentenv.messages import Message
-from agentenv.seeding import derive_seed
-from agentenv.tasks import Task
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.messages import Message
+from agentenv.core.seeds import derive_seed
+from agentenv.core.task import Task
+from agentenv.envs.env import Env
+from agentenv.envs.spec import EnvSpec
 from agentenv.testing.episodes import Played, Policy, oracle_of, play
 from agentenv.testing.fuzz import random_call
 

@@ -11,12 +11,10 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentenv.errors import ToolError, UsageError
-from agentenv.messages import Message
-from agentenv.registry import register
-from agentenv.sandbox.checks import clean_path
-from agentenv.seeding import derive_seed
-from agentenv.tool import tool
+from agentenv.core import Message, ToolError, UsageError, derive_seed
+from agentenv.envs import register
+from agentenv.sandbox import clean_path
+from agentenv.tools import tool
 from agentenv_envs.file_edit.exercises import goal_of, names, source_of
 from agentenv_envs.file_edit.inputs import INPUTS
 from agentenv_envs.file_edit.mistakes import expected, mistakes_in

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import agentenv as ae
-from agentenv.messages import Message
+from agentenv.core import Message
 from agentenv_envs.filesystem.chores import make
 
 __all__ = ["FileSystem", "oracle"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from agentenv.seeding import derive_seed
+from agentenv.core import derive_seed
 
 __all__ = ["Call", "make"]
 

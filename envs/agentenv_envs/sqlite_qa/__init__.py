@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import agentenv as ae
-from agentenv.messages import Message, text_of
+from agentenv.core import Message, text_of
 from agentenv_envs.sqlite_qa.shop import build, questions
 
 __all__ = ["SqliteQA", "oracle"]

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import agentenv as ae
-from agentenv.messages import Message, text_of
-from agentenv.seeding import derive_seed
+from agentenv.core import Message, derive_seed, text_of
 
 __all__ = ["Wordle", "marks", "oracle", "solver", "words"]
 

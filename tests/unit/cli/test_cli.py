@@ -17,19 +17,16 @@ import pytest
 from agentenv.cli import VERBS, main
 from agentenv.cli.dashboard import sparkline, step_line
 from agentenv.cli.errors import report_error
-from agentenv.errors import StoreError
-from agentenv.evaluation import EvalConfig, Evaluation, evaluate, rollout
-from agentenv.limits import RunLimits
-from agentenv.registry import EnvSpec, registry
-from agentenv.store import Run, RunStatus, RunWriter, encode_trajectory, find_run
-from agentenv.trajectory import Trajectory
+from agentenv.core import RunLimits, StoreError, Trajectory
+from agentenv.envs import EnvSpec, registry
+from agentenv.runs import EvalConfig, Evaluation, evaluate, rollout
+from agentenv.runs.store import Run, RunStatus, RunWriter, encode_trajectory, find_run
 
 ADDER = '''
 import asyncio
 
-from agentenv.registry import register
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.envs import ToolEnv, register
+from agentenv.tools import tool
 
 
 class Adder(ToolEnv):
@@ -404,7 +401,7 @@ def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
 
 
 def test_endless_tasks_ask_for_a_number():
-    spec = EnvSpec.of("cli/Endless-v0", "agentenv.toolenv:ToolEnv", tasks=lambda seed: {"x": seed})
+    spec = EnvSpec.of("cli/Endless-v0", "agentenv.envs.tool_env:ToolEnv", tasks=lambda seed: {"x": seed})
 
     with pytest.raises(ValueError, match="without end"):
         Evaluation(EvalConfig(envs=("cli/Endless-v0",), num_tasks=None), specs=[spec])

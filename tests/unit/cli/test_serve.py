@@ -9,7 +9,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pytest
 
 from agentenv.cli import main
-from agentenv.errors import SandboxUnavailable
+from agentenv.core import SandboxUnavailable
 from agentenv.sandbox import create
 
 ENV = """

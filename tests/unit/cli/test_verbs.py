@@ -15,14 +15,21 @@ import pytest
 from agentenv import train
 from agentenv.cli import main
 from agentenv.cli.new import files_of
-from agentenv.compare import compare, first_divergence
-from agentenv.errors import DependencyMissing
-from agentenv.interop.atif import from_atif, to_atif
-from agentenv.interop.chatlogs import from_openai, to_openai, to_sft
-from agentenv.messages import ToolCall, ToolResult
-from agentenv.registry import registry
-from agentenv.store import Run, RunStatus, RunWriter, find_run, list_runs
-from agentenv.trajectory import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+from agentenv.core import (
+    DependencyMissing,
+    StopReason,
+    TokenSequence,
+    TokenSpan,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+from agentenv.envs import registry
+from agentenv.interop import from_atif, from_openai, to_atif, to_openai, to_sft
+from agentenv.runs import compare
+from agentenv.runs.compare import first_divergence
+from agentenv.runs.store import Run, RunStatus, RunWriter, find_run, list_runs
 
 GUESSER = '''
 import agentenv as ae
@@ -395,8 +402,8 @@ def test_doctor_says_what_a_model_can_do(capsys):
 def tiny_model(tmp_path_factory):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from agentenv.render.tokenizer import byte_tokenizer
-    from agentenv.train.checkpoint import save_tokenizer
+    from agentenv.render import byte_tokenizer
+    from agentenv.train.loop.checkpoint import save_tokenizer
 
     path = tmp_path_factory.mktemp("tiny")
     tokenizer = byte_tokenizer()
@@ -412,7 +419,7 @@ def tiny_model(tmp_path_factory):
 
 
 def test_training_without_torch_names_the_extra_and_makes_no_run(guesser, monkeypatch, capsys):
-    monkeypatch.setattr("agentenv.errors.find_spec", lambda name: None)
+    monkeypatch.setattr("agentenv.core.errors.find_spec", lambda name: None)
 
     assert run("train", guesser, "-m", "mock") == 2
     assert "needs torch and transformers: pip install 'agentenv-rl[train]'" in capsys.readouterr().err
@@ -518,7 +525,7 @@ def test_the_failure_of_a_second_process_fails_the_run_and_loses_no_episode(tiny
         + """
 
 import os
-from agentenv.train.grpo import GRPOTrainer
+from agentenv.train import GRPOTrainer
 
 step = GRPOTrainer.step
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from agentenv.core import ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, MockEngine, Sampling, ScriptedEngine, load_engine
-from agentenv.errors import ModelNotFound, UsageError
 
 
 def test_mock_needs_nothing():

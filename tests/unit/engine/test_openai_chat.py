@@ -10,10 +10,8 @@ import pytest
 from aiohttp import web
 
 import agentenv as ae
-from agentenv.engine import ChatEngine, Sampling
-from agentenv.engine.openai_chat import OpenAIChatEngine
-from agentenv.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
-from agentenv.limits import RunLimits
+from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, RunLimits, UsageError
+from agentenv.engine import ChatEngine, OpenAIChatEngine, Sampling
 from agentenv.runner import Runner
 
 TOOL = {

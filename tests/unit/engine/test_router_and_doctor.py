@@ -6,11 +6,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentenv.engine import Completion, Sampling, ScriptedEngine, load_engine
-from agentenv.engine.doctor import examine_engine, examine_model
-from agentenv.engine.router import LessSureThan, RouterEngine
-from agentenv.engine.transformers_engine import TransformersEngine
-from agentenv.errors import UsageError
+from agentenv.core import UsageError
+from agentenv.engine import (
+    Completion,
+    LessSureThan,
+    RouterEngine,
+    Sampling,
+    ScriptedEngine,
+    TransformersEngine,
+    examine_engine,
+    examine_model,
+    load_engine,
+)
 
 
 def pair(logprob, **options):

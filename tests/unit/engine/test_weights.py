@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.engine import Sampling, ScriptedEngine
-from agentenv.engine.weights import check_sync, compare_logprobs, drop_old, push_weights
-from agentenv.errors import EngineError, UsageError
+from agentenv.core import EngineError, UsageError
+from agentenv.engine import Sampling, ScriptedEngine, check_sync, push_weights
+from agentenv.engine.weights import compare_logprobs, drop_old
 
 values = st.lists(st.floats(-8, 0), min_size=1, max_size=20)
 

@@ -7,10 +7,8 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from agentenv.context import Context
-from agentenv.env import Env
-from agentenv.errors import EnvironmentMisuse, UsageError
-from agentenv.spaces import Chat, Text
+from agentenv.core import Context, EnvironmentMisuse, UsageError
+from agentenv.envs import Chat, Env, Text
 
 
 class Countdown(Env):

@@ -8,13 +8,9 @@ from importlib.metadata import EntryPoint
 import gymnasium
 import pytest
 
-from agentenv import gym_hook
-from agentenv.envspec import EnvSpec
-from agentenv.errors import UnknownEnvironment, UsageError
-from agentenv.limits import RunLimits
-from agentenv.registry import Registry, make, register, registry, spec
-from agentenv.rewards import Reward
-from agentenv.toolenv import ToolEnv
+from agentenv.core import RunLimits, UnknownEnvironment, UsageError
+from agentenv.envs import EnvSpec, Registry, ToolEnv, gym_hook, make, register, registry, spec
+from agentenv.envs.rewards import Reward
 
 
 class Hello(ToolEnv):
@@ -49,8 +45,7 @@ def env_file(tmp_path):
     path = tmp_path / "shop.py"
     path.write_text(
         textwrap.dedent("""
-            from agentenv.registry import register
-            from agentenv.toolenv import ToolEnv
+            from agentenv.envs import ToolEnv, register
 
             class Shop(ToolEnv):
                 def start(self, price: int) -> str:
@@ -227,7 +222,7 @@ def test_an_installed_environment_that_was_removed_comes_back_whole():
 
 def test_installed_environments_are_listed_without_being_imported():
     code = (
-        "import sys; from agentenv.registry import registry;"
+        "import sys; from agentenv.envs import registry;"
         "print(list(registry)); assert 'agentenv/Calculator-v0' in registry;"
         "assert not {'agentenv_envs.calculator', 'gymnasium'} & set(sys.modules)"
     )

@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from agentenv.spaces import Action, Chat, Text, fresh
+from agentenv.envs import Action, Chat, Text
+from agentenv.envs.spaces import fresh
 
 USER = {"role": "user", "content": "naïve\nhello 漢"}
 ALL = [Text(), Text(5), Chat(), Action()]

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from agentenv.errors import TaskError
-from agentenv.tasks import Task, TaskSet
+from agentenv.core import Task, TaskError
+from agentenv.envs import TaskSet
 
 ROWS = [{"x": n} for n in range(6)]
 

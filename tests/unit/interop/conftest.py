@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.interop.trl import environment_reward
+from agentenv.interop import environment_reward
 from agentenv.render import byte_tokenizer
 
 

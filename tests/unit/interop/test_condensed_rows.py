@@ -6,16 +6,15 @@ import json
 
 import pytest
 
-from agentenv.condense import DropToolOutputs
-from agentenv.engine import ScriptedEngine
-from agentenv.engine.base import ChatCompletion, Usage
-from agentenv.interop.chatlogs import to_sft
-from agentenv.limits import RunLimits
+from agentenv.core import RunLimits
+from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
+from agentenv.envs import ToolEnv
+from agentenv.interop import to_sft
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
-from agentenv.store.codec import decode_trajectory, dumps, encode_trajectory
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.runner import DropToolOutputs, Runner
+from agentenv.runs.store import decode_trajectory, encode_trajectory
+from agentenv.runs.store.codec import dumps
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

@@ -14,11 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
-from agentenv.errors import UsageError
-from agentenv.interop.slime import slime_samples
+from agentenv.core import (
+    EpisodeError,
+    SequenceBuilder,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    UsageError,
+)
+from agentenv.interop import slime_samples, verl_samples
 from agentenv.interop.split import split_sequence
-from agentenv.interop.verl import verl_samples
-from agentenv.trajectory import EpisodeError, SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 
 spans = st.lists(st.tuples(st.sampled_from(["model", "env", "other"]), st.integers(0, 5)), max_size=6)
 

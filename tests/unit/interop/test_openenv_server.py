@@ -3,11 +3,10 @@
 import aiohttp
 import pytest
 
-from agentenv.envspec import EnvSpec
-from agentenv.errors import ToolError, UsageError
-from agentenv.interop.openenv import OpenEnvServer, serve
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.core import ToolError, UsageError
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.interop import OpenEnvServer, serve
+from agentenv.tools import tool
 
 
 class Adder(ToolEnv):

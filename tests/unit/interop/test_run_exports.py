@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 
 from agentenv.cli import main
-from agentenv.interop.atif import to_atif
-from agentenv.interop.inspect_log import to_inspect
-from agentenv.interop.trl import trl_samples
-from agentenv.messages import ToolCall, ToolErrorKind, ToolResult
-from agentenv.store import RunInfo, RunStatus, RunWriter
-from agentenv.trajectory import EpisodeError, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
+from agentenv.core import (
+    EpisodeError,
+    StopReason,
+    TokenSequence,
+    TokenSpan,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+from agentenv.interop import to_atif, to_inspect, trl_samples
+from agentenv.runs.store import RunInfo, RunStatus, RunWriter
 
 
 def episode(
@@ -193,7 +200,7 @@ def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from agentenv.render.tokenizer import byte_tokenizer
+    from agentenv.render import byte_tokenizer
 
     path = export(tmp_path, "trl", [episode(0), episode(1)])
     rows = [json.loads(line) for line in path.read_text().splitlines()]

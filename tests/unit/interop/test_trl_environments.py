@@ -13,14 +13,13 @@ import pytest
 from transformers.utils import get_json_schema
 
 import agentenv as ae
+from agentenv.core import UsageError
 from agentenv.engine import ScriptedEngine
-from agentenv.envspec import EnvSpec
-from agentenv.errors import UsageError
-from agentenv.interop.trl import environment_factory, environment_reward, environment_rows
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.interop import environment_factory, environment_reward, environment_rows
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.tools import tool
 
 
 class Counter(ToolEnv):

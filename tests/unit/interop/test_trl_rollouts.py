@@ -10,16 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 import agentenv as ae
+from agentenv.core import StopReason, UsageError
 from agentenv.engine import ScriptedEngine
-from agentenv.envspec import EnvSpec
-from agentenv.errors import UsageError
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.interop import rollout_func, task_rows
 from agentenv.interop.split import split_sequence
-from agentenv.interop.trl import _Bounded, _sampling, rollout_func, task_rows
+from agentenv.interop.trl import _Bounded, _sampling
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason
+from agentenv.tools import tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

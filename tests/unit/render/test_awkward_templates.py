@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 from agentenv.render import ChatTokenizer
-
-
-def _load(name: str, path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-truth = _load("render_truth", "property/test_render_truth.py")
-cases = truth.cases
+from helpers import chat_cases as cases
+from helpers.render_truth import Checker
 
 CALLS = (
     "{% for c in m.tool_calls or [] %}<tool_call>\n"
@@ -150,10 +137,10 @@ REFUSED = {
 }
 
 
-def checker_of(template: str) -> truth.Checker:
+def checker_of(template: str) -> Checker:
     tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
     tokenizer.chat_template = template
-    return truth.Checker(tokenizer)
+    return Checker(tokenizer)
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -9,14 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.errors import ModelNotFound, UsageError
+from agentenv.core import ModelNotFound, UsageError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
-
-_spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
-)
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
+from helpers import chat_cases as cases
 
 PROBE = 'Hi  there, é 漢字 🙂\r\n{"a": 1} <|im_end|> </think>'
 

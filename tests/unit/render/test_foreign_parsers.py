@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-from agentenv.errors import DependencyMissing, UsageError
-from agentenv.messages import CallStatus
+from agentenv.core import CallStatus, DependencyMissing, UsageError
 from agentenv.render import ChatTokenizer, Renderer
-
-_spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
-)
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
+from helpers import chat_cases as cases
 
 GOOD = '<tool_call>\n{"name": "add", "arguments": {"city": "P é", "n": 1}}\n</tool_call>'
 pytestmark = pytest.mark.filterwarnings("default")

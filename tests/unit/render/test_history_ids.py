@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
-from agentenv.messages import ToolCall
+from agentenv.core import ToolCall
 from agentenv.render import ChatTokenizer, Renderer
-
-_spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
-)
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
+from helpers import chat_cases as cases
 
 TEMPLATE = (
     "{% set seen = namespace(ids=[]) %}{% for m in messages %}"

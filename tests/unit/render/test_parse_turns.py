@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
-from agentenv.errors import UsageError
-from agentenv.messages import CallStatus
+from agentenv.core import CallStatus, UsageError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
-
-_spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
-)
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
+from helpers import chat_cases as cases
 
 GOOD = '{"name": "add", "arguments": {"city": "P", "n": 1}}'
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import RenderError
-from agentenv.messages import CallStatus, ToolCall
+from agentenv.core import CallStatus, RenderError, ToolCall
 from agentenv.render import ChatTokenizer, Renderer, TextProtocol, byte_tokenizer
 from agentenv.render.control import ControlSet, Neutraliser, clean_unicode
-
-_spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
-)
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
+from helpers import chat_cases as cases
 
 CALL = ToolCall("call00001", "get_weather", '{"city": "P", "n": 3}')
 RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "SUNNY"}

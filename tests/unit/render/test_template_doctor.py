@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from agentenv.cli.doctor import app
-from agentenv.errors import ModelNotFound, RenderError
+from agentenv.core import ModelNotFound, RenderError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer, doctor_report
-
-_spec = importlib.util.spec_from_file_location(
-    "chat_cases", Path(__file__).parents[2] / "data" / "chat_cases.py"
-)
-cases = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cases)
+from helpers import chat_cases as cases
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

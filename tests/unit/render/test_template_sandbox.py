@@ -6,7 +6,7 @@ import jinja2.ext
 import jinja2.sandbox
 import pytest
 
-from agentenv.render.template import ChatTemplate
+from agentenv.render import ChatTemplate
 
 SOURCES = (
     "{{ m.role }}{{ m.items() | list }}{{ m.keys is defined }}{{ m.absent is defined }}{{ m.absent }}",

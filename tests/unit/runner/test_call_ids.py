@@ -6,14 +6,12 @@ import json
 
 import pytest
 
-from agentenv.engine import ScriptedEngine
-from agentenv.engine.base import ChatCompletion, Usage
-from agentenv.messages import Message
+from agentenv.core import Message, StopReason, Trajectory
+from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
+from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason, Trajectory
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 

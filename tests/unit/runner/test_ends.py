@@ -6,15 +6,12 @@ import json
 
 import pytest
 
+from agentenv.core import RunLimits, StopReason, Trajectory
 from agentenv.engine import ScriptedEngine
-from agentenv.env import Env
-from agentenv.limits import RunLimits
+from agentenv.envs import Env, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason, Trajectory
-from agentenv.users import FunctionUser, ScriptedUser, User, UserTurn
+from agentenv.runner import FunctionUser, Runner, ScriptedUser, User, UserTurn
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

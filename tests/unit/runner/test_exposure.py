@@ -10,15 +10,12 @@ from typing import Literal
 import pydantic
 import pytest
 
+from agentenv.core import AlignmentError, SequenceBuilder, StopReason, TokenSpan, UnknownEnvironment
 from agentenv.engine import ScriptedEngine
-from agentenv.env import Env
-from agentenv.errors import AlignmentError, UnknownEnvironment
-from agentenv.registry import EnvSpec, spec
+from agentenv.envs import Env, EnvSpec, ToolEnv, spec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import SequenceBuilder, StopReason, TokenSpan
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

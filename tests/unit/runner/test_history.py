@@ -6,17 +6,12 @@ import json
 
 import pytest
 
-from agentenv.condense import DropToolOutputs, Summarise
-from agentenv.engine import ScriptedEngine
-from agentenv.engine.base import ChatCompletion, Usage
-from agentenv.errors import UsageError
-from agentenv.limits import RunLimits
-from agentenv.messages import CallStatus, ToolCall
+from agentenv.core import CallStatus, RunLimits, StopReason, ToolCall, Trajectory, UsageError
+from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
+from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason, Trajectory
+from agentenv.runner import DropToolOutputs, Runner, Summarise
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 DROPS = TOKENIZER.chat_template.replace(

@@ -14,18 +14,12 @@ from zlib import crc32
 
 import pytest
 
+from agentenv.core import EngineUnavailable, RunLimits, SandboxCrashed, SandboxUnavailable, StopReason
 from agentenv.engine import ScriptedEngine, ScriptedTurn
-from agentenv.env import Env
-from agentenv.errors import EngineUnavailable, SandboxCrashed, SandboxUnavailable
-from agentenv.groups import GroupPolicy
-from agentenv.limits import RunLimits
-from agentenv.registry import EnvSpec
+from agentenv.envs import Env, EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason
-from agentenv.users import FunctionUser
+from agentenv.runner import FunctionUser, GroupPolicy, Runner
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from agentenv.core import StopReason
 from agentenv.engine import ScriptedEngine
-from agentenv.registry import EnvSpec
+from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

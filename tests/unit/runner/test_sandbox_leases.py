@@ -8,17 +8,13 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from agentenv.context import Context
+from agentenv.core import Context, RunLimits, SandboxCrashed, SandboxUnavailable, StopReason, UsageError
 from agentenv.engine import ScriptedEngine
-from agentenv.errors import SandboxCrashed, SandboxUnavailable, UsageError
-from agentenv.limits import RunLimits
-from agentenv.registry import EnvSpec
+from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.sandbox import SandboxLimits, create
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

@@ -8,15 +8,12 @@ import jinja2.sandbox
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agentenv.engine import ScriptedEngine
-from agentenv.engine.base import Completion
-from agentenv.errors import AlignmentError
-from agentenv.render import Renderer, byte_tokenizer
-from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.core import AlignmentError, SequenceBuilder, StopReason, TokenSpan, Trajectory
+from agentenv.engine import Completion, ScriptedEngine
+from agentenv.envs import ToolEnv
+from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import SequenceBuilder, StopReason, TokenSpan, Trajectory
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
@@ -277,7 +274,7 @@ async def test_tokens_of_another_model_are_recorded_and_never_trained():
 
 
 async def test_greedy_and_cut_sampling_are_not_trainable_and_say_why():
-    from agentenv.engine.base import Sampling
+    from agentenv.engine import Sampling
 
     greedy, _ = await play(["a"], sampling=Sampling(temperature=0))
     cut, _ = await play(["a"], sampling=Sampling(top_p=0.9))

@@ -8,13 +8,12 @@ import time
 
 import pytest
 
+from agentenv.core import RunLimits, StopReason, Trajectory
 from agentenv.engine import ScriptedEngine
-from agentenv.limits import RunLimits
+from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
-from agentenv.trajectory import StopReason, Trajectory
+from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)

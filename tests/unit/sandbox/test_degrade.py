@@ -15,10 +15,9 @@ SYSTEM = "/usr/bin/python3"
 REFUSED = "unshare(0x10000000): Operation not permitted"
 BLOCKED = """
 import asyncio, errno, os, struct, sys
-from agentenv.context import Context
-from agentenv.errors import SandboxUnavailable
+from agentenv.core import Context, SandboxUnavailable
 from agentenv.sandbox import create, doctor
-from agentenv.sandbox.jail import kernel, seccomp
+from agentenv.sandbox.local.jail import kernel, seccomp
 
 UNSHARE, LANDLOCK = seccomp.NUMBERS[kernel.MACHINE]["unshare"], 444
 steps = [(0x20, 0, 0, 0)]
@@ -39,7 +38,7 @@ except SandboxUnavailable as error:
     print(error)
 print(doctor().text())
 if sys.argv[1] == "all":
-    from agentenv.registry import spec
+    from agentenv.envs import spec
     env = spec("agentenv/PythonMath-v0").make()
     task = next(iter(spec("agentenv/PythonMath-v0").task_set("test")))
     try:

@@ -7,12 +7,10 @@ import time
 
 import pytest
 
-from agentenv.env import Env
-from agentenv.envspec import EnvSpec
-from agentenv.errors import ToolError
+from agentenv.core import ToolError
+from agentenv.envs import Env, EnvSpec, ToolEnv
 from agentenv.testing import check_env
-from agentenv.tool import tool
-from agentenv.toolenv import ToolEnv
+from agentenv.tools import tool
 
 ROWS = [{"x": n, "y": n * n} for n in range(100, 120)]
 

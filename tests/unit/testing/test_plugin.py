@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.engine.base import ChatCompletion, Sampling, Usage
-from agentenv.errors import EngineError
-from agentenv.registry import spec
+from agentenv.core import EngineError
+from agentenv.engine import ChatCompletion, Sampling, Usage
+from agentenv.envs import spec
 from agentenv.testing import RecordedChat, random_arguments
 
 pytest_plugins = ["pytester"]
@@ -42,8 +42,7 @@ async def test_an_environment_is_asserted_to_be_right(assert_env_ok):
 def test_a_failing_environment_fails_with_the_report(pytester):
     pytester.makepyfile(
         """
-        from agentenv.envspec import EnvSpec
-        from agentenv.toolenv import ToolEnv
+        from agentenv.envs import EnvSpec, ToolEnv
 
         class Generous(ToolEnv):
             def start(self): return "go"

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 import torch
 
-from agentenv.errors import AlignmentError, UsageError
-from agentenv.train.batch import build_batch
-from agentenv.train.update import score_rows
-from agentenv.train.warn import early_warnings
-from agentenv.trajectory import (
+from agentenv.core import (
+    AlignmentError,
     EpisodeError,
     SequenceBuilder,
     StopReason,
@@ -23,14 +18,12 @@ from agentenv.trajectory import (
     Trajectory,
     TrajectoryGroup,
     Turn,
+    UsageError,
 )
-
-_spec = spec_from_file_location("check_model", Path(__file__).with_name("test_check_model.py"))
-assert _spec is not None
-assert _spec.loader is not None
-helpers = module_from_spec(_spec)
-_spec.loader.exec_module(helpers)
-episode, group, trainer_of = helpers.episode, helpers.group, helpers.trainer_of
+from agentenv.train.batch import build_batch
+from agentenv.train.update import score_rows
+from agentenv.train.watch import early_warnings
+from helpers.training import episode, group, trainer_of
 
 
 def unsampled(member: int, reward: float) -> Trajectory:

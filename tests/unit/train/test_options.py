@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,25 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from agentenv.errors import UsageError
-from agentenv.train import GRPOConfig, LoraOptions
-from agentenv.train.advantage import group_advantages, overlong_penalty, turn_returns
+from agentenv.core import StopReason, TrajectoryGroup, UsageError
+from agentenv.train import GRPOConfig, LoraOptions, group_advantages, grpo_loss
 from agentenv.train.batch import add_demonstrations, build_batch
 from agentenv.train.config import REDUCTION_OF
-from agentenv.train.loss import SURROGATES, grpo_loss
-from agentenv.train.mismatch import correction_weights
-from agentenv.train.optim import MasterOptimizer, learning_rate
-from agentenv.train.reference import Reference
+from agentenv.train.model import MasterOptimizer, Reference, learning_rate
+from agentenv.train.objective import correction_weights, overlong_penalty, turn_returns
+from agentenv.train.objective.loss import SURROGATES
 from agentenv.train.update import assign_weights, minibatches, score_rows
-from agentenv.train.warn import early_warnings
-from agentenv.trajectory import StopReason, TrajectoryGroup
-
-_spec = spec_from_file_location("check_model", Path(__file__).with_name("test_check_model.py"))
-assert _spec is not None
-assert _spec.loader is not None
-helpers = module_from_spec(_spec)
-_spec.loader.exec_module(helpers)
-episode, group, tiny, trainer_of = helpers.episode, helpers.group, helpers.tiny, helpers.trainer_of
+from agentenv.train.watch import early_warnings
+from helpers.training import episode, group, make_row, tiny, trainer_of
 
 rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), min_size=2, max_size=9)
 
@@ -116,7 +105,7 @@ PER_TOKEN, PER_EPISODE = [1 / 4, 1 / 4, 1 / 4], [1 / 3, 1 / 6, 1 / 3]
     ],
 )
 def test_each_loss_type_weighs_tokens_as_it_was_published(loss_type, weights):
-    rows = [helpers.make_row([1] * 9, trained, place) for trained, place in (([1], 0), ([1, 2], 0), ([1], 1))]
+    rows = [make_row([1] * 9, trained, place) for trained, place in (([1], 0), ([1, 2], 0), ([1], 1))]
     for episode_number, row in enumerate(rows):
         row.episode = episode_number
 
@@ -125,11 +114,11 @@ def test_each_loss_type_weighs_tokens_as_it_was_published(loss_type, weights):
     assert [row.weight for row in rows] == pytest.approx(weights)
 
 
-GROUPS = [helpers.group(f"task {number}", [0.0, 1.0]) for number in range(6)]
+GROUPS = [group(f"task {number}", [0.0, 1.0]) for number in range(6)]
 
 
 def rows_of(numbers):
-    return [helpers.make_row([1, 2], [1], number) for number in numbers]
+    return [make_row([1, 2], [1], number) for number in numbers]
 
 
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=20), st.integers(1, 4), st.integers(0, 100))

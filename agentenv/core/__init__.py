@@ -1,0 +1,107 @@
+"""What every part speaks: errors, messages, limits, tasks, token sequences and trajectories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.core.context import Context as Context
+    from agentenv.core.episode_env import EpisodeEnv as EpisodeEnv
+    from agentenv.core.episode_env import Outcome as Outcome
+    from agentenv.core.episode_env import ResetResult as ResetResult
+    from agentenv.core.episode_env import StepResult as StepResult
+    from agentenv.core.errors import AgentEnvError as AgentEnvError
+    from agentenv.core.errors import AlignmentError as AlignmentError
+    from agentenv.core.errors import ContextTooLong as ContextTooLong
+    from agentenv.core.errors import DependencyMissing as DependencyMissing
+    from agentenv.core.errors import EngineError as EngineError
+    from agentenv.core.errors import EngineUnavailable as EngineUnavailable
+    from agentenv.core.errors import EnvironmentMisuse as EnvironmentMisuse
+    from agentenv.core.errors import ModelNotFound as ModelNotFound
+    from agentenv.core.errors import RenderError as RenderError
+    from agentenv.core.errors import SandboxCrashed as SandboxCrashed
+    from agentenv.core.errors import SandboxError as SandboxError
+    from agentenv.core.errors import SandboxUnavailable as SandboxUnavailable
+    from agentenv.core.errors import StoreError as StoreError
+    from agentenv.core.errors import TaskError as TaskError
+    from agentenv.core.errors import ToolDefinitionError as ToolDefinitionError
+    from agentenv.core.errors import ToolError as ToolError
+    from agentenv.core.errors import UnknownEnvironment as UnknownEnvironment
+    from agentenv.core.errors import UsageError as UsageError
+    from agentenv.core.execution import ExecResult as ExecResult
+    from agentenv.core.execution import ExecStatus as ExecStatus
+    from agentenv.core.execution import SandboxProtocol as SandboxProtocol
+    from agentenv.core.execution import SessionProtocol as SessionProtocol
+    from agentenv.core.execution import WorkspaceProtocol as WorkspaceProtocol
+    from agentenv.core.limits import DonePolicy as DonePolicy
+    from agentenv.core.limits import RunLimits as RunLimits
+    from agentenv.core.messages import CallStatus as CallStatus
+    from agentenv.core.messages import ContentPart as ContentPart
+    from agentenv.core.messages import FunctionCall as FunctionCall
+    from agentenv.core.messages import JsonValue as JsonValue
+    from agentenv.core.messages import Message as Message
+    from agentenv.core.messages import ToolCall as ToolCall
+    from agentenv.core.messages import ToolCallMessage as ToolCallMessage
+    from agentenv.core.messages import ToolErrorKind as ToolErrorKind
+    from agentenv.core.messages import ToolResult as ToolResult
+    from agentenv.core.messages import text_of as text_of
+    from agentenv.core.seeds import derive_seed as derive_seed
+    from agentenv.core.sequence import SequenceBuilder as SequenceBuilder
+    from agentenv.core.sequence import Source as Source
+    from agentenv.core.sequence import TokenSequence as TokenSequence
+    from agentenv.core.sequence import TokenSpan as TokenSpan
+    from agentenv.core.task import Task as Task
+    from agentenv.core.trajectory import EpisodeError as EpisodeError
+    from agentenv.core.trajectory import Rewrite as Rewrite
+    from agentenv.core.trajectory import StopReason as StopReason
+    from agentenv.core.trajectory import Trajectory as Trajectory
+    from agentenv.core.trajectory import TrajectoryGroup as TrajectoryGroup
+    from agentenv.core.trajectory import Turn as Turn
+
+__all__ = door(
+    __name__,
+    {
+        "context": ["Context"],
+        "episode_env": ["EpisodeEnv", "Outcome", "ResetResult", "StepResult"],
+        "errors": [
+            "AgentEnvError",
+            "AlignmentError",
+            "ContextTooLong",
+            "DependencyMissing",
+            "EngineError",
+            "EngineUnavailable",
+            "EnvironmentMisuse",
+            "ModelNotFound",
+            "RenderError",
+            "SandboxCrashed",
+            "SandboxError",
+            "SandboxUnavailable",
+            "StoreError",
+            "TaskError",
+            "ToolDefinitionError",
+            "ToolError",
+            "UnknownEnvironment",
+            "UsageError",
+        ],
+        "execution": ["ExecResult", "ExecStatus", "SandboxProtocol", "SessionProtocol", "WorkspaceProtocol"],
+        "limits": ["DonePolicy", "RunLimits"],
+        "messages": [
+            "CallStatus",
+            "ContentPart",
+            "FunctionCall",
+            "JsonValue",
+            "Message",
+            "ToolCall",
+            "ToolCallMessage",
+            "ToolErrorKind",
+            "ToolResult",
+            "text_of",
+        ],
+        "seeds": ["derive_seed"],
+        "sequence": ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"],
+        "task": ["Task"],
+        "trajectory": ["EpisodeError", "Rewrite", "StopReason", "Trajectory", "TrajectoryGroup", "Turn"],
+    },
+)

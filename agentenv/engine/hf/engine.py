@@ -1,0 +1,286 @@
+"""The in-process engine on transformers: continuous batching with keys and values kept per episode.
+
+1. One worker thread does all torch work; the event loop only hands over requests and gets answers.
+2. Requests join and leave in mid-decode; all live ones decode together.
+3. Keys and values of an episode are kept between its turns, so that only new tokens are
+   prefilled. What is kept is bounded in bytes, oldest out first; a miss is a prefill.
+4. Each request has its own random numbers, so that its result does not depend on its batch mates
+   further than rounding does.
+5. After a change of weights nothing computed with the old ones is used again: kept rows are
+   dropped, live ones prefilled anew, and each token carries the version that sampled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from agentenv.core.errors import EngineError, UsageError
+from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.exact import room_for
+from agentenv.engine.hf.request import Request
+from agentenv.engine.hf.scheduler import Scheduler
+from agentenv.engine.hf.threads import dismiss_team
+
+__all__ = ["TransformersEngine"]
+
+LINGER_S = 2.0
+"""An idle worker thread ends after this time; the next request starts a new one."""
+EXIT_S = 10.0
+"""How long a process that ends waits for a worker to come out of torch."""
+
+
+class TransformersEngine:
+    """Sample from a transformers model in this process; the trainer may share its weights.
+
+    Example:
+        >>> from agentenv.engine import load_engine
+        >>> engine = load_engine("hf:path/to/model").engine  # doctest: +SKIP
+
+    Args:
+        model: a causal language model; it is used in place, not copied.
+        name: the model string, for records.
+        max_batch: requests that decode together; the others wait.
+        kept_bytes: memory for keys and values of episodes between their turns.
+        live_tokens: bound of rows times columns of the live batch; requests over it wait.
+        max_context_tokens: the model's own limit; from its configuration if None.
+        adapter: of requests that name none; the base model if None.
+        seed: for requests without a seed of their own.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str = "hf",
+        max_batch: int = 64,
+        kept_bytes: int = 1 << 30,
+        live_tokens: int = 1 << 17,
+        max_context_tokens: int | None = None,
+        adapter: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        if max_batch < 1 or live_tokens < 1 or kept_bytes < 0:
+            raise UsageError(
+                "max_batch and live_tokens must be at least 1, kept_bytes at least 0; got "
+                f"{max_batch}, {live_tokens} and {kept_bytes}"
+            )
+        self.name = name
+        self.model = model
+        self.weights_version = 0
+        self._scheduler = Scheduler(
+            model, max_batch=max_batch, kept_bytes=kept_bytes, live_tokens=live_tokens
+        )
+        config = self._scheduler.core.config
+        self.max_context_tokens: int | None = max_context_tokens or getattr(
+            config, "max_position_embeddings", None
+        )
+        self._vocab_size: int = config.vocab_size
+        self._scheduler.check_adapter(adapter)
+        self._adapter = adapter
+        self._seeds = Random(seed)
+        self._changed = threading.Condition()
+        self._waiting: deque[Request] = deque()
+        self._released: list[str] = []
+        self._worker: threading.Thread | None = None
+        self._busy = False
+        self._pauses = 0
+        self._stale = False
+        self._closed = False
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion; see `agentenv.engine.base.Engine`.
+
+        Raises:
+            ContextTooLong: The prompt leaves no room for one token.
+            EngineError: The forward pass failed or gave no finite numbers.
+            UsageError: The prompt is empty, has ids outside the vocabulary, or names an unknown
+                adapter.
+        """
+        request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
+        with self._changed:
+            if self._closed:
+                raise EngineError(f"the engine {self.name} is closed")
+            self._waiting.append(request)
+            if self._worker is None:
+                self._start_worker()
+            self._changed.notify_all()
+        try:
+            return await request.future
+        finally:
+            request.cancelled = True
+
+    async def release(self, session_id: str) -> None:
+        """Drop what is kept for an episode."""
+        with self._changed:
+            self._released.append(session_id)
+
+    async def close(self) -> None:
+        """End the worker and free keys and values; requests in flight fail."""
+        await asyncio.to_thread(self.shutdown)
+
+    def shutdown(self, wait_s: float | None = None) -> None:
+        """Do what `close` does, outside an event loop; wait for the worker at most `wait_s`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join(wait_s)
+
+    def weights_updated(self, version: int | None = None) -> int:
+        """Say that the model's weights changed; return the new version.
+
+        Nothing computed with the old weights is used again. Change weights inside `updating()`
+        if requests may be in flight.
+        """
+        with self._changed:
+            self.weights_version = self.weights_version + 1 if version is None else version
+            self._stale = True
+            return self.weights_version
+
+    @contextmanager
+    def updating(self, version: int | Callable[[], int] | None = None) -> Generator[None]:
+        """Hold the engine still while weights change; blocks, so keep it off the event loop.
+
+        Requests in flight wait and go on with the new weights afterwards.
+
+        Args:
+            version: of the new weights, or what says it once they are there; one more than the old
+                ones' if None.
+        """
+        with self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._busy)
+        try:
+            yield
+        finally:
+            self.weights_updated(version() if callable(version) else version)
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+    def stats(self) -> dict[str, int]:
+        """Return counts since the start: tokens prefilled, reused and decoded, passes, bytes kept."""
+        return self._scheduler.stats()
+
+    def _request(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        session_id: str | None,
+        deadline_s: float | None,
+    ) -> Request:
+        prompt = list(prompt_ids)
+        room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            wrong = min(prompt) if min(prompt) < 0 else max(prompt)
+            raise UsageError(
+                f"the prompt has token id {wrong}, but the vocabulary of {self.name} ends at "
+                f"{self._vocab_size - 1}; is it another model's tokenizer?"
+            )
+        if sampling.adapter is None:
+            sampling = replace(sampling, adapter=self._adapter)
+        self._scheduler.check_adapter(sampling.adapter)
+        now = time.monotonic()
+        loop = asyncio.get_running_loop()
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        return Request(
+            prompt=prompt,
+            sampling=sampling,
+            stop=frozenset(stop_token_ids),
+            session_id=session_id,
+            max_tokens=room,
+            deadline=None if deadline_s is None else now + deadline_s,
+            random=Random(seed),
+            loop=loop,
+            future=loop.create_future(),
+            created=now,
+        )
+
+    def _start_worker(self) -> None:
+        import torch
+
+        # OpenMP keeps the number of threads per calling thread, so the worker is told ours.
+        threads = torch.get_num_threads()
+        dismiss_team()
+
+        def work() -> None:
+            torch.set_num_threads(threads)
+            self._work()
+
+        self._worker = threading.Thread(target=work, name=f"agentenv-{self.name[:40]}", daemon=True)
+        _engines.add(self)
+        _workers.add(self._worker)
+        self._worker.start()
+
+    def _work(self) -> None:
+        scheduler = self._scheduler
+        while self._next_orders():
+            try:
+                scheduler.turn()
+            except Exception as error:  # noqa: BLE001 - the boundary: whatever failed, requests get it
+                scheduler.fail(EngineError(f"{self.name} failed: {type(error).__name__}: {error}"), error)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _next_orders(self) -> bool:
+        """Hand new requests to the scheduler; False when the worker should end."""
+        scheduler = self._scheduler
+        with self._changed:
+            while True:
+                if self._closed:
+                    scheduler.close(self._waiting, f"the engine {self.name} was closed")
+                    self._worker = None
+                    return False
+                idle = not (self._waiting or scheduler.has_work)
+                if not idle and not self._pauses:
+                    break
+                if not self._changed.wait(LINGER_S) and idle and not self._waiting and not self._pauses:
+                    self._give_orders()  # what released episodes kept is freed also where nothing follows
+                    self._worker = None
+                    return False
+            self._busy = True
+            self._give_orders()
+            return True
+
+    def _give_orders(self) -> None:
+        """Hand the scheduler what came in; the lock is held."""
+        self._scheduler.take(self._waiting, self._released)
+        self._waiting.clear()
+        self._released.clear()
+        self._scheduler.set_version(self.weights_version, stale=self._stale)
+        self._stale = False
+
+
+_engines: weakref.WeakSet[TransformersEngine] = weakref.WeakSet()
+_workers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Beside the engines: a worker that outlived its engine still frees tensors."""
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Bring the workers out of torch, which aborts the process if Python ends beneath it."""
+    for engine in list(_engines):
+        engine.shutdown(EXIT_S)
+    for worker in list(_workers):
+        worker.join(EXIT_S)

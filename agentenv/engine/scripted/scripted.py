@@ -1,0 +1,254 @@
+"""An engine that plays what it is told: for tests of environments, runners and trainers.
+
+A script is a list of turns, played from its start for each episode, or a function of the request.
+A turn is text, an assistant message, token ids, or a `ScriptedTurn`, which can also misbehave:
+abort, leave out log-probabilities, raise, or wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from agentenv.core.errors import ContextTooLong, EngineError, UsageError
+from agentenv.core.messages import Message, text_of
+from agentenv.engine.base import Completion, FinishReason, Sampling
+
+__all__ = [
+    "ScriptedEngine",
+    "ScriptedPolicy",
+    "ScriptedRequest",
+    "ScriptedTurn",
+    "TextCodec",
+    "TurnLike",
+    "turn_text",
+]
+
+
+class TextCodec(Protocol):
+    """The part of a tokenizer that an engine without a model needs."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedTurn:
+    """One completion to play; exactly one of `text`, `message`, `token_ids` and `error`."""
+
+    text: str | None = None
+    """Encoded by the tokenizer and closed by the stop token."""
+    message: Message | None = None
+    """An assistant message: its text, then each tool call as `<tool_call>` JSON."""
+    token_ids: Sequence[int] | None = None
+    """Played exactly; nothing is added."""
+    error: Exception | None = None
+    """Raised instead of an answer."""
+    logprobs: Sequence[float] | None = None
+    """One for each token, or whatever fault is to be played; `()` leaves them out."""
+    finish_reason: FinishReason | None = None
+    """Found from the last token if None."""
+    close: bool = True
+    """Whether text and messages end with the stop token."""
+    delay_s: float = 0.0
+    """Time that the completion takes."""
+    gate: asyncio.Event | None = None
+    """The completion waits until this is set."""
+    sampled_by_policy: bool = True
+
+    def __post_init__(self) -> None:
+        given = [part for part in (self.text, self.message, self.token_ids, self.error) if part is not None]
+        if len(given) != 1:
+            raise UsageError("a ScriptedTurn takes exactly one of text, message, token_ids and error")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedRequest:
+    """One request as the engine got it."""
+
+    prompt_ids: tuple[int, ...]
+    prompt_text: str
+    """The prompt decoded; empty without a tokenizer."""
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    session_id: str | None
+    deadline_s: float | None
+    turn: int
+    """Requests of this episode before this one."""
+
+
+TurnLike: TypeAlias = "str | Message | Sequence[int] | ScriptedTurn"
+ScriptedPolicy: TypeAlias = Callable[[ScriptedRequest], "TurnLike | Awaitable[TurnLike]"]
+
+
+class ScriptedEngine:
+    """Play a script as if a model had sampled it.
+
+    Example:
+        >>> from agentenv.engine import Sampling, ScriptedEngine
+        >>> engine = ScriptedEngine([[72, 105]])
+        >>> asyncio.run(engine.generate([1], Sampling(), stop_token_ids=(105,))).finish_reason
+        'stop'
+
+    Args:
+        script: turns, played from the start for each session, or a function from request to turn.
+        tokenizer: needed for text and messages.
+        logprob: log-probability given to each token of turns that name none.
+        repeat_last: play the last turn again when the script is at its end, instead of raising.
+        weights_version: version put on the tokens.
+        max_context_tokens: as a model's own limit.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[TurnLike] | ScriptedPolicy,
+        *,
+        tokenizer: TextCodec | None = None,
+        name: str = "scripted",
+        logprob: float = -0.5,
+        repeat_last: bool = False,
+        weights_version: int = 0,
+        max_context_tokens: int | None = None,
+    ) -> None:
+        self.name = name
+        self.weights_version = weights_version
+        self.max_context_tokens = max_context_tokens
+        self.requests: list[ScriptedRequest] = []
+        """Every request, in order of arrival."""
+        self.released: list[str] = []
+        """Sessions released, in order."""
+        self.closed = False
+        self._script = script
+        self._tokenizer = tokenizer
+        self._logprob = logprob
+        self._repeat_last = repeat_last
+        self._turns: dict[str | None, int] = {}
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Play the next turn; see `agentenv.engine.base.Engine`.
+
+        Raises:
+            EngineError: The script is at its end.
+            ContextTooLong: The prompt leaves no room under `max_context_tokens`.
+        """
+        turn = self._turns.get(session_id, 0)
+        self._turns[session_id] = turn + 1
+        prompt = tuple(prompt_ids)
+        text = "" if self._tokenizer is None else self._tokenizer.decode(prompt)
+        stops = tuple(stop_token_ids)
+        request = ScriptedRequest(prompt, text, sampling, stops, session_id, deadline_s, turn)
+        self.requests.append(request)
+        room = sampling.max_tokens
+        if self.max_context_tokens is not None:
+            room = min(room, self.max_context_tokens - len(prompt))
+            if room < 1:
+                raise ContextTooLong(
+                    f"the prompt has {len(prompt)} tokens, the limit is {self.max_context_tokens}"
+                )
+        play = as_turn(await self._next(request))
+        if not await _wait(play, deadline_s):
+            return Completion((), (), "abort")
+        if play.error is not None:
+            raise play.error
+        return self._complete(play, request, room)
+
+    async def release(self, session_id: str) -> None:
+        """Note that an episode ended; its script starts anew if the name comes again."""
+        self.released.append(session_id)
+        self._turns.pop(session_id, None)
+
+    async def close(self) -> None:
+        """Note that the engine was closed."""
+        self.closed = True
+
+    async def _next(self, request: ScriptedRequest) -> TurnLike:
+        if callable(self._script):
+            turn = self._script(request)
+            if isinstance(turn, Awaitable):
+                return await turn
+            return turn
+        if request.turn < len(self._script):
+            return self._script[request.turn]
+        if self._repeat_last and self._script:
+            return self._script[-1]
+        raise EngineError(
+            f"the script has {len(self._script)} turns and was asked for turn {request.turn + 1}"
+        )
+
+    def _complete(self, play: ScriptedTurn, request: ScriptedRequest, room: int) -> Completion:
+        whole = self._tokens(play, request.stop_token_ids)
+        tokens = whole[:room]
+        reason = play.finish_reason
+        if reason is None or len(tokens) < len(whole):
+            stopped = bool(tokens) and tokens[-1] in request.stop_token_ids
+            reason = "stop" if stopped else "length"
+        logprobs = [self._logprob] * len(tokens) if play.logprobs is None else list(play.logprobs)[:room]
+        ranges = ((self.weights_version, 0, len(tokens)),) if tokens else ()
+        return Completion(
+            tuple(tokens), tuple(logprobs), reason, ranges, sampled_by_policy=play.sampled_by_policy
+        )
+
+    def _tokens(self, play: ScriptedTurn, stops: tuple[int, ...]) -> list[int]:
+        if play.token_ids is not None:
+            return list(play.token_ids)
+        if self._tokenizer is None:
+            raise UsageError("the script has text, but the engine no tokenizer; pass tokenizer=")
+        text = play.text if play.message is None else turn_text(play.message)
+        tokens = self._tokenizer.encode(text or "")
+        ends = stops or self._tokenizer.eos_token_ids
+        return [*tokens, ends[0]] if play.close and ends else tokens
+
+
+def as_turn(turn: TurnLike) -> ScriptedTurn:
+    """Return any form of turn as a ScriptedTurn."""
+    if isinstance(turn, ScriptedTurn):
+        return turn
+    if isinstance(turn, str):
+        return ScriptedTurn(text=turn)
+    if isinstance(turn, dict):
+        return ScriptedTurn(message=turn)
+    return ScriptedTurn(token_ids=tuple(turn))
+
+
+def turn_text(message: Message) -> str:
+    """Return an assistant message as a model of the `<tool_call>` grammar writes it."""
+    parts = [text_of(message)] if text_of(message) else []
+    for call in message.get("tool_calls", ()):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        parts.append(f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>')
+    return "\n".join(parts)
+
+
+async def _wait(play: ScriptedTurn, deadline_s: float | None) -> bool:
+    """Wait as the turn says; False if the deadline comes first."""
+    if play.gate is None and not play.delay_s:
+        return True
+    try:
+        async with asyncio.timeout(deadline_s):
+            if play.gate is not None:
+                await play.gate.wait()
+            await asyncio.sleep(play.delay_s)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,268 @@
+"""vLLM inside this process: the same contract as a server, without the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from agentenv.core.errors import ContextTooLong, DependencyMissing, EngineError, ModelNotFound, UsageError
+from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
+from agentenv.engine.hf.load import ModelFiles
+from agentenv.engine.weight_files import context_limit, require_weights
+
+__all__ = ["VLLMEngine"]
+
+
+class VLLMEngine:
+    """Sample from a vLLM engine that this process starts.
+
+    The engine starts with the first request, on that request's event loop, and belongs to it: all
+    requests must come from one loop.
+
+    Args:
+        files: where the model lies.
+        name: the model string, for records.
+        dtype: as vLLM names it.
+        max_model_len: longest prompt and completion; the model's own limit if None.
+        lora: adapters may be loaded.
+        max_lora_rank: the largest rank of an adapter.
+        memory_share: of the GPU's memory.
+        extra: passed on to vLLM's engine arguments.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        name: str = "vllm",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        lora: bool = False,
+        max_lora_rank: int = 64,
+        memory_share: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.weights_version = 0
+        # vLLM's own limit holds once it runs; budgets of the first episodes are made before.
+        self.max_context_tokens: int | None = max_model_len or context_limit(files.path)
+        path = str(Path(files.path) / files.gguf_file) if files.gguf_file else files.path
+        self._arguments: dict[str, Any] = {
+            "model": path,
+            "dtype": dtype,
+            # Log-probabilities at the sampling temperature, and no settings from the model's files.
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "enable_prefix_caching": True,
+            "enable_lora": lora,
+        }
+        if lora:
+            self._arguments["max_lora_rank"] = max_lora_rank
+        if max_model_len is not None:
+            self._arguments["max_model_len"] = max_model_len
+        if memory_share is not None:
+            self._arguments["gpu_memory_utilization"] = memory_share
+        self._arguments.update(extra or {})
+        self._engine: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()
+        self._ids = count(1)
+        self._adapters: dict[str, Any] = {}
+        self._closed = False
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion; see `agentenv.engine.base.Engine`.
+
+        Raises:
+            ContextTooLong: The prompt leaves no room for one token.
+            EngineError: vLLM failed, or gave no exact tokens and logprobs.
+            UsageError: No adapter of this name is loaded.
+        """
+        engine = await self._started()
+        prompt = list(prompt_ids)
+        room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
+        if sampling.adapter is not None and sampling.adapter not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise UsageError(f"{self.name} has no adapter {sampling.adapter!r}; adapters loaded: {known}")
+        request_id = f"{session_id or 'request'}-{next(self._ids)}"
+        version = self.weights_version
+        last: Any = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                async for output in engine.generate(
+                    {"prompt_token_ids": prompt},
+                    vllm_sampling(sampling, room, stop_token_ids),
+                    request_id,
+                    lora_request=None if sampling.adapter is None else self._adapters[sampling.adapter],
+                ):
+                    last = output
+        except TimeoutError:
+            # Leaving the generator aborts the request; what came so far is exact.
+            return self._completion(last, version, stop_token_ids, aborted=True)
+        except ValueError as error:
+            wrong = ContextTooLong if "context length" in str(error) else EngineError
+            raise wrong(f"{self.name}: {error}") from error
+        except Exception as error:
+            raise EngineError(f"{self.name} failed: {type(error).__name__}: {error}") from error
+        return self._completion(last, version, stop_token_ids)
+
+    async def release(self, session_id: str) -> None:
+        """Do nothing: vLLM bounds its prefix cache by itself."""
+
+    async def close(self) -> None:
+        """Shut vLLM down and free its memory."""
+        self._closed = True
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+
+    async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
+        """Load a LoRA, in place of one of its name; return the new weights version."""
+        from vllm.lora.request import LoRARequest
+
+        engine = await self._started()
+        number = self._adapters[name].lora_int_id if name in self._adapters else len(self._adapters) + 1
+        replaces = name in self._adapters
+        request = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path), load_inplace=replaces)
+        async with self._paused(engine):
+            try:
+                await engine.add_lora(request)
+            except Exception as error:
+                raise EngineError(f"{self.name} cannot load the adapter at {path}: {error}") from error
+            self._adapters[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path))
+            return await self._new_version(version)
+
+    async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
+        """Load the full weights from a directory; return the new weights version.
+
+        Requests in flight are frozen meanwhile; the prefix cache of the old weights is dropped.
+        """
+        require_weights(path, self._arguments["model"])
+        engine = await self._started()
+        async with self._paused(engine):
+            try:
+                await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+                dropped = await engine.reset_prefix_cache(True)
+            except Exception as error:
+                raise EngineError(f"{self.name} cannot load the weights at {path}: {error}") from error
+            if dropped is False:
+                raise EngineError(
+                    f"{self.name} kept its prefix cache of the old weights; it must not be used"
+                )
+            return await self._new_version(version)
+
+    @asynccontextmanager
+    async def _paused(self, engine: Any) -> AsyncGenerator[None]:
+        """Freeze requests in flight, so that each token's version is known."""
+        try:
+            await engine.pause_generation(mode="keep")
+            yield
+        finally:
+            await engine.resume_generation()
+
+    async def _new_version(self, version: int | None) -> int:
+        self.weights_version = self.weights_version + 1 if version is None else version
+        with suppress(AttributeError):  # older releases name no versions
+            await self._engine.update_weight_version(f"{VERSION_LABEL}{self.weights_version}")
+        return self.weights_version
+
+    async def _started(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._loop not in {None, loop}:
+            raise EngineError(
+                f"{self.name} belongs to the event loop of its first request, and this is another; make "
+                "all requests from one loop, such as one asyncio.run around them"
+            )
+        async with self._starting:
+            if self._closed:
+                raise EngineError(f"the engine {self.name} is closed")
+            if self._engine is None:
+                self._loop = loop
+                self._engine = await asyncio.to_thread(start, self._arguments)
+                self.max_context_tokens = self._engine.model_config.max_model_len
+        return self._engine
+
+    def _completion(
+        self, output: Any, version: int, stop: Sequence[int], *, aborted: bool = False
+    ) -> Completion:
+        if output is None:
+            return Completion((), (), "abort")
+        choice = output.outputs[0]
+        tokens = list(choice.token_ids)
+        logprobs = [entry[token].logprob for entry, token in zip(choice.logprobs or (), tokens, strict=True)]
+        named = getattr(choice, "weight_versions", None) or ()
+        spans = [(str(span.version), span.start, span.end) for span in named]
+        return exact_completion(
+            self.name,
+            tokens,
+            logprobs,
+            "abort" if aborted else choice.finish_reason,
+            stop=frozenset(stop),
+            ranges=version_ranges(spans, len(tokens), version),
+        )
+
+
+def vllm_sampling(sampling: Sampling, room: int, stop: Sequence[int]) -> Any:
+    """Return vLLM's sampling parameters: only the request's own stop ids end it."""
+    # By name: a type checker takes `vllm` for this folder.
+    return import_module("vllm").SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=room,
+        seed=sampling.seed,
+        logprobs=0,
+        stop_token_ids=list(stop),
+        ignore_eos=True,
+        detokenize=False,
+    )
+
+
+def start(arguments: Mapping[str, Any]) -> Any:
+    """Start vLLM.
+
+    Raises:
+        DependencyMissing: vLLM is not installed.
+        ModelNotFound: vLLM cannot load the model.
+    """
+    # Standard output belongs to whoever runs us, not to vLLM's log.
+    for name, value in {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }.items():
+        os.environ.setdefault(name, value)
+    try:
+        vllm: Any = import_module("vllm")
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError:
+        raise DependencyMissing.of("vllm", "vllm", purpose="vllm: models") from None
+    if current_platform.is_cpu():
+        # vLLM 0.32 dies on a CPU of a request with a seed whose prompt is computed in pieces.
+        arguments = {"enable_chunked_prefill": False, **arguments}
+    began = monotonic()
+    try:
+        return AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
+    except Exception as error:
+        raise ModelNotFound(
+            f"vLLM could not start {arguments['model']} (after {monotonic() - began:.0f} s): "
+            f"{type(error).__name__}: {error}"
+        ) from error

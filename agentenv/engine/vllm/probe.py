@@ -1,0 +1,266 @@
+"""What a server can do, asked when connecting: routes, token ids, log-probability scale, LoRA.
+
+Plain blocking requests, because a model string is resolved before any event loop runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.engine.exact import VERSION_LABEL
+from agentenv.engine.vllm.pool import message_of
+
+__all__ = ["LogprobScale", "ServerReport", "probe"]
+
+LogprobScale = Literal["processed", "raw", "unknown"]
+_log = logging.getLogger(__name__)
+
+PROBE_IDS = (5, 9, 14, 20, 27, 35)
+TOP = 5
+QUICK_S = 20.0
+"""Limit of questions that do not sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What a probe found about one server."""
+
+    url: str
+    """Without `/v1`."""
+    version: str
+    model: str
+    """The name to ask for."""
+    model_path: str | None
+    """Where the server loaded the model from; its tokenizer lies there."""
+    max_context_tokens: int | None
+    route: Literal["generate", "completions", "chat"]
+    """`generate`: /inference/v1/generate; `completions`: token ids through /v1/completions."""
+    logprobs: LogprobScale
+    """`processed`: at the sampling temperature, as training needs."""
+    dev_mode: bool
+    """Weights can be changed over HTTP."""
+    lora: bool
+    """Adapters can be loaded while it runs."""
+    adapters: tuple[str, ...] = ()
+    weights_version: int = 0
+    """What we named its present weights, if we pushed them."""
+    detail: str = ""
+    """Why token ids cannot be had, if they cannot."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What the server lacks for training, each with the flag that gives it."""
+        wanted: list[str] = []
+        if self.route == "chat":
+            wanted.append(f"token ids: a vLLM server of version 0.10.2 or later gives them ({self.detail})")
+        if self.logprobs != "processed":
+            wanted.append(
+                f"log-probabilities at the sampling temperature (they are {self.logprobs}): "
+                "start it with --logprobs-mode processed_logprobs"
+            )
+        if self.route == "completions":
+            wanted.append("the weights version of each token: start it with --enable-scale-out")
+        if not self.lora:
+            wanted.append("loading LoRAs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+        if not self.dev_mode:
+            wanted.append("full weight updates: start it with VLLM_SERVER_DEV_MODE=1 (on a trusted network)")
+        return tuple(wanted)
+
+
+class Asker:
+    """Blocking JSON requests to one server."""
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+        self.url = url
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_s = timeout_s
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON answer.
+
+        Raises:
+            EngineUnavailable: The server cannot be reached.
+            EngineError: It refuses, or answers something else than JSON.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=self._headers)  # noqa: S310
+        try:
+            limit = self._timeout_s if body is not None else min(self._timeout_s, QUICK_S)
+            with self._opener.open(request, timeout=limit) as reply:
+                content = reply.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                content = error.read()
+            raise EngineError(f"{path} answered {error.code}: {_said(content)}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise EngineUnavailable(
+                f"no server answers at {self.url}: {reason}; is it running? `agentenv serve MODEL` starts one"
+            ) from None
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise EngineError(f"{path} answered no JSON: {content[:80]!r}") from None
+
+
+def probe(
+    url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 180.0
+) -> ServerReport:
+    """Find out what a server can do.
+
+    Args:
+        url: with or without `/v1`.
+        model: the model's name on the server; its first one if None.
+        api_key: sent as a bearer token.
+        timeout_s: limit of the questions that sample: a server's first request may compile.
+
+    Raises:
+        EngineUnavailable: The server cannot be reached.
+        EngineError: It is no OpenAI-compatible server, or does not have the model.
+    """
+    asker = Asker(url.rstrip("/").removesuffix("/v1"), api_key, timeout_s)
+    served = _models(asker)
+    chosen = served[0] if model is None else next((entry for entry in served if entry["id"] == model), None)
+    if chosen is None:
+        names = ", ".join(entry["id"] for entry in served)
+        raise EngineError(f"the server {asker.url} has no model {model!r}; it has {names}")
+    paths = _paths(asker)
+    route, scale, detail = _token_route(asker, chosen["id"], paths)
+    return ServerReport(
+        url=asker.url,
+        version=_version(asker),
+        model=chosen["id"],
+        model_path=chosen.get("root"),
+        max_context_tokens=chosen.get("max_model_len"),
+        route=route,
+        logprobs=scale,
+        dev_mode="/collective_rpc" in paths,
+        lora="/v1/load_lora_adapter" in paths,
+        adapters=tuple(entry["id"] for entry in served if entry.get("parent")),
+        weights_version=_weights_version(asker) if "/weight_info" in paths else 0,
+        detail=detail,
+    )
+
+
+def _models(asker: Asker) -> list[dict[str, Any]]:
+    try:
+        answer = asker.ask("/v1/models")
+    except EngineUnavailable:
+        raise
+    except EngineError as error:
+        raise EngineError(f"{asker.url} is no OpenAI-compatible server: {error}") from None
+    served = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(served, list) or not all(isinstance(entry, dict) and "id" in entry for entry in served):
+        raise EngineError(
+            f"{asker.url} is no OpenAI-compatible server: /v1/models answered {str(answer)[:80]}"
+        )
+    if not served:
+        raise EngineError(f"the server {asker.url} serves no model")
+    return served
+
+
+def _paths(asker: Asker) -> set[str]:
+    """Return the routes a server says it has; empty if it does not say."""
+    try:
+        answer = asker.ask("/openapi.json")
+    except EngineError:
+        return set()
+    paths = answer.get("paths") if isinstance(answer, dict) else None
+    return set(paths) if isinstance(paths, dict) else set()
+
+
+def _weights_version(asker: Asker) -> int:
+    answer = asker.ask("/weight_info")
+    label = str(answer.get("weight_version")) if isinstance(answer, dict) else ""
+    number = label.removeprefix(VERSION_LABEL)
+    return int(number) if label != number and number.isdigit() else 0
+
+
+def _version(asker: Asker) -> str:
+    try:
+        answer = asker.ask("/version")
+    except EngineError:
+        return "unknown"
+    return str(answer.get("version", "unknown")) if isinstance(answer, dict) else "unknown"
+
+
+def _token_route(
+    asker: Asker, model: str, paths: set[str]
+) -> tuple[Literal["generate", "completions", "chat"], LogprobScale, str]:
+    """Find a route that takes and gives token ids, and see how its log-probabilities are scaled."""
+    if "/inference/v1/generate" in paths:
+        try:
+            return "generate", _scale(*(_top_by_generate(asker, model, heat) for heat in (1.0, 0.5))), ""
+        except EngineUnavailable:
+            raise
+        except (EngineError, KeyError, TypeError, IndexError) as error:
+            _log.info("%s: /inference/v1/generate cannot be used: %s", asker.url, error)
+    try:
+        return "completions", _scale(*(_top_by_completions(asker, model, heat) for heat in (1.0, 0.5))), ""
+    except EngineUnavailable:
+        raise
+    except EngineError as error:
+        return "chat", "unknown", str(error)
+    except (KeyError, TypeError, IndexError, ValueError):
+        return "chat", "unknown", "/v1/completions answered without token_ids"
+
+
+def _top_by_generate(asker: Asker, model: str, temperature: float) -> dict[int, float]:
+    drawn = {"temperature": temperature, "max_tokens": 1, "logprobs": TOP, "seed": 0, "ignore_eos": True}
+    body = {"model": model, "token_ids": list(PROBE_IDS), "sampling_params": drawn}
+    choice = asker.ask("/inference/v1/generate", body)["choices"][0]
+    if len(choice["token_ids"]) != 1:
+        raise EngineError("/inference/v1/generate answered without token_ids")
+    return {top["token_id"]: top["logprob"] for top in choice["logprobs"]["content"][0]["top_logprobs"]}
+
+
+def _top_by_completions(asker: Asker, model: str, temperature: float) -> dict[int, float]:
+    body = {
+        "model": model,
+        "prompt": list(PROBE_IDS),
+        "max_tokens": 1,
+        "temperature": temperature,
+        "logprobs": TOP,
+        "seed": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    choice = asker.ask("/v1/completions", body)["choices"][0]
+    if len(choice["token_ids"]) != 1:
+        raise EngineError("/v1/completions answered without token_ids")
+    echoed = choice.get("prompt_token_ids")
+    if echoed is not None and list(echoed) != list(PROBE_IDS):
+        raise EngineError(f"/v1/completions changed the prompt's token ids {PROBE_IDS} to {echoed}")
+    top = choice["logprobs"]["top_logprobs"][0]
+    return {int(token.removeprefix("token_id:")): value for token, value in top.items()}
+
+
+def _scale(at_one: dict[int, float], at_half: dict[int, float]) -> LogprobScale:
+    """Tell the scale: differences between tokens double from T = 1 to T = 0.5 if it is applied."""
+    common = sorted(at_one.keys() & at_half.keys())
+    pairs = [(left, right) for left in common for right in common if left < right]
+    weight = sum((at_one[left] - at_one[right]) ** 2 for left, right in pairs)
+    if weight < 1e-6:
+        return "unknown"
+    slope = sum((at_one[a] - at_one[b]) * (at_half[a] - at_half[b]) for a, b in pairs) / weight
+    if abs(slope - 2.0) < 0.35:
+        return "processed"
+    return "raw" if abs(slope - 1.0) < 0.35 else "unknown"
+
+
+def _said(content: bytes) -> str:
+    try:
+        return message_of(json.loads(content)) or content[:120].decode(errors="replace")
+    except ValueError:
+        return content[:120].decode(errors="replace")

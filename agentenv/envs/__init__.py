@@ -1,0 +1,36 @@
+"""Environments: how authors write them, where they are registered, and what tasks they play."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.envs.env import Env as Env
+    from agentenv.envs.registry import Listing as Listing
+    from agentenv.envs.registry import Registry as Registry
+    from agentenv.envs.registry import make as make
+    from agentenv.envs.registry import register as register
+    from agentenv.envs.registry import registry as registry
+    from agentenv.envs.registry import spec as spec
+    from agentenv.envs.snapshots import Snapshot as Snapshot
+    from agentenv.envs.spaces import Action as Action
+    from agentenv.envs.spaces import Chat as Chat
+    from agentenv.envs.spaces import Text as Text
+    from agentenv.envs.spec import EnvSpec as EnvSpec
+    from agentenv.envs.tasks import TaskSet as TaskSet
+    from agentenv.envs.tool_env import ToolEnv as ToolEnv
+
+__all__ = door(
+    __name__,
+    {
+        "env": ["Env"],
+        "registry": ["Listing", "Registry", "make", "register", "registry", "spec"],
+        "snapshots": ["Snapshot"],
+        "spaces": ["Action", "Chat", "Text"],
+        "spec": ["EnvSpec"],
+        "tasks": ["TaskSet"],
+        "tool_env": ["ToolEnv"],
+    },
+)

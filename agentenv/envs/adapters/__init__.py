@@ -1,0 +1,48 @@
+"""Environments and tools of others, played as ours without being rewritten.
+
+| module | what it adapts |
+|---|---|
+| `gym` | Gymnasium environments with text, or with few actions and a readable state |
+| `reasoning` | tasks of reasoning-gym |
+| `arena` | games of textarena for one player |
+| `mcp` | tools of an MCP server |
+| `openenv` | environments of OpenEnv, from a server or as objects |
+| `trl` | classes with `reset` and tool methods: TRL's `environment_factory` shape |
+| `verifiers` | multi-turn environments of verifiers 0.1 to 0.3 |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.envs.adapters.adapt import adapt as adapt
+    from agentenv.envs.adapters.arena import TextArena as TextArena
+    from agentenv.envs.adapters.arena import arena_spec as arena_spec
+    from agentenv.envs.adapters.gym import GymnasiumText as GymnasiumText
+    from agentenv.envs.adapters.gym import gymnasium_spec as gymnasium_spec
+    from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
+    from agentenv.envs.adapters.openenv import OpenEnv as OpenEnv
+    from agentenv.envs.adapters.openenv import openenv_spec as openenv_spec
+    from agentenv.envs.adapters.reasoning import ReasoningGym as ReasoningGym
+    from agentenv.envs.adapters.reasoning import reasoning_spec as reasoning_spec
+    from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
+    from agentenv.envs.adapters.trl import tool_env as tool_env
+    from agentenv.envs.adapters.verifiers import Verifiers as Verifiers
+    from agentenv.envs.adapters.verifiers import verifiers_spec as verifiers_spec
+
+__all__ = door(
+    __name__,
+    {
+        "adapt": ["adapt"],
+        "arena": ["TextArena", "arena_spec"],
+        "gym": ["GymnasiumText", "gymnasium_spec"],
+        "mcp": ["mcp_tools"],
+        "openenv": ["OpenEnv", "openenv_spec"],
+        "reasoning": ["ReasoningGym", "reasoning_spec"],
+        "trl": ["ToolMethods", "tool_env"],
+        "verifiers": ["Verifiers", "verifiers_spec"],
+    },
+)

@@ -1,0 +1,104 @@
+"""Gymnasium environments played in text: `gymnasium:FrozenLake-v1` and its like.
+
+Each turn the model gets the state in words and names one action; the last action named in its
+message counts. A message that names none changes nothing and is told so. Rewards are the
+environment's own, step by step. Tasks are seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from agentenv.core.errors import UnknownEnvironment
+from agentenv.envs.adapters.views import View, view_of
+from agentenv.envs.env import Env
+from agentenv.envs.spaces import Text
+from agentenv.envs.spec import EnvSpec
+
+__all__ = ["GymnasiumText", "gymnasium_spec", "test_seeds", "train_seeds"]
+
+
+class GymnasiumText(Env):
+    """A Gymnasium environment whose state is told in words and whose actions are named.
+
+    Args:
+        env: the environment, or the id to make one of.
+        arguments: arguments of `gymnasium.make`.
+
+    Raises:
+        UnknownEnvironment: Gymnasium does not know the id.
+        UsageError: The environment's actions cannot be named in text.
+    """
+
+    observation_space = Text()
+    action_space = Text()
+
+    def __init__(self, env: gymnasium.Env[Any, Any] | str, **arguments: Any) -> None:
+        self.inner = _made(env, arguments) if isinstance(env, str) else env
+        self.view: View = view_of(self.inner)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
+        """Start an episode; the task's field `seed` is the environment's seed."""
+        own = self.task.get("seed", seed)
+        # Gymnasium's generators take any whole number from 0; its spaces do not take very long ones.
+        observation, info = self.inner.reset(seed=None if own is None else int(str(own)) % 2**31)
+        self.view.begin(self.inner)
+        return f"{self.view.rules}\n\n{self.view.describe(observation, info)}".lstrip("\n"), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play the action that the text names."""
+        chosen = self.view.read(action)
+        if chosen is None:
+            return self.view.unread(), 0.0, False, False, {"unread_action": True}
+        observation, reward, terminated, truncated, info = self.inner.step(chosen)
+        told = self.view.tell(observation, info, bool(terminated))
+        return told, float(reward), bool(terminated), bool(truncated), {}
+
+    def close(self) -> None:
+        """Close the environment underneath."""
+        self.inner.close()
+
+
+def train_seeds(seed: int) -> dict[str, object]:
+    """Return the task of a seed; training uses the even ones."""
+    return {"seed": 2 * seed}
+
+
+def test_seeds(seed: int) -> dict[str, object]:
+    """Return the task of a seed; held-out tasks use the odd ones."""
+    return {"seed": 2 * seed + 1}
+
+
+def gymnasium_spec(id: str, **arguments: Any) -> EnvSpec:
+    """Return the specification of `gymnasium:ID`.
+
+    Raises:
+        UnknownEnvironment: Gymnasium does not know the id.
+    """
+    _gymnasium_spec(id)
+    return EnvSpec.of(
+        f"gymnasium/{id.replace('/', '.')}",
+        GymnasiumText,
+        kwargs={"env": id, **arguments},
+        tasks={"train": train_seeds, "test": test_seeds},
+        description=f"{id} of Gymnasium, played in text",
+    )
+
+
+def _gymnasium_spec(id: str) -> Any:
+    try:
+        return gymnasium.spec(id)
+    except gymnasium.error.Error as error:
+        raise UnknownEnvironment(f"gymnasium:{id}: {error}") from error
+
+
+def _made(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    spec = _gymnasium_spec(id)
+    # The passive checker warns about other people's environments; ours are checked by `agentenv check`.
+    try:
+        return gymnasium.make(spec, disable_env_checker=True, **arguments)
+    except gymnasium.error.Error as error:
+        raise UnknownEnvironment(f"gymnasium:{id} cannot be made: {error}") from error

@@ -1,0 +1,101 @@
+"""Tools of an MCP server, as our tools.
+
+The model sees the server's own schemas. A server's error is told to the model; a connection that
+breaks is an exception like any other of a tool. The session belongs to the event loop that opened
+it: make, use and close it in one place, around a run.
+
+What MCP cannot give: reset and seeds. A server with a state of its own is shared by every episode
+that uses its tools.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentenv.core.errors import DependencyMissing, ToolError, UsageError
+from agentenv.tools.content import Image
+from agentenv.tools.toolbox import Tool
+
+__all__ = ["mcp_tools"]
+
+
+@asynccontextmanager
+async def mcp_tools(
+    server: Any, *, only: Collection[str] | None = None, timeout_s: float | None = 30.0
+) -> AsyncGenerator[list[Tool[..., Any]]]:
+    """Connect to an MCP server and hand over its tools; disconnect at the end.
+
+    Example:
+        ```python
+        async with mcp_tools(["python", "server.py"]) as tools:
+            env.tools = tools
+        ```
+
+    Args:
+        server: a command as a list of words, a URL, or an MCP server object of this process.
+        only: names of the tools to take; all if None.
+        timeout_s: time limit of one call.
+
+    Raises:
+        DependencyMissing: The package mcp is not installed.
+        UsageError: A name in `only` is not one of the server's.
+    """
+    try:
+        import mcp  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise DependencyMissing.of("mcp", "mcp", purpose="connecting to an MCP server") from error
+    package: Any = mcp
+    if isinstance(server, (list, tuple)):
+        command, *words = map(str, server)
+        server = package.StdioServerParameters(command=command, args=words)
+    # The client's task group would wrap what is raised inside it in an ExceptionGroup: it is carried out.
+    failure: Exception | None = None
+    async with package.Client(server) as client:
+        try:
+            offered = await _listed(client)
+            missing = set(only or ()) - {one.name for one in offered}
+            if missing:
+                names = ", ".join(one.name for one in offered)
+                raise UsageError(f"the MCP server has no tool {sorted(missing)[0]!r}; it has: {names}")
+            yield [_tool(client, one, timeout_s) for one in offered if only is None or one.name in only]
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+async def _listed(client: Any) -> list[Any]:
+    found: list[Any] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        found.extend(page.tools)
+        cursor = page.next_cursor
+        if not cursor:
+            return found
+
+
+def _tool(client: Any, offered: Any, timeout_s: float | None) -> Tool[..., Any]:
+    async def call(**arguments: Any) -> Any:
+        answer = await client.call_tool(offered.name, arguments)
+        parts = [_part(part) for part in answer.content]
+        if answer.is_error:
+            raise ToolError("\n".join(str(part) for part in parts))
+        words = [part for part in parts if isinstance(part, str)]
+        return "\n".join(words) if len(words) == len(parts) else parts
+
+    return Tool.from_schema(
+        offered.name, offered.description or "", offered.input_schema, call, timeout_s=timeout_s
+    )
+
+
+def _part(part: Any) -> str | Image:
+    if part.type == "text":
+        return str(part.text)
+    if part.type == "image":
+        return Image(base64.b64decode(part.data), part.mime_type)
+    # Audio and embedded resources have no place in a chat message; that they were there is said.
+    return f"[{part.type} not shown]"

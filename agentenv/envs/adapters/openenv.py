@@ -1,0 +1,238 @@
+"""Environments of OpenEnv: `openenv:http://HOST:PORT` for a server, and its environment objects.
+
+An MCP environment's tools are the model's tools. Any other environment has one tool, `act`, whose
+arguments are the fields of the environment's action. Observations are told as JSON, rewards are
+those of its steps, and the episode ends when it says `done`; a message without a call ends it, too.
+Tasks are seeds.
+
+What OpenEnv cannot give: token ids, a difference between terminated and truncated, and seeds
+where the environment ignores them. A server decides how many episodes it plays at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.core.errors import EnvironmentMisuse, ToolError, UsageError
+from agentenv.core.threads import off_loop
+from agentenv.envs.adapters.gym import test_seeds, train_seeds
+from agentenv.envs.spec import EnvSpec
+from agentenv.envs.tool_env import ToolEnv
+from agentenv.tools.toolbox import Tool
+
+__all__ = ["OpenEnv", "openenv_spec"]
+
+_NOT_SHOWN = frozenset({"done", "reward", "metadata"})
+_TIMEOUT_S = 120.0
+
+
+class OpenEnv(ToolEnv):
+    """Plays an environment of OpenEnv.
+
+    Args:
+        source: a server's URL, or an environment object of this process.
+        action: the action class of such an object, where it is no MCP environment.
+
+    Raises:
+        UsageError: The source is neither.
+    """
+
+    def __init__(self, source: Any, action: type[Any] | None = None) -> None:
+        self._link: _Remote | _Local
+        if isinstance(source, str):
+            self._link = _Remote(source)
+        elif callable(getattr(source, "reset", None)) and callable(getattr(source, "step", None)):
+            self._link = _Local(source, action)
+        else:
+            raise UsageError(
+                f"an OpenEnv environment is a URL or an object with reset and step, not {source!r:.100}"
+            )
+        self._done = False
+
+    async def start(self, seed: int) -> str:
+        """Reset the environment and tell its first observation."""
+        first = await self._link.reset(int(seed) % 2**31)
+        self._done = bool(first.get("done"))
+        offered = await self._link.tools()
+        self.tools = tuple(self._tool(one) for one in offered)
+        self.__dict__.pop("_toolbox", None)  # made of `tools` again when it is next asked for
+        return _told(first) or "Begin."
+
+    def is_done(self) -> bool:
+        """Say what the environment said last."""
+        return self._done
+
+    async def close(self) -> None:
+        """Close the environment, or the connection to it."""
+        await self._link.close()
+
+    def _tool(self, offered: Mapping[str, Any]) -> Tool[..., Any]:
+        name = str(offered["name"])
+
+        async def call(**arguments: Any) -> str:
+            if self._done:
+                raise ToolError("the episode is over")
+            answer = await self._link.step(name, arguments)
+            self._done = bool(answer.get("done"))
+            self.add_turn_reward(float(answer.get("reward") or 0.0))
+            seen = answer.get("observation") or {}
+            if seen.get("error"):
+                error = seen["error"]
+                raise ToolError(str(error.get("message", error) if isinstance(error, Mapping) else error))
+            return _told(answer)
+
+        schema = offered["input_schema"]
+        return Tool.from_schema(
+            name, str(offered.get("description") or name), schema, call, timeout_s=_TIMEOUT_S
+        )
+
+
+class _Remote:
+    """A session with a server, over its WebSocket."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._http: Any = None
+        self._socket: Any = None
+        self._tools: list[dict[str, Any]] | None = None
+
+    async def reset(self, seed: int) -> dict[str, Any]:
+        await self._connect()
+        return await self._ask({"type": "reset", "data": {"seed": seed}})
+
+    async def step(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        action = (
+            dict(arguments)
+            if name == "act"
+            else {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+        )
+        return await self._ask({"type": "step", "data": action})
+
+    async def tools(self) -> list[dict[str, Any]]:
+        if self._tools is None:
+            try:
+                answer = await self._ask({"type": "step", "data": {"type": "list_tools"}})
+                self._tools = list(answer["observation"]["tools"])
+            except (EnvironmentMisuse, KeyError):
+                # Not an MCP environment: its action is the only tool.
+                async with self._http.get(f"{self._url}/schema") as response:
+                    self._tools = [_act((await response.json())["action"])]
+        return self._tools
+
+    async def close(self) -> None:
+        http, socket, self._http, self._socket = self._http, self._socket, None, None
+        if socket is not None:
+            await socket.close()
+        if http is not None:
+            await http.close()
+
+    async def _connect(self) -> None:
+        if self._socket is not None and not self._socket.closed:
+            return
+        import aiohttp
+
+        await self.close()
+        self._http = aiohttp.ClientSession()
+        try:
+            self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=100 << 20)
+        except (aiohttp.ClientError, OSError) as error:
+            await self.close()
+            raise EnvironmentMisuse(f"the OpenEnv server at {self._url} does not answer: {error}") from error
+
+    async def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            await self._socket.send_json(message)
+            answer = await self._socket.receive_json(timeout=_TIMEOUT_S)
+        except (TypeError, ValueError, ConnectionError, TimeoutError) as error:
+            await self.close()
+            raise EnvironmentMisuse(f"the OpenEnv server at {self._url} broke off: {error}") from error
+        if answer.get("type") == "error":
+            told = answer.get("data", {})
+            raise EnvironmentMisuse(
+                f"the OpenEnv server at {self._url}: {told.get('message')} ({told.get('code')})"
+            )
+        return answer["data"]
+
+
+class _Local:
+    """An environment object of this process."""
+
+    def __init__(self, inner: Any, action: type[Any] | None) -> None:
+        self._inner = inner
+        self._action = action
+        self._is_mcp = action is None
+
+    async def reset(self, seed: int) -> dict[str, Any]:
+        return _plain(await off_loop(self._inner.reset, seed=seed))
+
+    async def step(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if self._action is not None:
+            return _plain(await off_loop(self._inner.step, self._action(**arguments)))
+        from openenv.core.env_server.mcp_types import CallToolAction
+
+        action = CallToolAction(tool_name=name, arguments=dict(arguments))
+        return _plain(await off_loop(self._inner.step, action))
+
+    async def tools(self) -> list[dict[str, Any]]:
+        if self._action is not None:
+            return [_act(self._action.model_json_schema())]
+        from openenv.core.env_server.mcp_types import ListToolsAction
+
+        answer = _plain(await off_loop(self._inner.step, ListToolsAction()))
+        return list(answer["observation"].get("tools", []))
+
+    async def close(self) -> None:
+        await off_loop(self._inner.close)
+
+
+def openenv_spec(url: str) -> EnvSpec:
+    """Return the specification of `openenv:URL`; nothing is connected yet.
+
+    Raises:
+        UsageError: It is no http or https URL.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"openenv:{url} needs a server's URL, as in openenv:http://127.0.0.1:8000")
+    name = "".join(letter if letter.isalnum() else "-" for letter in url.partition("//")[2]).strip("-")
+    return EnvSpec.of(
+        f"openenv/{name}-v0",
+        OpenEnv,
+        kwargs={"source": url},
+        tasks={"train": train_seeds, "test": test_seeds},
+        description=f"the OpenEnv environment at {url}",
+    )
+
+
+def _act(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Make one tool of an action's schema."""
+    fields = {name: one for name, one in schema.get("properties", {}).items() if name not in _NOT_SHOWN}
+    wanted = [name for name in schema.get("required", []) if name in fields]
+    shown = {"type": "object", "properties": fields, "required": wanted}
+    if "$defs" in schema:
+        shown["$defs"] = schema["$defs"]
+    return {"name": "act", "description": schema.get("description") or "Act.", "input_schema": shown}
+
+
+def _plain(observation: Any) -> dict[str, Any]:
+    """Return an observation object as the wire has it."""
+    seen = observation.model_dump(mode="json", exclude={"done", "reward"})
+    return {"observation": seen, "reward": observation.reward, "done": observation.done}
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    """Tell an observation in words: text as it is, anything else as JSON."""
+    seen = {
+        name: value
+        for name, value in (answer.get("observation") or {}).items()
+        if name not in _NOT_SHOWN | {"tools", "tool_name", "error"} and value is not None
+    }
+    if set(seen) == {"result"}:
+        result: Any = seen["result"]
+        if isinstance(result, Mapping) and isinstance(result.get("data"), str | int | float):
+            result = result["data"]
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+    if set(seen) == {"messages"} and all(isinstance(one.get("content"), str) for one in seen["messages"]):
+        return "\n\n".join(one["content"] for one in seen["messages"])
+    return json.dumps(seen, ensure_ascii=False) if seen else ""

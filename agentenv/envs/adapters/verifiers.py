@@ -1,0 +1,274 @@
+"""Environments of verifiers: `verifiers:NAME`, where NAME is what its `load_environment` takes.
+
+Played are its multi-turn environments (`SingleTurnEnv`, `ToolEnv` and others made from
+`MultiTurnEnv`), which verifiers has up to version 0.3. Rows of its data set are tasks, its
+`env_response` is the observation, its stop conditions end the episode, its rubric scores it.
+
+What verifiers cannot give: seeds; snapshots; tools that run at once or off the event loop; which
+answers of tools are errors; a reward function that raised, which it counts as 0. Refused in words:
+version 0.4, which plays an episode inside programs of its own; environments that ask the model
+themselves, or rewrite what it was told; rubrics that score a group of episodes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NoReturn
+
+from agentenv.core.episode_env import Outcome
+from agentenv.core.errors import (
+    DependencyMissing,
+    EnvironmentMisuse,
+    SandboxCrashed,
+    TaskError,
+    UnknownEnvironment,
+    UsageError,
+)
+from agentenv.core.messages import Message, text_of
+from agentenv.envs import spaces
+from agentenv.envs.env import Env
+from agentenv.envs.spec import EnvSpec
+
+__all__ = ["Verifiers", "verifiers_spec"]
+
+_CUT = frozenset(
+    {"max_turns_reached", "timeout_reached", "prompt_too_long", "max_total_completion_tokens_reached"}
+)
+"""Stop conditions that are limits, not ends of the task."""
+
+
+class Verifiers(Env):
+    """Plays an environment of verifiers.
+
+    Args:
+        source: name of an installed environment, or an environment object.
+        arguments: arguments of the `load_environment` behind the name.
+
+    Raises:
+        UnknownEnvironment: There is no such environment.
+        UsageError: It cannot be played turn by turn.
+    """
+
+    observation_space = spaces.Chat()
+    action_space = spaces.Action()
+
+    def __init__(self, source: Any, **arguments: Any) -> None:
+        named = isinstance(source, str)
+        self._inner = _loaded(source, json.dumps(arguments, sort_keys=True)) if named else source
+        self._infra_error: type[Exception] = _check(self._inner)
+        self._state: Any = None
+        self._shown: list[Any] = []
+
+    @property
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Schemas of the episode's tools."""
+        offered = self._inner.tool_defs if self._state is None else self._state["tool_defs"]
+        return [_schema(one) for one in offered or ()]
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Set up the row's state and return its prompt."""
+        await self._clean()
+        inner = self._inner
+        self._state = await inner.init_state(dict(self.task), _no_model(), "agentenv")
+        changed = await self._asked(inner.setup_state(self._state))
+        self._state = self._state if changed is None else changed
+        if await inner.is_completed(self._state):
+            raise EnvironmentMisuse(f"{self.env_id}: over before the first turn ({self._why()})")
+        self._shown = await self._prompt()
+        return [_ours(message) for message in self._shown], {}
+
+    async def step(self, action: Message) -> Any:
+        """Record the model's message, and answer it as the environment does."""
+        inner, state = self._inner, self._state
+        await inner.add_model_response(state, self._shown, _response(action))
+        new: list[Any] = []
+        if not await inner.is_completed(state):
+            new = await self._answer()
+        over = bool(state["is_completed"])
+        cut = over and state["stop_condition"] in _CUT and inner.max_turns != 1
+        return [_ours(message) for message in new], 0.0, over and not cut, cut, {}
+
+    async def finish(self, stop_reason: str) -> Outcome:
+        """Score the episode by its rubric; its metrics are the named parts."""
+        state = self._state
+        if not state["is_completed"]:
+            state.update(is_completed=True, stop_condition=stop_reason)
+        inner = self._inner
+        await inner.cleanup(state)
+        self._state = None
+        if not inner.score_rollouts:
+            return Outcome(None)
+        await inner.rubric.score_rollout(state)
+        await inner.rubric.cleanup(state)
+        return Outcome(float(state["reward"]), {name: float(one) for name, one in state["metrics"].items()})
+
+    async def close(self) -> None:
+        """Free what an unfinished episode holds."""
+        await self._clean()
+
+    async def _answer(self) -> list[Any]:
+        """Ask for the next prompt and return what is new in it."""
+        state = self._state
+        prompt = await self._prompt()
+        if state.get("final_env_response") is not None:
+            await self._inner.is_completed(state)
+            return _normal(state["final_env_response"])
+        old = len(self._shown)
+        if prompt[:old] != self._shown:
+            raise EnvironmentMisuse(
+                f"{self.env_id} rewrites what the model was told, which cannot be played turn by turn"
+            )
+        self._shown = prompt
+        return prompt[old + 1 :]
+
+    async def _prompt(self) -> list[Any]:
+        return _normal(await self._asked(self._inner.get_prompt_messages(self._state)))
+
+    async def _asked(self, answer: Awaitable[Any]) -> Any:
+        try:
+            return await answer
+        except self._infra_error as error:
+            raise SandboxCrashed(f"{self.env_id}: {type(error).__name__}: {error}") from error
+
+    def _why(self) -> str:
+        error = self._state.get("error")
+        return str(self._state["stop_condition"]) if error is None else f"{type(error).__name__}: {error}"
+
+    async def _clean(self) -> None:
+        state, self._state = self._state, None
+        if state is not None:
+            await self._inner.cleanup(state)
+
+
+def verifiers_spec(name: str) -> EnvSpec:
+    """Return the specification of `verifiers:NAME`; the environment is loaded for it.
+
+    Raises:
+        UnknownEnvironment: There is no such environment.
+        UsageError: It cannot be played turn by turn.
+        DependencyMissing: verifiers is not installed.
+    """
+    inner = _loaded(name, "{}")
+    _check(inner)
+    sources = {"train": inner.dataset_source, "test": inner.eval_dataset_source}
+    return EnvSpec.of(
+        f"verifiers/{name.replace('/', '.')}-v0",
+        Verifiers,
+        kwargs={"source": name},
+        tasks={split: partial(_rows, name, split) for split, made in sources.items() if made is not None},
+        description=f"{name} of verifiers",
+    )
+
+
+def _package() -> Any:
+    """Return the package as its environments import it.
+
+    Raises:
+        DependencyMissing: It is not installed, or a version without environments.
+    """
+    try:
+        package: Any = importlib.import_module("verifiers")
+        package.MultiTurnEnv  # noqa: B018 - the surface loads when it is first touched
+    except (ImportError, AttributeError) as error:
+        raise DependencyMissing(
+            "verifiers:NAME needs a verifiers that has environments a program can step, which 0.4 has not: "
+            "pip install 'verifiers>=0.1.14,<0.4' into an environment of its own"
+        ) from error
+    return package
+
+
+@lru_cache(maxsize=64)
+def _loaded(name: str, arguments: str) -> Any:
+    """Load an environment once: its objects keep nothing of an episode."""
+    package = _package()
+    try:
+        return package.load_environment(name, **json.loads(arguments))
+    except ValueError as error:
+        raise UnknownEnvironment(f"verifiers has no environment {name!r}: {error}") from error
+
+
+def _rows(name: str, split: str) -> list[dict[str, object]]:
+    inner = _loaded(name, "{}")
+    rows = inner.get_dataset() if split == "train" else inner.get_eval_dataset()
+    found: list[dict[str, object]] = [{"id": f"{split}-{row['example_id']}", **row} for row in rows]
+    if not found:
+        raise TaskError(f"verifiers:{name} has no rows in its split {split!r}")
+    return found
+
+
+def _check(inner: Any) -> type[Exception]:
+    """Refuse what has no step that another runner could take; return the error of infrastructure."""
+    package = _package()
+    what = type(inner).__name__
+    if not isinstance(inner, package.MultiTurnEnv):
+        raise UsageError(f"{what} is no MultiTurnEnv of verifiers; of an EnvGroup take one environment")
+    base = package.MultiTurnEnv
+    for method in ("rollout", "get_model_response"):
+        if getattr(type(inner), method) is not getattr(base, method):
+            raise UsageError(f"{what} has its own {method}(): it asks the model itself, so no step is left")
+    if inner.requires_group_rollouts:
+        raise UsageError(f"the rubric of {what} scores groups of episodes; ours are a GroupReward")
+    return package.InfraError
+
+
+@lru_cache(maxsize=1)
+def _no_model() -> Any:
+    """Make the client that an episode's state asks for; the model is the runner's."""
+    client = importlib.import_module("verifiers.clients").Client
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise UsageError("the environment asks the model itself, which only the runner may")
+
+    methods: dict[str, Callable[..., Any]] = dict.fromkeys(
+        [*client.__abstractmethods__, "get_response"], refuse
+    )
+    return type("NoModel", (client,), methods)(None)
+
+
+def _normal(messages: Any) -> list[Any]:
+    utils = importlib.import_module("verifiers.utils.message_utils")
+    return list(utils.normalize_messages(messages, field_name="messages"))
+
+
+def _response(action: Message) -> Any:
+    """Return the model's message as the response that verifiers would have got."""
+    types = importlib.import_module("verifiers.types")
+    calls = [
+        types.ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+        for call in action.get("tool_calls", [])
+    ]
+    message = types.ResponseMessage(
+        content=text_of(action),
+        reasoning_content=action.get("reasoning_content"),
+        tool_calls=calls or None,
+        finish_reason="tool_calls" if calls else "stop",
+        is_truncated=False,
+    )
+    return types.Response(id="agentenv", created=0, model="agentenv", message=message)
+
+
+def _ours(message: Any) -> Message:
+    """Return one of its messages as a chat message."""
+    told: Any = message.model_dump(mode="json", exclude_none=True)
+    if calls := told.get("tool_calls"):
+        told["tool_calls"] = [
+            {
+                "id": one["id"],
+                "type": "function",
+                "function": {"name": one["name"], "arguments": one["arguments"]},
+            }
+            for one in calls
+        ]
+    return told
+
+
+def _schema(offered: Any) -> dict[str, Any]:
+    function = {
+        "name": offered.name,
+        "description": offered.description,
+        "parameters": offered.parameters,
+    }
+    return {"type": "function", "function": function}

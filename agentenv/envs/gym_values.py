@@ -1,0 +1,166 @@
+"""What an author's `reset` and `step` take and return, and the shapes that the runner takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import TypeAlias, cast
+
+from agentenv.core.episode_env import StepResult
+from agentenv.core.errors import EnvironmentMisuse
+from agentenv.core.messages import Message, ToolCall, ToolErrorKind, ToolResult, text_of
+
+__all__ = [
+    "Observation",
+    "action_message",
+    "answered",
+    "calls_of",
+    "last_answer",
+    "messages_of",
+    "read_reset",
+    "read_step",
+    "takes_text",
+]
+
+Observation: TypeAlias = "str | Message | Sequence[Message]"
+"""Text, one chat message, or several."""
+
+
+def action_message(action: object) -> Message:
+    """Return an action as an assistant message.
+
+    Raises:
+        EnvironmentMisuse: It is neither text nor an assistant message.
+    """
+    if isinstance(action, str):
+        return {"role": "assistant", "content": action}
+    if isinstance(action, Mapping) and cast("Message", action).get("role") == "assistant":
+        return cast("Message", action)
+    raise EnvironmentMisuse(f"an action is text or an assistant message, not {action!r:.200}")
+
+
+def takes_text(step: Callable[..., object]) -> bool:
+    """Return whether a `step` annotates its action as `str`."""
+    parameters = list(inspect.signature(step).parameters.values())[1:]
+    return bool(parameters) and parameters[0].annotation in {str, "str"}
+
+
+def calls_of(action: Message) -> tuple[ToolCall, ...]:
+    """Return the tool calls of an assistant message."""
+    return tuple(ToolCall.from_message(call) for call in action.get("tool_calls", []))
+
+
+def last_answer(messages: Sequence[Message]) -> str:
+    """Return the text of the last assistant message; empty if there is none."""
+    for message in reversed(messages):
+        if message["role"] == "assistant":
+            return text_of(message)
+    return ""
+
+
+def messages_of(observation: object, *, where: str) -> tuple[Message, ...]:
+    """Return an observation as chat messages; empty text is no message.
+
+    Raises:
+        EnvironmentMisuse: It is neither text nor chat messages, or speaks for the model.
+    """
+    if observation is None or observation == "":
+        return ()
+    if isinstance(observation, str):
+        return ({"role": "user", "content": observation},)
+    if isinstance(observation, Mapping):
+        observation = [observation]
+    if not isinstance(observation, Sequence):
+        raise EnvironmentMisuse(f"{where} gave {observation!r:.200}; an observation is text or chat messages")
+    messages: list[Message] = []
+    for message in cast("Sequence[object]", observation):
+        role = cast("Mapping[str, object]", message).get("role") if isinstance(message, Mapping) else None
+        if role not in {"system", "developer", "user", "tool", "assistant"}:
+            raise EnvironmentMisuse(f"{where} gave {message!r:.200}, which is not a chat message with a role")
+        messages.append(cast("Message", {**cast("Message", message)}))
+    return tuple(messages)
+
+
+def read_reset(value: object, *, where: str) -> tuple[object, dict[str, object]]:
+    """Check what `reset` returned.
+
+    Raises:
+        EnvironmentMisuse: It is not `(observation, info)`.
+    """
+    if not isinstance(value, tuple) or len(cast("tuple[object, ...]", value)) != 2:
+        raise EnvironmentMisuse(f"{where} gave {value!r:.200}; reset returns (observation, info)")
+    observation, info = cast("tuple[object, object]", value)
+    if not isinstance(info, Mapping):
+        raise EnvironmentMisuse(f"{where} gave the info {info!r:.200}; it is a dictionary")
+    return observation, dict(cast("Mapping[str, object]", info))
+
+
+RawStep: TypeAlias = "tuple[object, float, bool, bool, dict[str, object]]"
+
+
+def read_step(value: object, *, where: str) -> RawStep:
+    """Check what `step` returned and make its numbers plain Python ones.
+
+    Raises:
+        EnvironmentMisuse: It is not `(observation, reward, terminated, truncated, info)`, or the
+            reward is not a finite number.
+    """
+    if not isinstance(value, tuple) or len(cast("tuple[object, ...]", value)) != 5:
+        raise EnvironmentMisuse(
+            f"{where} gave {value!r:.200}; step returns (observation, reward, terminated, truncated, info)"
+        )
+    observation, reward, terminated, truncated, info = cast("tuple[object, ...]", value)
+    try:
+        number = float(cast("float", reward))
+    except (TypeError, ValueError) as error:
+        raise EnvironmentMisuse(f"{where} gave the reward {reward!r:.200}; it is a number") from error
+    if not isfinite(number):
+        raise EnvironmentMisuse(f"{where} gave the reward {number}; it must be finite")
+    if not isinstance(info, Mapping):
+        raise EnvironmentMisuse(f"{where} gave the info {info!r:.200}; it is a dictionary")
+    return observation, number, bool(terminated), bool(truncated), dict(cast("Mapping[str, object]", info))
+
+
+def answered(
+    raw: RawStep, calls: Sequence[ToolCall], known: Mapping[str, ToolResult], where: str
+) -> StepResult:
+    """Turn a step's observation into new messages and one result for each call, in call order.
+
+    Args:
+        raw: what `read_step` gave.
+        calls: the action's tool calls.
+        known: results that the environment's toolbox made, by call id.
+        where: for error messages.
+
+    Raises:
+        EnvironmentMisuse: The environment spoke for the model, or answered a call twice or one
+            that was not made.
+    """
+    observation, reward, terminated, truncated, info = raw
+    if isinstance(observation, str) and observation and len(calls) == 1 and not known:
+        # An environment that runs its one call itself may answer in plain text.
+        observation = [{"role": "tool", "tool_call_id": calls[0].id, "content": observation}]
+    messages: list[Message] = []
+    results = dict[str, ToolResult]()
+    names = {call.id: call.name for call in calls}
+    for message in messages_of(observation, where=where):
+        if message["role"] == "assistant":
+            raise EnvironmentMisuse(f"{where} gave an assistant message; only the model writes those")
+        if message["role"] != "tool":
+            messages.append(message)
+            continue
+        call_id = message.get("tool_call_id", "")
+        if call_id in results or call_id not in names:
+            raise EnvironmentMisuse(f"{where} answered the tool call {call_id!r} twice or unasked")
+        content = message.get("content") or ""
+        mine = known.get(call_id, ToolResult(call_id, names[call_id], content))
+        results[call_id] = mine if mine.content == content else replace(mine, content=content)
+    ordered = tuple(
+        results.get(call.id)
+        or known.get(call.id)
+        or ToolResult(call.id, call.name, "not run: no tool of this environment", ToolErrorKind.NOT_RUN)
+        for call in calls
+    )
+    return StepResult(tuple(messages), ordered, reward, terminated, truncated, info)

@@ -1,0 +1,309 @@
+"""The frozen recipe of an environment: what makes it, its tasks, rewards and limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.core.messages import JsonValue
+from agentenv.envs.rewards.reward import Reward, as_reward
+from agentenv.envs.tasks import TaskSet
+
+if TYPE_CHECKING:
+    from agentenv.envs.env import Env
+
+__all__ = ["EnvSpec"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """One environment's recipe; immutable, and made into JSON and back where it is importable.
+
+    Raises:
+        UsageError: A field cannot be used.
+    """
+
+    id: str
+    """`namespace/Name-v0`."""
+    entry_point: str
+    """`module:attr` of the class or function that makes the environment."""
+    tasks: TaskSet | None = None
+    rewards: tuple[Reward, ...] = ()
+    """Added to the environment's own reward."""
+    limits: RunLimits | None = None
+    """The stricter of these and the run's hold."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments of the entry point."""
+    user: Any = None
+    """A simulated user, or a function of the task that gives one."""
+    done_policy: DonePolicy = "stop"
+    sandbox: str | None = None
+    """Name of the sandbox that episodes need."""
+    description: str = ""
+    target: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    """The object behind `entry_point`, where it is at hand."""
+
+    def __post_init__(self) -> None:
+        module, colon, attribute = self.entry_point.partition(":")
+        if not (module and colon and attribute):
+            raise UsageError(f"entry point {self.entry_point!r} of {self.id} is not 'module:attr'")
+        if self.done_policy not in get_args(DonePolicy):
+            raise UsageError(f"done_policy is one of {get_args(DonePolicy)}, not {self.done_policy!r}")
+        object.__setattr__(self, "kwargs", MappingProxyType(dict(self.kwargs)))
+
+    @classmethod
+    def of(
+        cls,
+        id: str,
+        entry_point: str | Callable[..., Any],
+        *,
+        tasks: object = None,
+        rewards: Sequence[Any] = (),
+        limits: RunLimits | None = None,
+        max_turns: int | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        user: object = None,
+        done_policy: DonePolicy = "stop",
+        sandbox: str | None = None,
+        description: str = "",
+    ) -> EnvSpec:
+        """Make a specification from what `register` takes.
+
+        Raises:
+            UsageError: A field cannot be used.
+        """
+        target = None if isinstance(entry_point, str) else entry_point
+        if target is not None and not callable(target):
+            raise UsageError(f"the entry point of {id} is {target!r:.200}, not a class or function")
+        if max_turns is not None:
+            base = limits or _no_limits()
+            limits = base.stricter(dataclasses.replace(_no_limits(), max_turns=max_turns))
+        entry = cls(
+            id=id,
+            entry_point=entry_point if isinstance(entry_point, str) else _name_of(entry_point),
+            tasks=None if tasks is None else TaskSet.of(tasks),
+            rewards=tuple(as_reward(one) for one in rewards),
+            limits=limits,
+            kwargs=kwargs or {},
+            user=user,
+            done_policy=done_policy,
+            sandbox=sandbox,
+            description=description,
+            target=target,
+        )
+        return entry._with_defaults_of_class()
+
+    @property
+    def module(self) -> str:
+        """Name of the module that holds the entry point."""
+        return self.entry_point.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """Name of the entry point in its module."""
+        return self.entry_point.partition(":")[2]
+
+    @property
+    def max_turns(self) -> int | None:
+        """The specification's limit of assistant turns, if it has one."""
+        return None if self.limits is None else self.limits.max_turns
+
+    def load(self) -> Callable[..., Any]:
+        """Return the class or function behind the entry point.
+
+        Raises:
+            UnknownEnvironment: It cannot be imported.
+        """
+        if self.target is not None:
+            return self.target
+        try:
+            found: Any = importlib.import_module(self.module)
+            for part in self.attribute.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            raise UnknownEnvironment(f"{self.id}: cannot import {self.entry_point!r}: {error}") from error
+        return found
+
+    def make(self, **kwargs: Any) -> Env:
+        """Make a new environment; arguments given here win over the specification's.
+
+        Raises:
+            UnknownEnvironment: The entry point cannot be imported.
+            UsageError: It refuses the arguments, or makes something that is no environment.
+        """
+        target = self.load()
+        arguments = {**self.kwargs, **kwargs}
+        try:
+            made = target(**arguments)
+        except TypeError as error:
+            if arguments and _refuses(target, arguments):
+                raise UsageError(f"{self.id} cannot be made with {sorted(arguments)}: {error}") from error
+            raise
+        from agentenv.envs.env import Env
+
+        if not isinstance(made, Env):
+            adapters = importlib.import_module("agentenv.envs.adapters.adapt")
+            made = adapters.adapt(made, where=self.id)
+        return cast("Env", made).bind(
+            self.id, tasks=self.tasks, rewards=self.rewards, has_user=self.user is not None
+        )
+
+    def task_set(self, split: str | None = None) -> TaskSet:
+        """Return the tasks, of a split if one is named.
+
+        Raises:
+            TaskError: There is no such split.
+        """
+        tasks = self.tasks if self.tasks is not None else TaskSet.of([{}])
+        return tasks if split is None else tasks.split(split)
+
+    def to_json(self) -> str:
+        """Return the recipe as JSON; equal recipes give equal bytes.
+
+        Raises:
+            UsageError: Something in it is not importable or not JSON; the message names it.
+        """
+        return json.dumps(self.record(), sort_keys=True, ensure_ascii=True)
+
+    def record(self) -> dict[str, JsonValue]:
+        """Return the recipe as plain JSON values.
+
+        Raises:
+            UsageError: Something in it is not importable or not JSON; the message names it.
+        """
+        if "<locals>" in self.entry_point:
+            raise UsageError(
+                f"{self.id}: {self.entry_point} is defined inside a function, so no file can name it"
+            )
+        limits = None if self.limits is None else _changed(self.limits)
+        return {
+            "id": self.id,
+            "entry_point": self.entry_point,
+            "tasks": None if self.tasks is None else self.tasks.record(where=self.id),
+            "rewards": [_reward_record(reward, self.id) for reward in self.rewards],
+            "limits": limits,
+            "kwargs": _plain(dict(self.kwargs), f"kwargs of {self.id}"),
+            "user": None if self.user is None else _name_of(self.user),
+            "done_policy": self.done_policy,
+            "sandbox": self.sandbox,
+            "description": self.description,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> EnvSpec:
+        """Read what `to_json` wrote; the entry point is imported when it is first needed.
+
+        Raises:
+            UsageError: The text is not such a record.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            limits = data["limits"]
+            return cls(
+                id=data["id"],
+                entry_point=data["entry_point"],
+                tasks=None if data["tasks"] is None else TaskSet.from_record(data["tasks"]),
+                rewards=tuple(
+                    Reward(_find(one["function"]), one["weight"], one["name"], one["timeout_s"])
+                    for one in data["rewards"]
+                ),
+                limits=None if limits is None else RunLimits(**limits),
+                kwargs=data["kwargs"],
+                user=None if data["user"] is None else _find(data["user"]),
+                done_policy=data["done_policy"],
+                sandbox=data["sandbox"],
+                description=data["description"],
+            )
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UsageError(f"this is not an environment's recipe: {error!r}") from error
+
+    def _with_defaults_of_class(self) -> EnvSpec:
+        """Take from the class what the registration left out."""
+        target = self.target
+        if not isinstance(target, type):
+            return self
+        tasks, doc = self.tasks, self.description
+        own = getattr(target, "tasks", None)
+        if tasks is None and own is not None and not isinstance(own, property):
+            tasks = TaskSet.of(own)
+        if not doc:
+            doc = (target.__dict__.get("__doc__") or "").strip().partition("\n")[0]
+        return dataclasses.replace(self, tasks=tasks, description=doc)
+
+
+def _no_limits() -> RunLimits:
+    """Limits that leave everything to the run."""
+    return RunLimits(
+        max_turns=None,
+        max_parse_errors=None,
+        max_tokens_per_turn=None,
+        max_tool_output_tokens=None,
+        min_answer_tokens=1,
+        tool_timeout_s=None,
+        env_timeout_s=None,
+        reward_timeout_s=None,
+    )
+
+
+def _changed(limits: RunLimits) -> dict[str, JsonValue]:
+    return {one.name: getattr(limits, one.name) for one in dataclasses.fields(limits)}
+
+
+def _name_of(target: object) -> str:
+    name = getattr(target, "__qualname__", None)
+    if name is None:
+        raise UsageError(f"{target!r:.200} has no importable name; use a class, a function or 'module:attr'")
+    return f"{getattr(target, '__module__', '__main__')}:{name}"
+
+
+def _find(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"cannot import {name!r}: {error}") from error
+    return found
+
+
+def _reward_record(reward: Reward, id: str) -> dict[str, JsonValue]:
+    name = _name_of(reward.function)
+    if "<" in name:
+        raise UsageError(
+            f"reward {name} of {id} is defined inside a function or a lambda, so no file can name it"
+        )
+    return {
+        "function": name,
+        "weight": reward.weight,
+        "name": reward.name,
+        "timeout_s": reward.timeout_s,
+    }
+
+
+def _plain(value: Any, where: str) -> JsonValue:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where} cannot be written as JSON: {error}") from error
+
+
+def _refuses(target: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+    import inspect
+
+    if isinstance(target, type) and target.__init__ is object.__init__:
+        return True
+    try:
+        inspect.signature(target).bind(**arguments)
+    except TypeError:
+        return True
+    except ValueError:
+        return False
+    return False

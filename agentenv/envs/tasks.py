@@ -1,0 +1,371 @@
+"""Tasks: immutable rows to solve, with stable ids, splits and orders that follow from a seed.
+
+A task set is made from any of these, whole or as a mapping of split name to source:
+
+- an iterable of mappings, or a function without arguments that returns one (called when first
+  used); a generator that gives more than 10,000 rows counts as endless;
+- a function of one argument, `seed`: endless, task `n` is `function(n)`;
+- the path of a JSONL file, as `pathlib.Path` or text ending in `.jsonl`;
+- a Hugging Face dataset object, or text such as `hf:owner/name` or `hf:owner/name:split`.
+
+A row's id is its field `id` if it has one, else a digest of its content, so that it survives
+reordering and filtering. Rows of the same content are told apart by a suffix.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from agentenv.core.by_name import did_you_mean, wanted_by
+from agentenv.core.errors import DependencyMissing, TaskError
+from agentenv.core.messages import JsonValue
+from agentenv.core.seeds import derive_seed
+from agentenv.core.task import Task, TaskFields, digest
+
+__all__ = ["TaskSet", "TaskSource", "task_from"]
+
+TaskSource: TypeAlias = object
+"""What `TaskSet.of` takes; see the module's text."""
+
+_STREAM_ROWS = 10_000
+"""Rows read of a generator before it counts as endless; drawing and shuffling use these."""
+
+_ENDLESS_SPAN = 2**31
+"""An endless set is shuffled by drawing seeds below this."""
+
+
+class TaskSet:
+    """Tasks of one or more splits, read when they are first needed.
+
+    Iterating, `len`, indexing and drawing mean the chosen split: the one given to `split`, else
+    `train` if there is one, else the first.
+    """
+
+    def __init__(self, sources: Mapping[str, TaskSource], *, chosen: str | None = None) -> None:
+        if not sources:
+            raise TaskError("a task set needs at least one split")
+        self._sources = dict(sources)
+        self._chosen = chosen or ("train" if "train" in sources else next(iter(sources)))
+        self._rows: list[Task] | None = None
+        self._rest: Iterator[Task] | None = None
+
+    @classmethod
+    def of(cls, source: TaskSource) -> TaskSet:
+        """Make a task set from a source; a task set is returned as it is.
+
+        Raises:
+            TaskError: The source is of no kind that is understood.
+        """
+        if isinstance(source, TaskSet):
+            return source
+        if isinstance(source, Mapping):
+            splits = cast("Mapping[str, TaskSource]", source)
+            for name, part in splits.items():
+                _check(part, f"split {name!r}")
+            return cls(splits)
+        _check(source, "tasks")
+        return cls({"train": source})
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self._sources)
+
+    @property
+    def split_name(self) -> str:
+        """Name of the chosen split."""
+        return self._chosen
+
+    def split(self, name: str) -> TaskSet:
+        """Return the same set with another split chosen.
+
+        Raises:
+            TaskError: There is no such split.
+        """
+        if name not in self._sources:
+            known = list(self._sources)
+            raise TaskError(f"no split {name!r}{did_you_mean(name, known)}; there are: {', '.join(known)}")
+        return self if name == self._chosen else TaskSet(self._sources, chosen=name)
+
+    @property
+    def endless(self) -> bool:
+        """True if the chosen split has no known end: a function of a seed, or a long generator."""
+        return self._by_seed is not None or self._read()[1]
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Tasks in the chosen split; None if it is endless."""
+        return None if self.endless else len(self)
+
+    def __len__(self) -> int:
+        if self.endless:
+            raise TypeError("these tasks have no known end; use take(n)")
+        return len(self._read()[0])
+
+    def __iter__(self) -> Iterator[Task]:
+        make = self._by_seed
+        if make is not None:
+            return (_seeded(make, number) for number in count())
+        return self._stream()
+
+    def __getitem__(self, key: int | str) -> Task:
+        """Return a task by its place or by its id.
+
+        Raises:
+            TaskError: No task has this id.
+            IndexError: There are fewer tasks.
+        """
+        if self._by_seed is not None:
+            return _seeded(self._by_seed, key if isinstance(key, int) else _seed_in(key))
+        rows, _ = self._read()
+        if isinstance(key, int):
+            return rows[key]
+        for task in rows:
+            if task.id == key:
+                return task
+        raise TaskError(f"no task {key!r} in split {self._chosen!r} of {len(rows)} tasks")
+
+    def take(self, number: int) -> list[Task]:
+        """Return the first tasks, at most `number`."""
+        return list(islice(iter(self), number))
+
+    def sample(self, seed: int) -> Task:
+        """Draw one task; the same seed draws the same one.
+
+        Raises:
+            TaskError: There are no tasks.
+        """
+        drawn = derive_seed("task", seed)
+        if self._by_seed is not None:
+            return self[drawn % _ENDLESS_SPAN]
+        rows, _ = self._read()
+        if not rows:
+            raise TaskError(f"split {self._chosen!r} has no tasks")
+        # More rows may have been read of a generator by now; the draw must not depend on that.
+        return rows[drawn % min(len(rows), _STREAM_ROWS if self.endless else len(rows))]
+
+    def shuffle(self, seed: int) -> Iterator[Task]:
+        """Yield the tasks in an order that follows from the seed; ids do not change.
+
+        A finite set yields each task once. A function of a seed yields tasks of seeds drawn from
+        this one, without end; of an endless generator the first 10,000 rows are shuffled.
+        """
+        if self._by_seed is not None:
+            return (self[derive_seed("shuffle", seed, n) % _ENDLESS_SPAN] for n in count())
+        rows, more = self._read()
+        order = rows[:_STREAM_ROWS] if more else list(rows)
+        random.Random(seed).shuffle(order)
+        return iter(order)
+
+    @property
+    def _by_seed(self) -> Callable[[int], Mapping[str, object]] | None:
+        source = self._sources[self._chosen]
+        seeded = callable(source) and len(wanted_by(source).required) == 1
+        return cast("Callable[[int], Mapping[str, object]]", source) if seeded else None
+
+    def _read(self) -> tuple[list[Task], bool]:
+        """Return the rows read so far, at least the first 10,000, and whether there are more."""
+        if self._rows is None:
+            where = f"split {self._chosen!r}" if len(self._sources) > 1 else "tasks"
+            rows, open_ended = _rows_of(self._sources[self._chosen], where)
+            tasks = _with_ids(rows, where)
+            self._rows = list(islice(tasks, _STREAM_ROWS if open_ended else None))
+            self._rest = tasks if open_ended and len(self._rows) == _STREAM_ROWS else None
+        return self._rows, self._rest is not None
+
+    def _stream(self) -> Iterator[Task]:
+        rows, _ = self._read()
+        place = 0
+        while True:
+            while place < len(rows):
+                yield rows[place]
+                place += 1
+            more = None if self._rest is None else next(self._rest, None)
+            if more is None:
+                return
+            rows.append(more)
+
+    def record(self, *, where: str = "tasks") -> dict[str, JsonValue]:
+        """Return where the tasks come from as JSON values, for `from_record`.
+
+        Raises:
+            TaskError: A split is neither importable nor JSON.
+        """
+        return {
+            "chosen": self._chosen,
+            "splits": {name: _source_record(source, where) for name, source in self._sources.items()},
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> TaskSet:
+        """Read what `record` gave; sources are imported when tasks are first needed."""
+        sources = {name: _source_from(one) for name, one in record["splits"].items()}
+        return cls(sources, chosen=record["chosen"])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskSet):
+            return NotImplemented
+        if self._sources == other._sources and self._chosen == other._chosen:
+            return True
+        try:
+            return self.record() == other.record()
+        except TaskError:
+            return False
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        size = "not read" if self._rows is None else str(len(self._rows))
+        return f"TaskSet(split={self._chosen!r}, tasks={size}, splits={list(self._sources)})"
+
+
+def task_from(given: object, source: TaskSource | None, seed: int) -> Mapping[str, object]:
+    """Return the fields of the task that was given; without one, draw it from a source by seed.
+
+    Raises:
+        TaskError: What was given is no task.
+    """
+    if isinstance(given, Task):
+        return given.data
+    if isinstance(given, Mapping):
+        return cast("Mapping[str, object]", given)
+    if given is not None:
+        raise TaskError(f"options['task'] is {given!r:.200}; a task is a mapping of field to value")
+    return {} if source is None else TaskSet.of(source).sample(seed).data
+
+
+def _check(source: TaskSource, where: str) -> None:
+    """Refuse at once what can never become tasks."""
+    if isinstance(source, (str, Path)):
+        name = str(source)
+        if not name.startswith("hf:") and not name.endswith(".jsonl"):
+            raise TaskError(f"{where}: {name!r} is neither a .jsonl file nor hf:owner/name")
+        return
+    if callable(source):
+        wanted = wanted_by(source)
+        if len(wanted.required) > 1:
+            raise TaskError(f"{where}: a function of tasks takes nothing, or a seed; not {wanted.required}")
+        return
+    if not isinstance(source, Iterable):
+        raise TaskError(f"{where}: {source!r:.200} gives no tasks; an iterable of mappings does, for example")
+
+
+def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
+    if isinstance(source, (str, Path)):
+        return {"name": str(source)}
+    if isinstance(source, partial) and not source.keywords:
+        return {**_source_record(source.func, where), "arguments": _json([*source.args], where)}
+    if callable(source):
+        name = f"{getattr(source, '__module__', '')}:{getattr(source, '__qualname__', '')}"
+        if "<" in name or name.startswith(":") or name.endswith(":"):
+            raise TaskError(f"{where}: the tasks come from {source!r:.200}, which no file can name")
+        return {"function": name}
+    if not isinstance(source, Sequence):
+        raise TaskError(
+            f"{where}: tasks from {type(source).__name__} cannot be written down; pass a function"
+        )
+    return {"rows": _json([dict(row) for row in source], where)}
+
+
+def _json(value: object, where: str) -> JsonValue:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{where}: the tasks cannot be written as JSON: {error}") from error
+
+
+def _source_from(record: Mapping[str, Any]) -> TaskSource:
+    if "function" not in record:
+        return record["name"] if "name" in record else record["rows"]
+    module, _, attribute = str(record["function"]).partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise TaskError(
+            f"the tasks come from {record['function']!r}, which cannot be imported: {error}"
+        ) from error
+    return partial(found, *record["arguments"]) if "arguments" in record else found
+
+
+def _rows_of(source: TaskSource, where: str) -> tuple[Iterable[object], bool]:
+    """Return the rows of a source, and whether they might have no end."""
+    if isinstance(source, (str, Path)):
+        return (_hub_rows(str(source)) if str(source).startswith("hf:") else _jsonl_rows(Path(source))), False
+    made = source() if callable(source) else source
+    if inspect.isawaitable(made) or not isinstance(made, Iterable):
+        raise TaskError(f"{where}: the function gave {made!r:.200}, not an iterable of mappings")
+    return cast("Iterable[object]", made), isinstance(made, Iterator)
+
+
+def _jsonl_rows(path: Path) -> Iterator[object]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise TaskError(f"cannot read the tasks in {path}: {error.strerror or error}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise TaskError(f"{path}, line {number} is not JSON: {error.msg}") from error
+
+
+def _hub_rows(name: str) -> Iterable[object]:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise DependencyMissing(
+            f"tasks from {name} need the package datasets: pip install datasets"
+        ) from error
+    owner_name, _, split = name.removeprefix("hf:").partition(":")
+    return cast("Iterable[object]", cast("Any", datasets).load_dataset(owner_name, split=split or "train"))
+
+
+def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
+    seen: dict[str, int] = {}
+    given: set[str] = set()
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise TaskError(f"{where}, row {number} is {row!r:.200}; a task is a mapping of field to value")
+        fields = cast("Mapping[str, object]", row)
+        unnamed = [name for name in fields if not isinstance(name, str)]
+        if unnamed:
+            raise TaskError(f"{where}, row {number} has the field name {unnamed[0]!r}; names are text")
+        own = fields.get("id")
+        if own is not None:
+            if str(own) in given:
+                raise TaskError(f"{where}, row {number}: another row has the id {str(own)!r} too")
+            given.add(str(own))
+            yield _task(str(own), fields)
+            continue
+        content = digest(fields, number)
+        seen[content] = seen.get(content, 0) + 1
+        yield _task(content if seen[content] == 1 else f"{content}-{seen[content]}", fields)
+
+
+def _task(id: str, fields: Mapping[str, object]) -> Task:
+    return Task(id, TaskFields(id, fields))
+
+
+def _seeded(make: Callable[[int], Mapping[str, object]], seed: int) -> Task:
+    fields = make(seed)
+    if not isinstance(fields, Mapping):
+        raise TaskError(f"task of seed {seed} is {fields!r:.200}; a task is a mapping of field to value")
+    return _task(f"seed-{seed}", fields)
+
+
+def _seed_in(id: str) -> int:
+    digits = id.removeprefix("seed-")
+    if not digits.isdigit():
+        raise TaskError(f"no task {id!r}: tasks made by a function of a seed are called seed-0, seed-1, ...")
+    return int(digits)

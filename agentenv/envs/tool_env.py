@@ -1,0 +1,140 @@
+"""The easy way to write an environment: `start`, marked methods as tools, and a `reward`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from agentenv.core.by_name import arguments_for, did_you_mean, wanted_by
+from agentenv.core.context import Context
+from agentenv.core.episode_env import ResetResult
+from agentenv.core.errors import TaskError, UsageError
+from agentenv.core.messages import JsonValue, Message
+from agentenv.envs import spaces
+from agentenv.envs.env import Env
+from agentenv.envs.gym_values import calls_of
+from agentenv.envs.rewards.reward import RESERVED_NAMES
+from agentenv.tools.toolbox import Toolbox
+
+__all__ = ["ToolEnv"]
+
+
+class ToolEnv(Env):
+    """An environment made of tools.
+
+    - `start(...)` gets the task's fields by name and returns the first observation. It may also
+      ask for `task`, `context`, `state`, `seed` and `sandbox`.
+    - Methods marked with `@ae.tool` are the model's tools; `tools` adds functions from elsewhere.
+    - `reward(...)` scores the finished episode; its arguments are filled by name.
+    - `is_done()`, optional, ends the episode after a step.
+
+    All of them may be asynchronous. A message without tool calls ends the episode.
+    """
+
+    observation_space = spaces.Chat()
+    action_space = spaces.Action()
+    ends_on_text = True
+    tools: Sequence[Any] = ()
+    """Functions or tools that this environment offers besides its own marked methods."""
+    repair_json: bool = False
+    """Mend the broken JSON of a call where that is possible (needs json-repair), and count it."""
+
+    # `*args: Any, **kwargs: Any` means to type checkers: a subclass may take what it likes.
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin a task and return its first observation."""
+        raise UsageError(
+            f"{type(self).__name__} has no start(): write one that returns the first observation"
+        )
+
+    def reward(self, *args: Any, **kwargs: Any) -> Any:
+        """Score the finished episode; 0 unless the environment says otherwise."""
+        return 0.0
+
+    def add_turn_reward(self, value: float) -> None:
+        """Give a reward to the turn whose tool calls are being run."""
+        self._episode.turn_reward += float(value)
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The tools of this instance."""
+        return self._toolbox
+
+    @property
+    def tool_schemas(self) -> Sequence[Mapping[str, JsonValue]]:
+        """Schemas of the tools, in OpenAI's shape."""
+        return self._toolbox.schemas()
+
+    async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
+        """Start an episode on a task; see `agentenv.core.episode_env.EpisodeEnv`."""
+        first = await super().begin(task, seed=seed, context=context)
+        return replace(first, repair_json=True) if self.repair_json else first
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Start the task that the core has set."""
+        return await self._call(self.start, **self._start_arguments()), {}
+
+    async def step(self, action: Message) -> Any:
+        """Run the message's tool calls at once and answer them in order."""
+        calls = calls_of(action)
+        results = await self._toolbox.run(calls, self.context) if calls else []
+        self._episode.results.update({result.tool_call_id: result for result in results})
+        observation: list[Message] = [result.to_message() for result in results]
+        return observation, self._episode.turn_reward, False, False, {}
+
+    async def finish(self, stop_reason: str) -> Any:
+        """Call `reward` with the arguments it names."""
+        if type(self).reward is ToolEnv.reward:
+            return 0.0
+        arguments = arguments_for(self.reward, self._offered(stop_reason), self.task)
+        return await self._call(self.reward, **arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the toolbox, which holds bound methods and is made again when needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_toolbox"}
+
+    @cached_property
+    def _toolbox(self) -> Toolbox:
+        return Toolbox([*Toolbox.of(self), *self.tools], repair_json=self.repair_json)
+
+    def _start_arguments(self) -> dict[str, object]:
+        """Return the arguments of `start`, or say which field of which task is missing or unknown."""
+        wanted, task = wanted_by(self.start), self._episode.task
+        context = self.context
+        offered: dict[str, object] = {
+            "context": context,
+            "sandbox": context.sandbox,
+            "seed": context.seed,
+            "state": context.state,
+            "task": task,
+            **task,
+        }
+        where = f"task {self._episode.label}"
+        for name in wanted.required:
+            if name not in offered:
+                has = ", ".join(task) or f"no fields: register the environment with tasks=[{{{name!r}: ...}}]"
+                raise TaskError(
+                    f"{where} lacks the field {name!r} that {type(self).__name__}.start() asks for"
+                    f"{did_you_mean(name, list(task))}; it has: {has}"
+                )
+        self._refuse_unknown_fields(where)
+        return arguments_for(self.start, offered, task)
+
+    def _refuse_unknown_fields(self, where: str) -> None:
+        readers = [self.start, *(reward.function for reward in self._rewards)]
+        if type(self).reward is not ToolEnv.reward:
+            readers.append(self.reward)
+        known: set[str] = {"id"}
+        for reader in readers:
+            wanted = wanted_by(reader)
+            if wanted.takes_rest or "task" in wanted.names:
+                return
+            known |= wanted.names
+        for name in self._episode.task:
+            if name not in known:
+                raise TaskError(
+                    f"{where} has the field {name!r}, which neither {type(self).__name__}.start() nor its "
+                    f"rewards ask for{did_you_mean(name, sorted(known - RESERVED_NAMES))}"
+                )

@@ -1,0 +1,40 @@
+"""Many episodes at once: turns, budgets, stop reasons, simulated users and what becomes of failures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.runner.condense import Condenser as Condenser
+    from agentenv.runner.condense import DropToolOutputs as DropToolOutputs
+    from agentenv.runner.condense import Summarise as Summarise
+    from agentenv.runner.episode import Episode as Episode
+    from agentenv.runner.groups import GroupPolicy as GroupPolicy
+    from agentenv.runner.ledger import Ledger as Ledger
+    from agentenv.runner.options import RunnerOptions as RunnerOptions
+    from agentenv.runner.plan import Job as Job
+    from agentenv.runner.runner import Runner as Runner
+    from agentenv.runner.users import FunctionUser as FunctionUser
+    from agentenv.runner.users import ModelUser as ModelUser
+    from agentenv.runner.users import ScriptedUser as ScriptedUser
+    from agentenv.runner.users import User as User
+    from agentenv.runner.users import UserTurn as UserTurn
+    from agentenv.runner.watchdog import Waiting as Waiting
+    from agentenv.runner.watchdog import Watchdog as Watchdog
+
+__all__ = door(
+    __name__,
+    {
+        "condense": ["Condenser", "DropToolOutputs", "Summarise"],
+        "episode": ["Episode"],
+        "groups": ["GroupPolicy"],
+        "ledger": ["Ledger"],
+        "options": ["RunnerOptions"],
+        "plan": ["Job"],
+        "runner": ["Runner"],
+        "users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
+        "watchdog": ["Waiting", "Watchdog"],
+    },
+)

@@ -1,0 +1,212 @@
+"""Condensing a long conversation so that it goes on within the model's context.
+
+1. A condenser makes a shorter *view* of the messages. The record keeps every message as it was; the
+   tokens go on in a new sequence, whose carried-over part is never trained again.
+2. What is condensed is kept in numbered blocks; the model may ask for each of them once, through the
+   tool `recall_block`. What is not condensed stands in the view byte for byte.
+3. A replacement that is not shorter is not made.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.messages import JsonValue, Message, ToolCall, ToolErrorKind, ToolResult, text_of
+from agentenv.engine.base import ChatEngine, Engine, Sampling
+from agentenv.render.base import RendererProtocol
+
+__all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View"]
+
+RECALL_TOOL: dict[str, JsonValue] = {
+    "type": "function",
+    "function": {
+        "name": "recall_block",
+        "description": "Bring back the full text of a condensed block by its number, once.",
+        "parameters": {
+            "type": "object",
+            "properties": {"block": {"type": "integer", "description": "Number of the block."}},
+            "required": ["block"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The messages that the model goes on with."""
+
+    messages: tuple[Message, ...]
+    cause: str
+    """Why the conversation was condensed; counted in the record's metrics."""
+    written: str = ""
+    """Text that a summariser wrote into the view; its tokens are `other`."""
+    written_tokens: int = 0
+    """Tokens that the summariser sampled; they count for the episode's limit."""
+
+
+class Condenser:
+    """Base class: when to condense, and the blocks. Subclasses write `shorten`.
+
+    Args:
+        at: share of the context in use above which the conversation is condensed.
+
+    Raises:
+        UsageError: `at` is not between 0 and 1.
+    """
+
+    def __init__(self, *, at: float = 0.75) -> None:
+        if not 0 < at <= 1:
+            raise UsageError(f"at must be in (0, 1], not {at}")
+        self.at = at
+        self.blocks: list[str] = []
+        """Full text of what was condensed in this episode."""
+        self._recalled: set[int] = set()
+
+    def fresh(self) -> Condenser:
+        """Return a condenser for one episode; this one stays as it is."""
+        one = copy.copy(self)
+        vars(one).update(blocks=[], _recalled=set())
+        return one
+
+    def due(self, used_tokens: int, max_tokens: int | None) -> bool:
+        """Say whether it is time; never without a limit of the context."""
+        return max_tokens is not None and used_tokens > self.at * max_tokens
+
+    async def shorten(self, messages: Sequence[Message]) -> View | None:
+        """Return a shorter view of the messages before the newest observation, or None."""
+        raise NotImplementedError(f"{type(self).__name__} must write shorten()")
+
+    def keep(self, text: str) -> int:
+        """Store a block and return its number, from 1."""
+        self.blocks.append(text)
+        return len(self.blocks)
+
+    def recall(self, call: ToolCall) -> ToolResult:
+        """Answer a call of `recall_block`; what is wrong with it is said to the model."""
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError:
+            arguments = None
+        number = arguments.get("block") if isinstance(arguments, dict) and len(arguments) == 1 else None
+        if not isinstance(number, int) or isinstance(number, bool):
+            why = "recall_block takes one whole number: block"
+            return ToolResult(call.id, call.name, why, ToolErrorKind.BAD_ARGUMENTS)
+        if not 1 <= number <= len(self.blocks):
+            why = f"there is no block {number}"
+            return ToolResult(call.id, call.name, why, ToolErrorKind.TOOL_ERROR)
+        if number in self._recalled:
+            why = f"block {number} was brought back before"
+            return ToolResult(call.id, call.name, why, ToolErrorKind.TOOL_ERROR)
+        self._recalled.add(number)
+        return ToolResult(call.id, call.name, self.blocks[number - 1])
+
+
+class DropToolOutputs(Condenser):
+    """Put a short note in the place of the oldest tool outputs.
+
+    Args:
+        at: see `Condenser`.
+        keep_last: newest tool outputs that stay.
+        min_chars: shorter outputs stay; at least 50, so that a note is never condensed itself.
+    """
+
+    def __init__(self, *, at: float = 0.75, keep_last: int = 1, min_chars: int = 200) -> None:
+        super().__init__(at=at)
+        if keep_last < 0:
+            raise UsageError(f"keep_last must be 0 or more, not {keep_last}")
+        if min_chars < 50:
+            raise UsageError(f"min_chars must be at least 50, not {min_chars}")
+        self.keep_last = keep_last
+        self.min_chars = min_chars
+
+    async def shorten(self, messages: Sequence[Message]) -> View | None:
+        """Condense every tool output but the newest."""
+        places = [place for place, message in enumerate(messages) if message["role"] == "tool"]
+        shortened = list(messages)
+        for place in places[: max(len(places) - self.keep_last, 0)]:
+            text = text_of(messages[place])
+            if len(text) >= self.min_chars:
+                note = f"[block {self.keep(text)}: {len(text)} characters condensed]"
+                shortened[place] = {**messages[place], "content": note}
+        return View(tuple(shortened), "tool_outputs") if shortened != list(messages) else None
+
+
+class Summarise(Condenser):
+    """Let a model summarise the middle of the conversation.
+
+    The system message, the first message of the user and the newest messages stay.
+
+    Args:
+        engine: a `ChatEngine`, or an `Engine` with its `renderer`.
+        renderer: for an engine on tokens.
+        at: see `Condenser`.
+        keep_last: newest messages that stay; more where a call and its results must stay together.
+        instructions: what the summariser is told.
+        sampling: how the summary is drawn.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | ChatEngine,
+        *,
+        renderer: RendererProtocol | None = None,
+        at: float = 0.75,
+        keep_last: int = 4,
+        instructions: str = "Summarise this conversation. Keep every fact, number and decision.",
+        sampling: Sampling | None = None,
+    ) -> None:
+        super().__init__(at=at)
+        if not isinstance(engine, ChatEngine) and renderer is None:
+            raise UsageError("a summariser on tokens needs that model's renderer")
+        if keep_last < 1:
+            raise UsageError(f"keep_last must be at least 1, not {keep_last}")
+        self._engine = engine
+        self._renderer = None if renderer is None else renderer.bind(())
+        self.keep_last = keep_last
+        self._instructions = instructions
+        self._sampling = sampling or Sampling(max_tokens=512)
+
+    async def shorten(self, messages: Sequence[Message]) -> View | None:
+        """Summarise what stands between the first user message and the newest ones."""
+        first = next((place for place, one in enumerate(messages) if one["role"] == "user"), -1) + 1
+        last = max(len(messages) - self.keep_last, first)
+        while last > first and messages[last]["role"] == "tool":
+            last -= 1
+        middle = messages[first:last]
+        if not middle:
+            return None
+        text = "\n\n".join(map(_told, middle))
+        summary, tokens = await self._ask(text)
+        note = f"[block {len(self.blocks) + 1}: summary of {len(middle)} messages]\n{summary}"
+        if len(note) >= len(text):
+            return None
+        self.keep(text)
+        told: Message = {"role": "user", "content": note}
+        return View((*messages[:first], told, *messages[last:]), "summary", summary, tokens)
+
+    async def _ask(self, text: str) -> tuple[str, int]:
+        asked: list[Message] = [{"role": "user", "content": f"{self._instructions}\n\n{text}"}]
+        if isinstance(self._engine, ChatEngine):
+            answer = await self._engine.chat(asked, (), self._sampling)
+            return text_of(answer.message).strip(), answer.usage.completion_tokens
+        assert self._renderer is not None
+        completion = await self._engine.generate(
+            self._renderer.start(asked), self._sampling, stop_token_ids=self._renderer.stop_token_ids
+        )
+        if completion.finish_reason == "abort":
+            raise EngineUnavailable("the engine that summarises gave up")
+        return text_of(self._renderer.parse(completion.token_ids).message).strip(), len(completion.token_ids)
+
+
+def _told(message: Message) -> str:
+    """One message as the summariser and a recalled block show it."""
+    calls = "".join(
+        f"\n{call['function']['name']}({call['function']['arguments']})"
+        for call in message.get("tool_calls", ())
+    )
+    return f"{message['role']}: {text_of(message)}{calls}"

@@ -1,0 +1,22 @@
+"""One episode's conversation with the model, on tokens or on text, cut to what fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.runner.conversation.base import Conversation as Conversation
+    from agentenv.runner.conversation.base import Reply as Reply
+    from agentenv.runner.conversation.text import ChatConversation as ChatConversation
+    from agentenv.runner.conversation.tokens import TokenConversation as TokenConversation
+
+__all__ = door(
+    __name__,
+    {
+        "base": ["Conversation", "Reply"],
+        "text": ["ChatConversation"],
+        "tokens": ["TokenConversation"],
+    },
+)

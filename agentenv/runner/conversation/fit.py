@@ -1,0 +1,192 @@
+"""What is left to spend, and how an observation is cut to fit it.
+
+Rules:
+
+1. A generation gets at most what the turn, the episode and the context leave; with nothing left
+   the engine is not called.
+2. Only the content of observations is cut, before it is framed: role headers, closers and the
+   next generation prompt stay whole and are counted first. Sampled tokens are never cut.
+3. What fits exactly is not cut. Of several contents the longest are cut first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agentenv.core.limits import RunLimits
+from agentenv.core.messages import Message, ToolResult
+from agentenv.runner.conversation.overflow import Keep, Measure, cut
+
+__all__ = ["Observation", "fit_observation", "least", "max_tokens_left", "share"]
+
+_ROUNDS = 6
+"""Attempts at an exact fit: tokens may merge across the edge of a content, so sums are estimates."""
+_CHARS_PER_TOKEN = 16
+"""Contents longer than this for each token of room are cut before they are encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a turn is answered with: tool results in call order, then other messages."""
+
+    results: tuple[ToolResult, ...] = ()
+    messages: tuple[Message, ...] = ()
+    trimmed_messages: int = 0
+    """Messages besides tool results whose text was cut."""
+
+    @property
+    def all_messages(self) -> list[Message]:
+        """The messages to append, in order."""
+        return [*(result.to_message() for result in self.results), *self.messages]
+
+    @property
+    def texts(self) -> list[str]:
+        """The contents that may be cut; "" where a content is not plain text."""
+        contents = [result.content for result in self.results]
+        contents += [message.get("content") or "" for message in self.messages]
+        return [content if isinstance(content, str) else "" for content in contents]
+
+    def with_texts(self, texts: Sequence[str]) -> Observation:
+        """Return the observation with these contents, flagged where they differ."""
+        split = len(self.results)
+        results = tuple(map(_with_content, self.results, texts[:split]))
+        messages = tuple(map(_with_text, self.messages, texts[split:]))
+        changed = sum(new is not old for new, old in zip(messages, self.messages, strict=True))
+        return Observation(results, messages, self.trimmed_messages + changed)
+
+
+def _with_content(result: ToolResult, text: str) -> ToolResult:
+    if not isinstance(result.content, str) or text == result.content:
+        return result
+    full = len(result.content) if result.full_chars is None else result.full_chars
+    return replace(result, content=text, trimmed=True, full_chars=full)
+
+
+def _with_text(message: Message, text: str) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str) or content == text:
+        return message
+    return {**message, "content": text}
+
+
+def max_tokens_left(limits: RunLimits, asked: int, room: int | None, sampled: int) -> int:
+    """Return how many tokens the next completion may have; 0 or less means none.
+
+    Args:
+        limits: limits of the episode.
+        asked: what the sampling settings ask for.
+        room: tokens left in the context, None without a limit.
+        sampled: tokens sampled so far in the episode.
+    """
+    left = asked
+    if limits.max_tokens_per_turn is not None:
+        left = min(left, limits.max_tokens_per_turn)
+    if limits.max_total_tokens is not None:
+        left = min(left, limits.max_total_tokens - sampled)
+    return left if room is None else min(left, room)
+
+
+def share(sizes: Sequence[int], budget: int) -> list[int]:
+    """Divide a budget: small contents stay whole, the large ones get equal parts of the rest."""
+    grants = [0] * len(sizes)
+    left = max(budget, 0)
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index])
+    for place, index in enumerate(order):
+        grants[index] = min(sizes[index], left // (len(order) - place))
+        left -= grants[index]
+    return grants
+
+
+def fit_observation(
+    observation: Observation,
+    render: Callable[[Observation], list[int]],
+    measure: Measure,
+    *,
+    room: int | None,
+    max_output_tokens: int | None,
+    keep: Keep = "middle",
+) -> tuple[Observation, list[int]] | None:
+    """Cut an observation to its limits and render it.
+
+    Args:
+        observation: what the turn is answered with.
+        render: gives the ids to append, framing and next generation prompt included.
+        measure: counts and cuts text.
+        room: tokens that the observation may take, framing included; None without a limit.
+        max_output_tokens: limit of one tool result.
+        keep: what stays of a tool result that is cut; other messages keep head and tail.
+
+    Returns:
+        The observation as cut and its ids, or None if not even its framing fits.
+    """
+    texts = observation.texts
+    limits = [least(result.max_tokens, max_output_tokens) for result in observation.results]
+    ceiling = least(room, *limits)
+    if ceiling is None or sum(map(len, texts)) <= ceiling * _CHARS_PER_TOKEN:
+        # No content has more tokens than the whole: usually one encoding settles everything.
+        ids = render(observation)
+        if ceiling is None or len(ids) <= ceiling:
+            return observation, ids
+    limited = _cut_results(texts, limits, measure, keep)
+    if room is None:
+        observation = observation.with_texts(limited)
+        return observation, render(observation)
+
+    def shorten(grants: Sequence[int], sizes: Sequence[int]) -> Observation:
+        """What is cut further is cut from the whole, so that its marker counts all that is missing."""
+        short = list(limited)
+        for place, (grant, size) in enumerate(zip(grants, sizes, strict=True)):
+            if grant < size:
+                is_result = place < len(limits)
+                short[place] = (
+                    cut(texts[place], grant, measure, keep)
+                    if is_result
+                    else measure.trim(texts[place], grant)
+                )
+        return observation.with_texts(short)
+
+    sizes = [measure.count(text) if len(text) <= room * _CHARS_PER_TOKEN else len(text) for text in limited]
+    return _fit_context(shorten, sizes, render, room)
+
+
+def least(*bounds: int | None) -> int | None:
+    """Return the smallest of the bounds; None if there is none."""
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _cut_results(
+    texts: Sequence[str], limits: Sequence[int | None], measure: Measure, keep: Keep
+) -> list[str]:
+    """Cut each tool result to its own limit; the other texts, which follow them, have none."""
+    results = zip(texts, limits, strict=False)
+    cuts = [text if limit is None else cut(text, limit, measure, keep) for text, limit in results]
+    return [*cuts, *texts[len(limits) :]]
+
+
+def _fit_context(
+    shorten: Callable[[Sequence[int], Sequence[int]], Observation],
+    sizes: Sequence[int],
+    render: Callable[[Observation], list[int]],
+    room: int,
+) -> tuple[Observation, list[int]] | None:
+    """Grant the contents less and less until the whole fits, framing included."""
+    blank = shorten([0] * len(sizes), [1] * len(sizes))
+    frame = render(blank)
+    if len(frame) > room:
+        return None
+    budget = room - len(frame)
+    if sum(sizes) <= room:
+        fitted = shorten(sizes, sizes)
+        ids = render(fitted)
+        if len(ids) <= room:
+            return fitted, ids
+    for _ in range(_ROUNDS):
+        fitted = shorten(share(sizes, budget), sizes)
+        ids = render(fitted)
+        if len(ids) <= room:
+            return fitted, ids
+        budget -= len(ids) - room
+        if budget <= 0:
+            break
+    return blank, frame

@@ -1,0 +1,177 @@
+"""A conversation through an API that only speaks text: recorded, never trained.
+
+Budgets use the usage that the API reports; what it has not counted yet is estimated by characters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import cast
+
+from agentenv.core.errors import EngineError
+from agentenv.core.limits import RunLimits
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolCallMessage
+from agentenv.core.trajectory import Rewrite, TokenSequence
+from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling
+from agentenv.runner.condense import View
+from agentenv.runner.conversation.base import Reply
+from agentenv.runner.conversation.fit import Observation, fit_observation, least
+from agentenv.runner.guard import at
+
+__all__ = ["ChatConversation"]
+
+CHARS_PER_TOKEN = 4
+"""Estimate used where an API counts tokens but gives no tokenizer."""
+
+
+class _Estimate:
+    """Count and cut by characters: an estimate, used with APIs that only speak text."""
+
+    def count(self, text: str) -> int:
+        """Estimated tokens of a text."""
+        return math.ceil(len(text) / CHARS_PER_TOKEN)
+
+    def trim(self, text: str, max_tokens: int) -> str:
+        """Keep head and tail within the estimated tokens."""
+        limit = max_tokens * CHARS_PER_TOKEN
+        if len(text) <= limit:
+            return text
+        marker = f"\n[... about {self.count(text) - max_tokens} of {self.count(text)} tokens cut ...]\n"
+        kept = max(limit - len(marker), 0)
+        return (text[: kept - kept // 2] + marker + text[len(text) - kept // 2 :])[: max(limit, 0)]
+
+
+class ChatConversation:
+    """A conversation through an API that only speaks text: recorded, never trained."""
+
+    def __init__(self, engine: ChatEngine, limits: RunLimits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._max_context = least(limits.max_context_tokens, engine.max_context_tokens)
+        self._messages: list[Message] = []
+        self._tools: tuple[Mapping[str, JsonValue], ...] = ()
+        self._names: frozenset[str] = frozenset()
+        self._used = 0
+        self.forks: dict[str, int] = {}
+        self.rewrites: list[Rewrite] = []
+        self._turn = -1
+        self._condensed_by = ""
+        self.usage: dict[str, float] = {}
+        self.has_policy_tokens = False
+        self.untrainable_reason = f"{engine.name} only speaks text: no token ids and logprobs"
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
+        """Begin with an episode's first messages."""
+        self._messages = list(messages)
+        self._tools = tuple(tools)
+        self._names = frozenset(str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools)
+        self._used = _Estimate().count(json.dumps([self._messages, self._tools], default=str))
+
+    @property
+    def room(self) -> int | None:
+        """Tokens left, from the reported usage and an estimate of what came after it."""
+        return None if self._max_context is None else self._max_context - self._used
+
+    async def generate(self, sampling: Sampling, *, turn: int, deadline_s: float | None) -> object:
+        """Ask the API for the next message."""
+        return await self._engine.chat(tuple(self._messages), self._tools, sampling, deadline_s=deadline_s)
+
+    def read(self, raw: object, *, turn: int) -> Reply:
+        """Record the API's message and read its calls."""
+        answer = cast("ChatCompletion", raw)
+        self._turn = turn
+        with at("engine"):
+            if answer.finish_reason not in {"stop", "length"}:
+                raise EngineError(
+                    f"turn {turn}: unknown finish reason {answer.finish_reason!r} of the engine"
+                )
+        with at("parser"):
+            message = _distinct_ids(answer.message)
+            calls = tuple(map(self._check, message.get("tool_calls") or ()))
+        self._messages.append(message)
+        self._used = answer.usage.prompt_tokens + answer.usage.completion_tokens
+        for name, value in asdict(answer.usage).items():
+            if value is not None:
+                self.usage[name] = self.usage.get(name, 0.0) + value
+        return Reply(message, calls, answer.finish_reason, answer.usage.completion_tokens)
+
+    def _check(self, raw: object) -> ToolCall:
+        call = ToolCall.from_message(cast("ToolCallMessage", raw))
+        if call.name not in self._names:
+            known = ", ".join(sorted(self._names)) or "none"
+            return replace(
+                call, status=CallStatus.UNKNOWN_TOOL, error=f"no tool named {call.name!r}; tools: {known}"
+            )
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except ValueError as error:
+            return replace(
+                call, status=CallStatus.INVALID_JSON, error=f"the arguments are not valid JSON: {error}"
+            )
+        if not isinstance(arguments, dict):
+            return replace(call, status=CallStatus.BAD_ARGUMENTS, error="the arguments must be a JSON object")
+        return call
+
+    def observe(self, reply: Reply, observation: Observation) -> Observation | None:
+        """Record the observation, cut by the estimate."""
+        room = self.room
+        fitted = fit_observation(
+            observation,
+            _estimated_ids,
+            _Estimate(),
+            room=None if room is None else room - self._limits.min_answer_tokens,
+            max_output_tokens=self._limits.max_tool_output_tokens,
+            keep=self._limits.tool_output_keep,
+        )
+        if fitted is None:
+            return None
+        self._messages.extend(fitted[0].all_messages)
+        self._used += len(fitted[1])
+        if self._condensed_by:
+            self.rewrites.append(Rewrite(self._turn + 1, self._condensed_by, tuple(self._messages)))
+            self._condensed_by = ""
+        return fitted[0]
+
+    @property
+    def view(self) -> Sequence[Message]:
+        """The messages that the model was shown, up to its last one."""
+        return tuple(self._messages)
+
+    def used_with(self, observation: Observation) -> tuple[int, int | None]:
+        """Tokens in use with an observation, about."""
+        return self._used + len(_estimated_ids(observation)), self._max_context
+
+    def go_on_with(self, view: View) -> None:
+        """Send the condensed view from now on."""
+        self._messages = list(view.messages)
+        self._used = _Estimate().count(json.dumps([self._messages, self._tools], default=str))
+        self.forks[view.cause] = self.forks.get(view.cause, 0) + 1
+        self._condensed_by = view.cause
+
+    @property
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """None: the API gives no tokens."""
+        return ()
+
+    async def release(self) -> None:
+        """Nothing is kept for an episode."""
+
+
+def _distinct_ids(message: Message) -> Message:
+    """Return a message whose calls have different ids: answers go by id, and some servers give none."""
+    calls = message.get("tool_calls") or ()
+    if len({call["id"] for call in calls}) == len(calls):
+        return message
+    taken: set[str] = set()
+    renamed: list[ToolCallMessage] = []
+    for place, call in enumerate(calls):
+        renamed.append({**call, "id": f"{call['id']}_{place}"} if call["id"] in taken else call)
+        taken.add(renamed[-1]["id"])
+    return {**message, "tool_calls": renamed}
+
+
+def _estimated_ids(observation: Observation) -> list[int]:
+    return [0] * sum(4 + _Estimate().count(text) for text in observation.texts)

@@ -1,0 +1,179 @@
+"""What one attempt writes down while it is played, and the trajectory made of it in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Literal, TypeAlias, cast
+
+from agentenv.core.episode_env import EpisodeEnv, Outcome
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.core.messages import JsonValue, Message, ToolResult
+from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, Turn
+from agentenv.engine.base import Sampling
+from agentenv.runner.conversation.base import Conversation, Reply
+
+__all__ = ["OpenTurn", "Plan", "Record", "Score"]
+
+Score: TypeAlias = Callable[
+    [Trajectory, EpisodeEnv, Mapping[str, object]],
+    Awaitable[tuple[float | None, Mapping[str, float | None]]],
+]
+"""Scores a draft (the record without reward fields): the reward to add, and its named parts."""
+
+_TIMES = ("generate_s", "queue_s", "env_s", "tools_s", "user_s", "render_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one episode plays; the same plan gives the same episode."""
+
+    env_id: str
+    task_id: str = ""
+    task: Mapping[str, object] = field(default_factory=dict[str, object])
+    seed: int = 0
+    """Of the environment; shared by a group."""
+    group_id: str = ""
+    member: int = 0
+    run_seed: int = 0
+    """Sampling seeds derive from it, the environment's id, the task's, member and turn."""
+    limits: RunLimits = field(default_factory=RunLimits)
+    sampling: Sampling = field(default_factory=Sampling)
+    done_policy: DonePolicy = "stop"
+    score: Score | None = None
+
+
+@dataclass(slots=True)
+class OpenTurn:
+    """A turn while it is being played."""
+
+    index: int
+    reply: Reply
+    sampling: Sampling
+    results: tuple[ToolResult, ...] = ()
+    reward: float = 0.0
+    timings: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
+
+    def close(self, reward: float) -> Turn:
+        """Return the finished turn with its reward."""
+        reply = self.reply
+        return Turn(
+            index=self.index,
+            message=reply.message,
+            finish_reason=cast("Literal['stop', 'length']", reply.finish_reason),
+            num_tokens=reply.num_tokens,
+            sequence=reply.sequence,
+            start=reply.start,
+            tool_calls=reply.tool_calls,
+            tool_results=self.results,
+            reward=reward,
+            sampling=self.sampling.record(),
+            timings=self.timings,
+        )
+
+
+@dataclass(slots=True)
+class Record:
+    """The book of one attempt; new for each."""
+
+    plan: Plan
+    conversation: Conversation
+    attempt: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    turns: list[OpenTurn] = field(default_factory=list[OpenTurn])
+    messages: list[Message] = field(default_factory=list[Message])
+    tools: tuple[Mapping[str, JsonValue], ...] = ()
+    sampled_tokens: int = 0
+    parse_errors: int = 0
+    repaired_calls: int = 0
+    tool_calls: int = 0
+    """Calls that were run."""
+    user_turns: int = 0
+    condenser_tokens: int = 0
+    """Tokens that a summariser sampled; they are among `sampled_tokens`."""
+    trimmed: int = 0
+    """Observations that were cut."""
+    spare: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_TIMES, "reward_s"), 0.0))
+    """Seconds spent outside turns: at the start and for the reward."""
+
+    def give(self, index: int, reward: float) -> None:
+        """Add what a user gives to a turn's reward.
+
+        Raises:
+            UsageError: The reward is not finite, or no such turn was played.
+        """
+        if not isfinite(reward):
+            raise UsageError(f"the user gave turn {index} the reward {reward!r}; it must be finite")
+        if not 0 <= index < len(self.turns):
+            raise UsageError(
+                f"the user rewarded turn {index}, but turns 0 to {len(self.turns) - 1} were played"
+            )
+        self.turns[index].reward += reward
+
+    def freeze(
+        self, reason: StopReason, *, outcome: Outcome | None = None, error: EpisodeError | None = None
+    ) -> Trajectory:
+        """Make the trajectory; without an outcome, the draft that rewards see."""
+        plan = self.plan
+        given = [turn.reward if outcome is not None else 0.0 for turn in self.turns]
+        reward = None if outcome is None else outcome.reward
+        if reward is not None and given:
+            given[-1] += reward
+            reward = sum(given)
+        turns = tuple(turn.close(share) for turn, share in zip(self.turns, given, strict=True))
+        return Trajectory(
+            env_id=plan.env_id,
+            task_id=plan.task_id,
+            seed=plan.seed,
+            group_id=plan.group_id,
+            stop_reason=reason,
+            member=plan.member,
+            attempt=self.attempt,
+            turns=turns,
+            sequences=self.conversation.sequences,
+            messages=tuple(self.messages),
+            reward=reward,
+            rewards=dict(outcome.rewards) if outcome is not None else {},
+            error=error,
+            untrainable_reason=self._untrainable(error),
+            task=cast("Mapping[str, JsonValue]", plan.task),
+            tools=self.tools,
+            rewrites=tuple(self.conversation.rewrites),
+            metrics=self._metrics(turns),
+            timings=self._timings(turns),
+        )
+
+    def _metrics(self, turns: tuple[Turn, ...]) -> dict[str, float]:
+        return {
+            "turns": float(len(turns)),
+            "sampled_tokens": float(self.sampled_tokens),
+            "tool_calls": float(self.tool_calls),
+            "tool_errors": float(sum(one.is_error for turn in turns for one in turn.tool_results)),
+            "parse_errors": float(self.parse_errors),
+            "repaired_calls": float(self.repaired_calls),
+            "user_turns": float(self.user_turns),
+            "trimmed_outputs": float(self.trimmed),
+            "condenser_tokens": float(self.condenser_tokens),
+            **{f"forks_{cause}": float(count) for cause, count in self.conversation.forks.items()},
+            **self.conversation.usage,
+        }
+
+    def _timings(self, turns: tuple[Turn, ...]) -> dict[str, float]:
+        summed = dict(self.spare)
+        for turn in turns:
+            for name, seconds in turn.timings.items():
+                summed[name] += seconds
+        summed["total_s"] = time.perf_counter() - self.started
+        return summed
+
+    def _untrainable(self, error: EpisodeError | None) -> str:
+        if error is not None:
+            return f"failed at {error.boundary}: {error.type}: {error.message}"
+        if self.conversation.untrainable_reason:
+            return self.conversation.untrainable_reason
+        if not self.conversation.has_policy_tokens:
+            return "no token was sampled by the policy"
+        return self.plan.sampling.untrainable_reason

@@ -1,0 +1,44 @@
+"""Runs: evaluate, keep on disk, report, compare, replay and view."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.runs.compare import Comparison as Comparison
+    from agentenv.runs.compare import compare as compare
+    from agentenv.runs.evaluate import EvalConfig as EvalConfig
+    from agentenv.runs.evaluate import EvalResult as EvalResult
+    from agentenv.runs.evaluate import Evaluation as Evaluation
+    from agentenv.runs.evaluate import evaluate as evaluate
+    from agentenv.runs.evaluate import rollout as rollout
+    from agentenv.runs.replay import Replay as Replay
+    from agentenv.runs.replay import replay_episode as replay_episode
+    from agentenv.runs.report import EvalReport as EvalReport
+    from agentenv.runs.report import report_on as report_on
+    from agentenv.runs.stats import Interval as Interval
+    from agentenv.runs.stats import pass_at_k as pass_at_k
+    from agentenv.runs.store.reader import Run as Run
+    from agentenv.runs.store.reader import find_run as find_run
+    from agentenv.runs.store.reader import list_runs as list_runs
+    from agentenv.runs.store.summary import EpisodeSummary as EpisodeSummary
+    from agentenv.runs.store.summary import summarize as summarize
+    from agentenv.runs.store.writer import RunWriter as RunWriter
+    from agentenv.runs.view.page import show as show
+
+__all__ = door(
+    __name__,
+    {
+        "compare": ["Comparison", "compare"],
+        "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
+        "replay": ["Replay", "replay_episode"],
+        "report": ["EvalReport", "report_on"],
+        "stats": ["Interval", "pass_at_k"],
+        "store.reader": ["Run", "find_run", "list_runs"],
+        "store.summary": ["EpisodeSummary", "summarize"],
+        "store.writer": ["RunWriter"],
+        "view.page": ["show"],
+    },
+)

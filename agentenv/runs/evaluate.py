@@ -1,0 +1,393 @@
+"""Evaluate: play tasks of environments with a model, keep every episode, report what came out.
+
+Rules:
+
+1. Every finished episode is written before it is counted; a stopped run goes on where it was, plays
+   no finished episode again, and ends with the results of an undisturbed run, because seeds come
+   from task and member.
+2. When the first tasks of an environment all fail alike the evaluation stops and says why. Which they
+   are follows from the tasks' order, not from who finished first: broken tasks fail fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.settings import build
+from agentenv.core.task import Task
+from agentenv.core.threads import run_sync
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.engine.base import ChatEngine, Engine, Sampling
+from agentenv.engine.factory import LoadedModel, load_engine
+from agentenv.envs.registry import EnvSpec, spec
+from agentenv.runner.options import RunnerOptions
+from agentenv.runner.runner import Runner
+from agentenv.runs.report import EvalReport, report_on
+from agentenv.runs.store.reader import Run
+from agentenv.runs.store.runinfo import RunStatus
+from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.writer import RunWriter
+
+__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "rollout"]
+
+_DIGITS = re.compile(r"\d+")
+HELD_OUT = ("eval", "test", "validation", "val")
+"""Splits that are evaluated before the default one, where an environment has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """What an evaluation is told.
+
+    Raises:
+        UsageError: A number is out of range or no environment is named.
+    """
+
+    envs: tuple[str, ...]
+    """Ids, files or modules."""
+    model: str = "mock"
+    tokenizer: str | None = None
+    num_tasks: int | None = 20
+    """The first so many tasks of each environment; all of them when None."""
+    group_size: int = 1
+    """Episodes of each task."""
+    split: str = ""
+    """The held-out split, where there is one, if empty."""
+    seed: int = 0
+    success_at: float = 1.0
+    """Least reward that counts as a pass."""
+    stop_after_failures: int = 3
+    """Stop when this many episodes, each first of its task while there are tasks, all fail alike; 0 never."""
+    runner: RunnerOptions = field(default_factory=RunnerOptions)
+    limits: RunLimits = field(default_factory=RunLimits)
+    sampling: Sampling = field(default_factory=Sampling)
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if not self.envs:
+            raise UsageError("name at least one environment, such as agentenv/Calculator-v0")
+        if self.group_size < 1:
+            raise UsageError(f"group_size (-k, --episodes) must be at least 1, not {self.group_size}")
+        if self.num_tasks is not None and self.num_tasks < 1:
+            raise UsageError(f"num_tasks (-n, --tasks) must be at least 1, not {self.num_tasks}")
+
+    def record(self) -> dict[str, Any]:
+        """Return the configuration as plain values, for `run.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> EvalConfig:
+        """Read what `record` gave.
+
+        Raises:
+            UsageError: It is not the configuration of an evaluation.
+        """
+        values = dict(record)
+        try:
+            values["envs"] = tuple(values["envs"])
+            values["runner"] = build(RunnerOptions, values.get("runner", {}))
+            values["limits"] = build(RunLimits, values.get("limits", {}))
+            values["sampling"] = build(Sampling, values.get("sampling", {}))
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"this run is no evaluation that can be resumed: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What came out: the report, and where the episodes are."""
+
+    report: EvalReport
+    summaries: tuple[EpisodeSummary, ...]
+    groups: tuple[TrajectoryGroup, ...] = ()
+    """The episodes themselves, when nothing was written to disk."""
+    run: Run | None = None
+    stopped: str = ""
+    """Why the evaluation ended early; empty if it did not."""
+
+
+class Evaluation:
+    """One evaluation, ready to be played.
+
+    Args:
+        config: what to play.
+        model: what `load_model` gave; loaded from the configuration if None.
+        writer: keeps the episodes; without one they stay in memory.
+        on_episode: told of each episode as it finishes.
+    """
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        *,
+        model: LoadedModel | None = None,
+        writer: RunWriter | None = None,
+        on_episode: Callable[[EpisodeSummary], None] | None = None,
+        specs: Sequence[EnvSpec] = (),
+    ) -> None:
+        self.config = config
+        self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
+        self.tasks = [_tasks_of(one, config) for one in self.specs]
+        self._model = model or load_model(config)
+        self.on_episode = on_episode
+        self._writer: RunWriter | None = None
+        self._finished: set[EpisodeKey] = set()
+        self._groups: list[TrajectoryGroup] = []
+        self._summaries: list[EpisodeSummary] = []
+        self._first: dict[EpisodeKey, str | None] = {}
+        """The episodes whose like failure stops the evaluation; their errors as they come in."""
+        self.stopped = ""
+        if writer is not None:
+            self.keep_in(writer)
+
+    def keep_in(self, writer: RunWriter) -> None:
+        """Keep the episodes in a run; those that it has are not played again."""
+        self._writer = writer
+        self._finished = writer.finished
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes in all, those finished earlier among them."""
+        return sum(map(len, self.tasks)) * self.config.group_size
+
+    @property
+    def num_finished(self) -> int:
+        """Episodes that an earlier, stopped run finished."""
+        return len(self._finished)
+
+    async def play(self) -> EvalResult:
+        """Play what is not finished yet and return the result.
+
+        Raises:
+            StoreError: An episode could not be written; those before it are kept.
+        """
+        if self._writer is not None:
+            self._writer.expect(self.num_episodes)
+        engine, tokenizer = self._model.engine, self._model.tokenizer
+        try:
+            if self._writer is not None and tokenizer is not None:
+                self._writer.keep_texts(tokenizer.backend)
+            await self._play_all(engine, tokenizer)
+        finally:
+            await engine.close()
+        return self.result()
+
+    def result(self) -> EvalResult:
+        """Return the result of what is finished so far."""
+        tasks = [
+            (one.id, task.id) for one, found in zip(self.specs, self.tasks, strict=True) for task in found
+        ]
+        place = {key: number for number, key in enumerate(tasks)}
+        found = self._writer.summaries if self._writer else self._summaries
+        summaries = sorted(found, key=lambda one: (place.get(one.key[:2], len(place)), one.member))
+        groups = sorted(
+            self._groups, key=lambda group: place[group.trajectories[0].env_id, group.trajectories[0].task_id]
+        )
+        run = Run(self._writer.path) if self._writer else None
+        report = report_on(summaries, success_at=self.config.success_at)
+        return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
+
+    async def _play_all(self, engine: Engine | ChatEngine, tokenizer: Any) -> None:
+        renderer = None if tokenizer is None else _renderer(tokenizer)
+        config = self.config
+        for one, tasks in zip(self.specs, self.tasks, strict=True):
+            async with AsyncExitStack() as stack:
+                sandbox = await _sandbox(one, stack)
+                runner = Runner(
+                    engine,
+                    renderer,
+                    config.limits,
+                    options=config.runner,
+                    sampling=config.sampling,
+                    run_seed=config.seed,
+                    sandbox=sandbox,
+                    full_outputs=self._writer.path / "outputs" if self._writer else None,
+                )
+                await self._play_env(runner, one, tasks)
+            if self.stopped:
+                return
+
+    async def _play_env(self, runner: Runner, one: EnvSpec, tasks: Sequence[Task]) -> None:
+        whole = range(self.config.group_size)
+        in_order = (self._key(one, task, member) for member in whole for task in tasks)
+        first = list(islice(in_order, self.config.stop_after_failures))
+        self._first = {} if self._finished.intersection(first) else dict.fromkeys(first)
+        missing = {
+            task.id: [m for m in whole if self._key(one, task, m) not in self._finished] for task in tasks
+        }
+        fresh = [task for task in tasks if len(missing[task.id]) == len(whole)]
+        await self._play_members(
+            runner, one, [task for task in tasks if 0 < len(missing[task.id]) < len(whole)], missing
+        )
+        groups = runner.run_groups(
+            one,
+            fresh,
+            self.config.group_size,
+            env_kwargs=self.config.env_kwargs,
+            on_trajectory=self._take,
+        )
+        async with aclosing(groups):
+            async for group in groups:
+                if self._writer is None:
+                    self._groups.append(group)
+                if self.stopped:
+                    return
+
+    async def _play_members(
+        self, runner: Runner, one: EnvSpec, tasks: Sequence[Task], missing: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Play the members that a stopped run lacks of groups it had begun; seeds are those of the group."""
+        limits = self.config.limits.stricter(one.limits)
+        room = asyncio.Semaphore(self.config.runner.concurrency)
+
+        async def play(task: Task, member: int) -> None:
+            async with room:
+                trajectory = await runner.run_episode(
+                    one.make(**self.config.env_kwargs),
+                    task,
+                    env_id=one.id,
+                    group_id=f"{one.id}:{task.id}",
+                    member=member,
+                    limits=limits,
+                    user=one.user,
+                    done_policy=one.done_policy,
+                )
+            self._take(trajectory)
+
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                for member in missing[task.id]:
+                    group.create_task(play(task, member))
+
+    def _key(self, one: EnvSpec, task: Task, member: int) -> EpisodeKey:
+        return (one.id, task.id, f"{one.id}:{task.id}", member)
+
+    def _take(self, trajectory: Trajectory) -> None:
+        if self._writer is not None:
+            summary = self._writer.append(trajectory)
+        else:
+            summary = summarize(trajectory)
+            self._summaries.append(summary)
+        self._watch_first(summary)
+        if self.on_episode is not None:
+            self.on_episode(summary)
+
+    def _watch_first(self, summary: EpisodeSummary) -> None:
+        if summary.key not in self._first:
+            return
+        self._first[summary.key] = summary.error
+        errors = [_DIGITS.sub("#", error or "") for error in self._first.values()]
+        if "" not in errors and len(set(errors)) == 1:
+            self.stopped = f"the first {len(errors)} episodes all failed alike: {summary.error}"
+
+
+def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
+    tasks = one.task_set()
+    split = config.split or next((name for name in HELD_OUT if name in tasks.splits), "")
+    if split:
+        tasks = tasks.split(split)
+    if config.num_tasks is None:
+        if tasks.endless:
+            raise UsageError(f"{one.id} makes tasks without end; say how many with num_tasks (-n)")
+        return list(tasks)
+    return tasks.take(config.num_tasks)
+
+
+def _renderer(tokenizer: Any) -> Any:
+    return importlib.import_module("agentenv.render").Renderer(tokenizer)
+
+
+async def _sandbox(one: EnvSpec, stack: AsyncExitStack) -> Any:
+    if one.sandbox is None:
+        return None
+    return await stack.enter_async_context(importlib.import_module("agentenv.sandbox").create(one.sandbox))
+
+
+def load_model(config: EvalConfig) -> LoadedModel:
+    """Load the model of a configuration; whoever plays with it closes it.
+
+    Raises:
+        ModelNotFound, UsageError, DependencyMissing: It cannot be loaded.
+    """
+    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine_options)
+
+
+def evaluate(
+    env: str | EnvSpec | Sequence[str],
+    model: str = "mock",
+    *,
+    num_tasks: int | None = 20,
+    group_size: int = 1,
+    seed: int = 0,
+    runner: RunnerOptions | None = None,
+    limits: RunLimits | None = None,
+    sampling: Sampling | None = None,
+    runs_dir: str | Path | None = None,
+    **settings: Any,
+) -> EvalResult:
+    """Play tasks with a model and return the report.
+
+    Args:
+        env: an id, a file, a module or a specification; or several names.
+        model: an engine string; `mock` needs no model.
+        num_tasks: the first so many tasks; all when None.
+        group_size: episodes of each task.
+        seed: of the run; the same seed gives the same seeds to every episode.
+        runner: how many episodes at once, retries and history.
+        limits: of each episode.
+        sampling: how completions are drawn.
+        runs_dir: directory to keep the run in; in memory only when None.
+        settings: further fields of `EvalConfig`.
+
+    Raises:
+        UsageError: Something named does not exist or is out of range.
+    """
+    names = (env.id if isinstance(env, EnvSpec) else env,) if isinstance(env, (str, EnvSpec)) else tuple(env)
+    config = EvalConfig(
+        envs=names,
+        model=model,
+        num_tasks=num_tasks,
+        group_size=group_size,
+        seed=seed,
+        runner=runner or RunnerOptions(),
+        limits=limits or RunLimits(),
+        sampling=sampling or Sampling(),
+        **settings,
+    )
+    specs = (env,) if isinstance(env, EnvSpec) else tuple(map(spec, names))
+    loaded = load_model(config)
+    if runs_dir is None:
+        return run_sync(Evaluation(config, model=loaded, specs=specs).play())
+    with RunWriter.create(
+        names[0],
+        root=runs_dir,
+        env_ids=tuple(one.id for one in specs),
+        model=model,
+        seed=seed,
+        config=config.record(),
+    ) as writer:
+        result = run_sync(Evaluation(config, model=loaded, writer=writer, specs=specs).play())
+        writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
+        return result
+
+
+def rollout(
+    env: str | EnvSpec, model: str = "mock", *, num_tasks: int = 1, group_size: int = 1, **settings: Any
+) -> list[TrajectoryGroup]:
+    """Play tasks with a model and return the trajectories, in groups and in the order of the tasks.
+
+    Takes what `evaluate` takes.
+    """
+    settings = {"stop_after_failures": 0, **settings}
+    return list(evaluate(env, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)

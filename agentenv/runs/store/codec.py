@@ -1,0 +1,136 @@
+"""Trajectories to JSON and back, exactly: what was written is equal to what is read.
+
+Written by hand, not by a serialiser, because token arrays are large and the types are closed.
+Unknown keys are ignored and missing ones take their default, so that older and newer lines open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from typing import Any
+
+from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
+from agentenv.core.trajectory import (
+    EpisodeError,
+    Rewrite,
+    StopReason,
+    TokenSequence,
+    TokenSpan,
+    Trajectory,
+    Turn,
+)
+
+__all__ = ["decode_trajectory", "dumps", "encode_trajectory"]
+
+_Json = dict[str, Any]
+
+
+def dumps(value: object) -> str:
+    """Return compact one-line JSON in ASCII; what JSON cannot say becomes its nearest plain value.
+
+    ASCII keeps lone surrogates and line separators out of the file, so a line is always a line.
+    """
+    return json.dumps(value, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    for method in ("model_dump", "tolist", "isoformat"):
+        convert = getattr(value, method, None)
+        if callable(convert):
+            return convert()
+    return repr(value)
+
+
+def _fill(kind: type, data: Mapping[str, Any], convert: Mapping[str, Callable[[Any], object]]) -> Any:
+    """Build a dataclass from a JSON object: known fields only, defaults for what is missing."""
+    values = {
+        field.name: convert[field.name](data[field.name]) if field.name in convert else data[field.name]
+        for field in fields(kind)
+        if field.name in data
+    }
+    return kind(**values)
+
+
+def _lean(value: Any, *, skip: frozenset[str] = frozenset()) -> _Json:
+    """Return the fields of a flat dataclass that differ from their defaults."""
+    out: _Json = {}
+    for field in fields(value):
+        if field.name in skip:
+            continue
+        item = getattr(value, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if type(item) is not type(default) or item != default:
+            out[field.name] = item
+    return out
+
+
+def encode_trajectory(trajectory: Trajectory) -> _Json:
+    """Return a trajectory as plain JSON values; fields at their default are left out."""
+    out = _lean(trajectory, skip=frozenset({"turns", "sequences", "rewrites"}))
+    if trajectory.error is not None:
+        out["error"] = _lean(trajectory.error)
+    if trajectory.rewrites:
+        out["rewrites"] = [_lean(one) for one in trajectory.rewrites]
+    out["turns"] = [_encode_turn(turn) for turn in trajectory.turns]
+    out["sequences"] = [[_lean(span) for span in one.spans] for one in trajectory.sequences]
+    return out
+
+
+def _encode_turn(turn: Turn) -> _Json:
+    out = _lean(turn, skip=frozenset({"tool_calls", "tool_results"}))
+    if turn.tool_calls:
+        out["tool_calls"] = [_lean(call) for call in turn.tool_calls]
+    if turn.tool_results:
+        out["tool_results"] = [_lean(result) for result in turn.tool_results]
+    return out
+
+
+def _optional(kind: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda value: None if value is None else kind(value)
+
+
+def _span(data: _Json) -> TokenSpan:
+    return _fill(TokenSpan, data, {"token_ids": tuple, "logprobs": _optional(tuple)})
+
+
+def _turn(data: _Json) -> Turn:
+    calls = {"status": CallStatus}
+    results = {"error_kind": _optional(ToolErrorKind)}
+    return _fill(
+        Turn,
+        data,
+        {
+            "tool_calls": lambda items: tuple(_fill(ToolCall, item, calls) for item in items),
+            "tool_results": lambda items: tuple(_fill(ToolResult, item, results) for item in items),
+        },
+    )
+
+
+def decode_trajectory(data: _Json) -> Trajectory:
+    """Return the trajectory of one JSON object.
+
+    Raises:
+        AlignmentError: The object breaks an invariant of the record.
+        KeyError, TypeError, ValueError: It is not a trajectory at all.
+    """
+    return _fill(
+        Trajectory,
+        data,
+        {
+            "stop_reason": StopReason,
+            "turns": lambda items: tuple(map(_turn, items)),
+            "sequences": lambda items: tuple(TokenSequence(tuple(map(_span, spans))) for spans in items),
+            "messages": tuple,
+            "tools": tuple,
+            "rewrites": lambda items: tuple(_fill(Rewrite, item, {"messages": tuple}) for item in items),
+            "error": _optional(lambda item: _fill(EpisodeError, item, {})),
+        },
+    )

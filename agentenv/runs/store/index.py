@@ -1,0 +1,147 @@
+"""The side index of `trajectories.jsonl`: derived from it, and brought up to date on every opening."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import StoreError
+from agentenv.runs.store.codec import decode_trajectory, dumps
+from agentenv.runs.store.summary import EpisodeSummary, decode_summary, encode_summary, summarize
+
+__all__ = [
+    "EPISODES",
+    "INDEX",
+    "METRICS",
+    "NOTES",
+    "NOTES_OF_TOKENS",
+    "Index",
+    "end_of_whole_lines",
+    "index_line",
+    "latest",
+    "read_index",
+]
+
+EPISODES = "trajectories.jsonl"
+INDEX = "index.jsonl"
+METRICS = "metrics.jsonl"
+NOTES = "annotations.jsonl"
+NOTES_OF_TOKENS = "token_annotations.jsonl"
+
+
+@dataclass(slots=True)
+class Index:
+    """What a run holds, in the order of the file."""
+
+    summaries: list[EpisodeSummary] = field(default_factory=list[EpisodeSummary])
+    end: int = 0
+    """First byte after the last whole line."""
+    num_indexed: int = 0
+    """Leading summaries that came from the index file; the others were read from the episodes."""
+    damaged: list[int] = field(default_factory=list[int])
+    """Offsets of whole lines that are no episode."""
+
+
+def index_line(summary: EpisodeSummary) -> bytes:
+    """Return the line of the index file for an episode."""
+    return dumps(encode_summary(summary)).encode() + b"\n"
+
+
+def read_index(directory: Path) -> Index:
+    """Return the summaries of a run; what the index file lacks is read from the episodes themselves.
+
+    Raises:
+        StoreError: The episodes cannot be read.
+    """
+    episodes = directory / EPISODES
+    try:
+        size = episodes.stat().st_size if episodes.exists() else 0
+        index = _from_file(directory / INDEX, episodes, size)
+        if index.end < size:
+            for offset, line in whole_lines(episodes, index.end):
+                index.end = offset + len(line)
+                try:
+                    trajectory = decode_trajectory(json.loads(line))
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    index.damaged.append(offset)
+                    continue
+                index.summaries.append(summarize(trajectory, offset=offset, size=len(line)))
+    except OSError as error:
+        raise StoreError(f"cannot read {episodes}: {error.strerror or error}") from error
+    return index
+
+
+def _from_file(path: Path, episodes: Path, size: int) -> Index:
+    """Return the part of the index file that agrees with the episodes; nothing when in doubt."""
+    index = Index()
+    if not path.exists():
+        return index
+    try:
+        for _, line in whole_lines(path, 0):
+            summary = decode_summary(json.loads(line))
+            if summary.offset < index.end or summary.size < 1:
+                return Index()
+            if summary.offset + summary.size > size:
+                break
+            index.summaries.append(summary)
+            index.end = summary.offset + summary.size
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Index()
+    if index.summaries and not _ends_a_line(episodes, index.end):
+        return Index()
+    index.num_indexed = len(index.summaries)
+    return index
+
+
+def _ends_a_line(path: Path, end: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(end - 1)
+        return file.read(1) == b"\n"
+
+
+def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and bytes of each line that has its line break."""
+    with path.open("rb") as file:
+        file.seek(start)
+        offset = start
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield offset, line
+            offset += len(line)
+
+
+def end_of_whole_lines(path: Path) -> int:
+    """Return the first byte after the last whole line; looks at the end of the file only."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0
+
+
+def read_line(path: Path, offset: int, size: int) -> Any:
+    """Return the JSON value of one line.
+
+    Raises:
+        StoreError: The line is not there, or not JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return json.loads(file.read(size))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read the episode at byte {offset} of {path}: {error}") from error
+
+
+def latest(summaries: list[EpisodeSummary]) -> list[EpisodeSummary]:
+    """Return one summary for each episode: the later record of one that was played again."""
+    return list({summary.key: summary for summary in summaries}.values())

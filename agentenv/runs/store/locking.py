@@ -1,0 +1,64 @@
+"""One writer for each run directory, held by the operating system: a killed process holds nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from agentenv.core.errors import StoreError
+
+__all__ = ["is_locked", "lock", "unlock"]
+
+_NAME = "run.lock"
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def lock(directory: Path) -> int:
+    """Take the lock of a run directory and return its handle.
+
+    Raises:
+        StoreError: Another process writes the run, or the directory cannot be written.
+    """
+    path = directory / _NAME
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write the run directory {directory}: {error.strerror}; choose another with --runs-dir"
+        ) from error
+    if not _try_lock(handle):
+        os.close(handle)
+        raise StoreError(f"run {directory.name} is being written by another process; wait for it or stop it")
+    return handle
+
+
+def unlock(handle: int) -> None:
+    """Give the lock back."""
+    os.close(handle)
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether another process, or another writer of this one, holds the lock."""
+    try:
+        handle = os.open(directory / _NAME, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(handle)
+    finally:
+        os.close(handle)

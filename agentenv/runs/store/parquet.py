@@ -1,0 +1,114 @@
+"""A run's episodes as one parquet file, for tables and queries; a copy, never the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import DependencyMissing, StoreError
+from agentenv.core.trajectory import Trajectory
+from agentenv.runs.store.codec import dumps
+
+__all__ = ["can_write_parquet", "write_parquet"]
+
+ROWS_AT_ONCE = 64
+
+
+def can_write_parquet() -> bool:
+    """Return whether pyarrow is installed; it is not imported."""
+    return find_spec("pyarrow") is not None
+
+
+def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
+    """Write one row for each episode and return how many.
+
+    Raises:
+        DependencyMissing: pyarrow is not installed.
+        StoreError: The file cannot be written; none is left behind.
+    """
+    if not can_write_parquet():
+        raise DependencyMissing.of("pyarrow", "parquet", purpose="writing parquet files")
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema: Any = _schema(pa)
+    draft = path.with_name(f".{path.name}.partial")
+    count = 0
+    rows = map(_row, trajectories)
+    try:
+        with parquet.ParquetWriter(str(draft), schema, compression="zstd") as writer:
+            for batch in _batches(rows):
+                writer.write_table(_table(batch, schema))
+                count += len(batch)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    return count
+
+
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    while batch := list(islice(rows, ROWS_AT_ONCE)):
+        yield batch
+
+
+def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
+    """Return the rows as a table; by way of JSON, because Python objects would import pandas."""
+    from pyarrow import json
+
+    data = "\n".join(map(dumps, rows)).encode()
+    whole = json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    found = json.read_json(BytesIO(data), whole, json.ParseOptions(explicit_schema=schema))
+    return found.select(schema.names)
+
+
+def _schema(pa: Any) -> Any:
+    return pa.schema(
+        [
+            ("env_id", pa.string()),
+            ("task_id", pa.string()),
+            ("group_id", pa.string()),
+            ("member", pa.int32()),
+            ("seed", pa.uint64()),
+            ("stop_reason", pa.string()),
+            ("reward", pa.float64()),
+            ("num_turns", pa.int32()),
+            ("token_ids", pa.list_(pa.int32())),
+            ("loss_mask", pa.list_(pa.bool_())),
+            ("logprobs", pa.list_(pa.float32())),
+            ("rewards", pa.string()),
+            ("messages", pa.string()),
+            ("task", pa.string()),
+            ("error", pa.string()),
+        ]
+    )
+
+
+def _row(one: Trajectory) -> dict[str, Any]:
+    sequence = one.sequences[-1] if one.sequences else None
+    return {
+        "env_id": _utf8(one.env_id),
+        "task_id": _utf8(one.task_id),
+        "group_id": _utf8(one.group_id),
+        "member": one.member,
+        "seed": one.seed,
+        "stop_reason": one.stop_reason.value,
+        "reward": one.reward,
+        "num_turns": len(one.turns),
+        "token_ids": sequence.token_ids if sequence else [],
+        "loss_mask": sequence.loss_mask if sequence else [],
+        "logprobs": sequence.logprobs if sequence else [],
+        "rewards": dumps(dict(one.rewards)),
+        "messages": dumps(list(one.messages)),
+        "task": dumps(dict(one.task)),
+        "error": _utf8(one.error.message) if one.error else None,
+    }
+
+
+def _utf8(text: str) -> str:
+    """Return text that a table can hold: half a surrogate pair becomes a question mark."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,163 @@
+"""A small summary of each episode: enough for every table and statistic, without its tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, TypeAlias
+
+from agentenv.core.messages import CallStatus
+from agentenv.core.trajectory import StopReason, Trajectory
+
+__all__ = ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"]
+
+EpisodeKey: TypeAlias = tuple[str, str, str, int]
+"""Environment, task, group and member: which episode it is, whatever the attempt."""
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_MAX_ANSWER_CHARS = 200
+
+
+class ToolUse(NamedTuple):
+    """One answered tool call."""
+
+    name: str
+    duration_s: float
+    error_kind: str = ""
+    """Empty if the call worked."""
+    error: str = ""
+    """First line of what the model was told, when it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """What tables, statistics and lists need of one episode."""
+
+    env_id: str
+    task_id: str
+    group_id: str
+    member: int
+    stop_reason: StopReason
+    seed: int = 0
+    attempt: int = 0
+    reward: float | None = None
+    rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
+    num_turns: int = 0
+    total_tokens: int = 0
+    """Tokens of the sequences: prompt, sampled and observed."""
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    parts: tuple[tuple[str, int], ...] = ()
+    """Source and length of each span of the last sequence."""
+    num_trimmed: int = 0
+    """Tool results that were shortened."""
+    num_parse_errors: int = 0
+    tools: tuple[ToolUse, ...] = ()
+    error: str = ""
+    """Boundary, type and message of what failed the episode."""
+    untrainable_reason: str = ""
+    answer: str = ""
+    """What `majority@k` compares: see `answer_key`."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    timings: Mapping[str, float] = field(default_factory=dict[str, float])
+    offset: int = 0
+    """First byte of the episode's line in `trajectories.jsonl`."""
+    size: int = 0
+    """Bytes of the line, its line break included."""
+
+    @property
+    def key(self) -> EpisodeKey:
+        """Which episode this is."""
+        return (self.env_id, self.task_id, self.group_id, self.member)
+
+    @property
+    def scored(self) -> bool:
+        """True if the episode has an outcome that counts."""
+        return self.reward is not None and not self.stop_reason.failed
+
+
+def answer_key(text: str) -> str:
+    r"""Return the part of an answer that is compared between episodes of one task.
+
+    The last `\boxed{...}`, else the last number, else the text itself in lower case with single spaces.
+    """
+    boxed = _BOXED.findall(text)
+    if boxed:
+        return str(boxed[-1]).strip()
+    numbers = _NUMBER.findall(text)
+    if numbers:
+        plain = str(numbers[-1]).replace(",", "")
+        return plain.rstrip("0").rstrip(".") if "." in plain and "e" not in plain.lower() else plain
+    return " ".join(text.lower().split())[:_MAX_ANSWER_CHARS]
+
+
+def summarize(trajectory: Trajectory, *, offset: int = 0, size: int = 0) -> EpisodeSummary:
+    """Return the summary of an episode."""
+    results = [result for turn in trajectory.turns for result in turn.tool_results]
+    calls = [call for turn in trajectory.turns for call in turn.tool_calls]
+    error = trajectory.error
+    return EpisodeSummary(
+        env_id=trajectory.env_id,
+        task_id=trajectory.task_id,
+        group_id=trajectory.group_id,
+        member=trajectory.member,
+        stop_reason=trajectory.stop_reason,
+        seed=trajectory.seed,
+        attempt=trajectory.attempt,
+        reward=trajectory.reward,
+        rewards=dict(trajectory.rewards),
+        num_turns=len(trajectory.turns),
+        total_tokens=sum(map(len, trajectory.sequences)),
+        sampled_tokens=trajectory.num_sampled_tokens,
+        trained_tokens=sum(one.num_trained_tokens for one in trajectory.sequences),
+        parts=tuple((span.source, len(span)) for one in trajectory.sequences[-1:] for span in one.spans),
+        num_trimmed=sum(result.trimmed for result in results),
+        num_parse_errors=sum(call.status not in (CallStatus.OK, CallStatus.IN_THINKING) for call in calls),
+        tools=tuple(
+            ToolUse(
+                result.name,
+                result.duration_s,
+                result.error_kind.value if result.error_kind else "",
+                _first_line(result.text) if result.error_kind else "",
+            )
+            for result in results
+        ),
+        error="" if error is None else f"{error.boundary}: {error.type}: {_first_line(error.message)}",
+        untrainable_reason=trajectory.untrainable_reason,
+        answer=answer_key(trajectory.answer),
+        metrics=dict(trajectory.metrics),
+        timings=dict(trajectory.timings),
+        offset=offset,
+        size=size,
+    )
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _MAX_ANSWER_CHARS else line[: _MAX_ANSWER_CHARS - 1] + "…"
+
+
+def encode_summary(summary: EpisodeSummary) -> dict[str, Any]:
+    """Return a summary as plain JSON values; empty ones are left out."""
+    return {
+        field.name: value
+        for field in fields(summary)
+        if (value := getattr(summary, field.name)) or value == 0.0
+    }
+
+
+def decode_summary(data: dict[str, Any]) -> EpisodeSummary:
+    """Return the summary of one JSON object of the index.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is not a summary.
+    """
+    known = {name: value for name, value in data.items() if name in EpisodeSummary.__dataclass_fields__}
+    known["stop_reason"] = StopReason(known["stop_reason"])
+    if "tools" in known:
+        known["tools"] = tuple(ToolUse(*item) for item in known["tools"])
+    if "parts" in known:
+        known["parts"] = tuple((str(source), int(length)) for source, length in known["parts"])
+    return EpisodeSummary(**known)

@@ -1,0 +1,321 @@
+"""Write a run: each finished episode is appended at once, and a full disk loses none of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agentenv.core.errors import StoreError
+from agentenv.core.trajectory import StopReason, Trajectory
+from agentenv.runs.store.codec import dumps, encode_trajectory
+from agentenv.runs.store.index import (
+    EPISODES,
+    INDEX,
+    METRICS,
+    NOTES,
+    NOTES_OF_TOKENS,
+    end_of_whole_lines,
+    index_line,
+    latest,
+    read_index,
+)
+from agentenv.runs.store.locking import lock, unlock
+from agentenv.runs.store.parquet import can_write_parquet, write_parquet
+from agentenv.runs.store.reader import Run
+from agentenv.runs.store.runinfo import RunInfo, RunStatus, write_text_atomically
+from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.vocabulary import TokenTexts
+
+__all__ = ["RunWriter"]
+
+MAX_PARQUET_BYTES = 50_000_000
+"""Episodes up to this size are also written as parquet on closing; larger runs by `agentenv export`."""
+
+
+class RunWriter:
+    """The only writer of a run directory. Use `create` or `resume`, and as a context manager."""
+
+    def __init__(self, directory: Path, info: RunInfo) -> None:
+        self.path = directory
+        self.info = info
+        self._lock = lock(directory)
+        self._closed = False
+        self._texts: TokenTexts | None = None
+        self._files: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        self._summaries: list[EpisodeSummary] = []
+
+    @classmethod
+    def create(
+        cls, name: str, *, kind: str = "eval", root: str | Path = "runs", run_id: str = "", **values: Any
+    ) -> Self:
+        """Make a new run directory under `root` and return its writer.
+
+        Args:
+            name: what the run is of; its last word becomes part of the id.
+            kind: `eval`, `train` or `import`.
+            root: directory of all runs.
+            run_id: name of the new directory; from the time and `name` if empty.
+            values: further fields of `RunInfo`.
+
+        Raises:
+            StoreError: The directory cannot be made or written.
+        """
+        directory = _new_directory(Path(root), run_id or _default_id(name), exact=bool(run_id))
+        info = RunInfo.start(directory.name, kind, **values)
+        writer = cls(directory, info)
+        try:
+            info.write(directory)
+            writer._open()
+        except BaseException:
+            writer._release()
+            raise
+        return writer
+
+    @classmethod
+    def resume(cls, directory: str | Path) -> Self:
+        """Open an existing run to go on writing it; a half-written last line is cut off.
+
+        Raises:
+            StoreError: It is no run, another process writes it, or it cannot be written.
+        """
+        path = Path(directory)
+        writer = cls(path, RunInfo.read(path))
+        try:
+            writer._recover()
+        except BaseException:
+            writer._release()
+            raise
+        return writer
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.path.resolve().name
+
+    @property
+    def summaries(self) -> list[EpisodeSummary]:
+        """One summary for each finished episode so far."""
+        return latest(self._summaries)
+
+    @property
+    def finished(self) -> set[EpisodeKey]:
+        """Episodes that need not be played again; aborted ones are not among them."""
+        return {one.key for one in self.summaries if one.stop_reason is not StopReason.ABORTED}
+
+    def append(self, trajectory: Trajectory) -> EpisodeSummary:
+        """Write one finished episode and return its summary.
+
+        Raises:
+            StoreError: The disk is full or the directory is gone; what was written before is whole.
+        """
+        self._append_texts(trajectory)
+        line = dumps(encode_trajectory(trajectory)).encode() + b"\n"
+        summary = summarize(trajectory, offset=self._ends.get(EPISODES, 0), size=len(line))
+        self._append(EPISODES, line)
+        self._summaries.append(summary)
+        self._append(INDEX, index_line(summary))
+        return summary
+
+    def log_metrics(self, metrics: Mapping[str, object]) -> None:
+        """Append one line to `metrics.jsonl`.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        self._append(METRICS, dumps(dict(metrics)).encode() + b"\n")
+
+    def annotate(self, trajectory: Trajectory, **values: object) -> None:
+        """Note what a trainer made of an episode: `step`, `advantage`, `entropy`, `new_logprobs`.
+
+        Lists hold one number for each token of the episode's sequences, one sequence after the other; they
+        lie in a file of their own, so that the small values of a long training are read fast.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        note = {name: value for name, value in values.items() if not isinstance(value, list)}
+        arrays = {name: value for name, value in values.items() if isinstance(value, list)}
+        if arrays:
+            line = dumps(arrays).encode() + b"\n"
+            self._append(NOTES_OF_TOKENS, line)
+            note["tokens"] = [self._ends[NOTES_OF_TOKENS] - len(line), len(line)]
+        note["episode"] = f"{trajectory.group_id}#{trajectory.member}"
+        self._append(NOTES, dumps(note).encode() + b"\n")
+
+    def keep_texts(self, backend: Any) -> None:
+        """Write the text of each token id before the first episode that has it.
+
+        A run whose process is killed can then still be viewed without its tokenizer. `vocab.jsonl` holds
+        the texts while the run is written; closing puts them into `vocab.json`.
+
+        Args:
+            backend: a `tokenizers.Tokenizer`.
+        """
+        self._gather_texts()
+        self._texts = TokenTexts(backend, Run(self.path).vocabulary())
+
+    def write_vocabulary(self, vocabulary: Mapping[int, str]) -> None:
+        """Write the text of token ids, each byte as one character, so that viewing needs no tokenizer.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        write_text_atomically(
+            self.path / "vocab.json", dumps({str(key): vocabulary[key] for key in sorted(vocabulary)})
+        )
+
+    def expect(self, episodes: int) -> None:
+        """Note how many episodes the run is to have.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        self.info = replace(self.info, expected_episodes=episodes)
+        self.info.write(self.path)
+
+    def close(self, status: RunStatus = RunStatus.FINISHED, note: str = "") -> None:
+        """Flush to disk, note how the run ended and give the lock back; may be called twice.
+
+        Raises:
+            StoreError: The end cannot be noted; the episodes are safe.
+        """
+        if self._closed:
+            return
+        try:
+            for handle in self._files.values():
+                os.fsync(handle)
+            self.info = self.info.ended(status, note)
+            self.info.write(self.path)
+            if self._texts is not None:
+                self._gather_texts()
+            small = 0 < self._ends.get(EPISODES, 0) <= MAX_PARQUET_BYTES
+            if status is RunStatus.FINISHED and small and can_write_parquet():
+                write_parquet(Run(self.path), self.path / "trajectories.parquet")
+        except OSError as error:
+            raise StoreError(f"cannot close run {self.path}: {error.strerror or error}") from error
+        finally:
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        stopped = not isinstance(error, Exception)
+        status = RunStatus.INTERRUPTED if stopped else RunStatus.FAILED
+        try:
+            self.close(status, "" if stopped else f"{type(error).__name__}: {error}")
+        except StoreError:
+            return
+
+    def _append_texts(self, trajectory: Trajectory) -> None:
+        if self._texts is None:
+            return
+        spans = (span for sequence in trajectory.sequences for span in sequence.spans)
+        texts = self._texts.fresh(token for span in spans for token in span.token_ids)
+        if texts:
+            self._append(
+                "vocab.jsonl", dumps({str(key): text for key, text in texts.items()}).encode() + b"\n"
+            )
+
+    def _gather_texts(self) -> None:
+        """Put all texts into `vocab.json`; a line that a killed process left half goes with it."""
+        lines = self.path / "vocab.jsonl"
+        if lines.exists():
+            self.write_vocabulary(Run(self.path).vocabulary())
+            lines.unlink()
+
+    def _release(self) -> None:
+        self._closed = True
+        for handle in self._files.values():
+            os.close(handle)
+        self._files.clear()
+        if self._lock >= 0:
+            unlock(self._lock)
+            self._lock = -1
+
+    def _open(self) -> None:
+        for name in (EPISODES, INDEX):
+            self._handle(name)
+
+    def _handle(self, name: str) -> int:
+        if self._closed:
+            raise StoreError(f"run {self.id} is closed; resume it to go on writing")
+        if name not in self._files:
+            path = self.path / name
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+                self._ends[name] = os.fstat(handle).st_size
+            except OSError as error:
+                raise StoreError(f"cannot write {path}: {error.strerror}") from error
+            self._files[name] = handle
+        return self._files[name]
+
+    def _append(self, name: str, data: bytes) -> None:
+        """Append all of `data`, or nothing."""
+        handle = self._handle(name)
+        start = self._ends[name]
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(handle, view) :]
+        except OSError as error:
+            os.ftruncate(handle, start)
+            raise StoreError(
+                f"cannot write {self.path / name}: {error.strerror or error}; {len(self._summaries)} finished"
+                f" episodes are kept: free some space, then go on with --resume {self.id}"
+            ) from error
+        self._ends[name] = start + len(data)
+
+    def _recover(self) -> None:
+        index = read_index(self.path)
+        episodes = self._handle(EPISODES)
+        os.ftruncate(episodes, index.end)
+        self._ends[EPISODES] = index.end
+        self._summaries = index.summaries
+        for name in (METRICS, NOTES, NOTES_OF_TOKENS):
+            if (self.path / name).exists():
+                os.truncate(self.path / name, end_of_whole_lines(self.path / name))
+        self._handle(INDEX)
+        if index.num_indexed < len(index.summaries) or index.num_indexed == 0:
+            os.ftruncate(self._files[INDEX], 0)
+            self._ends[INDEX] = 0
+            self._append(INDEX, b"".join(map(index_line, index.summaries)))
+        self.info = replace(self.info, status=RunStatus.RUNNING, note="", closed="")
+        self.info.write(self.path)
+
+
+def _default_id(name: str) -> str:
+    words = re.findall(r"[A-Za-z0-9]+", re.sub(r"-v\d+$", "", name.rpartition("/")[2].removesuffix(".py")))
+    now = datetime.now().astimezone()
+    return "-".join([now.strftime("%m%d-%H%M"), *[word.lower() for word in words[:3]]])
+
+
+def _new_directory(root: Path, name: str, *, exact: bool) -> Path:
+    for number in range(1, 1000):
+        directory = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            directory.mkdir(parents=True, exist_ok=False)
+        except FileExistsError as error:
+            if exact or not directory.is_dir():
+                raise StoreError(
+                    f"{directory} exists already; name another, or go on with --resume"
+                ) from error
+            continue
+        except OSError as error:
+            raise StoreError(
+                f"cannot make the run directory {directory}: {error.strerror}; choose another with --runs-dir"
+            ) from error
+        return directory
+    raise StoreError(f"{root} has 1000 runs called {name}; clear it")

@@ -1,0 +1,27 @@
+"""The viewer: runs, groups and episodes token by token, in one HTML file that needs nothing else.
+
+The page is plain JavaScript and CSS with the data inside. Nothing is loaded from anywhere, so it opens
+from disk, as an artefact of a build, or in a notebook. Text from models and tools enters the page as
+text nodes only, and a content security policy forbids every script but the page's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.runs.view.page import Show as Show
+    from agentenv.runs.view.page import build_page as build_page
+    from agentenv.runs.view.page import show as show
+    from agentenv.runs.view.page import write_page as write_page
+    from agentenv.runs.view.server import LiveServer as LiveServer
+
+__all__ = door(
+    __name__,
+    {
+        "page": ["Show", "build_page", "show", "write_page"],
+        "server": ["LiveServer"],
+    },
+)

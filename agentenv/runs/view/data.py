@@ -1,0 +1,171 @@
+"""What the page is given: small columns for every episode, tokens for the chosen ones."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from agentenv.core.messages import ToolCall, ToolResult
+from agentenv.core.sequence import TokenSpan
+from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.runs.report import report_on
+from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.reader import Run
+from agentenv.runs.store.summary import EpisodeSummary
+
+__all__ = ["episode_data", "pack", "page_json", "run_data", "safe_json"]
+
+
+def safe_json(value: object) -> str:
+    """Return JSON that a browser reads: no NaN, and nothing that ends a script element."""
+    try:
+        text = json.dumps(json.loads(dumps(value)), separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(json.loads(dumps(value))), separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
+def pack(value: object) -> str:
+    """Return a value compressed as text, for a data block of the page."""
+    squeeze = zlib.compressobj(6, zlib.DEFLATED, -15)
+    data = squeeze.compress(safe_json(value).encode()) + squeeze.flush()
+    return base64.b64encode(data).decode()
+
+
+def run_data(
+    run: Run, *, vocabulary: Mapping[int, str], summaries: Sequence[EpisodeSummary] | None = None
+) -> dict[str, Any]:
+    """Return what the page shows of a run besides tokens."""
+    episodes = run.summaries if summaries is None else summaries
+    notes = run.annotations()
+    report = report_on(episodes, success_at=_success_at(run))
+    return {
+        "id": run.id,
+        "kind": run.info.kind,
+        "status": run.status.value,
+        "created": run.info.created,
+        "model": run.info.model,
+        "seed": run.info.seed,
+        "envs": list(run.info.env_ids),
+        "note": run.info.note,
+        "config": run.info.config,
+        "versions": run.info.versions,
+        "expected": run.info.expected_episodes,
+        "damaged": run.num_damaged,
+        "report": report.as_json(),
+        "metrics": run.metrics(),
+        "vocab": {str(key): text for key, text in vocabulary.items()},
+        "episodes": [_row(place, one, notes) for place, one in enumerate(episodes)],
+    }
+
+
+def _success_at(run: Run) -> float:
+    value = run.info.config.get("success_at", 1.0)
+    return float(value) if isinstance(value, (int, float)) else 1.0
+
+
+def _row(place: int, one: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    note = notes.get(f"{one.group_id}#{one.member}", {})
+    return {
+        "i": place,
+        "e": one.env_id,
+        "k": one.task_id,
+        "g": one.group_id,
+        "m": one.member,
+        "s": one.stop_reason.value,
+        "r": one.reward,
+        "R": one.rewards,
+        "n": one.num_turns,
+        "t": one.total_tokens,
+        "p": one.parts,
+        "x": one.error,
+        "u": one.untrainable_reason,
+        "A": one.answer,
+        "T": one.tools,
+        "a": note.get("advantage"),
+        "w": note.get("step"),
+        "q": one.timings.get("total_s"),
+    }
+
+
+def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return one episode as the page shows it: spans with ids and logprobs, turns, messages."""
+    error = trajectory.error
+    return {
+        "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
+        "turns": [_turn(turn) for turn in trajectory.turns],
+        "messages": trajectory.messages,
+        "tools": trajectory.tools,
+        "task": trajectory.task,
+        "seed": str(trajectory.seed),
+        "attempt": trajectory.attempt,
+        "metrics": trajectory.metrics,
+        "timings": trajectory.timings,
+        "error": None
+        if error is None
+        else {
+            "boundary": error.boundary,
+            "type": error.type,
+            "message": error.message,
+            "traceback": error.traceback,
+        },
+        "ann": note or {},
+    }
+
+
+def _span(span: TokenSpan) -> dict[str, Any]:
+    return {
+        "s": span.source,
+        "t": span.turn,
+        "v": span.weights_version,
+        "ids": span.token_ids,
+        "lp": None if span.logprobs is None else [round(value, 4) for value in span.logprobs],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "num_tokens": turn.num_tokens,
+        "reward": turn.reward,
+        "finish_reason": turn.finish_reason,
+        "tool_calls": [_call(call) for call in turn.tool_calls],
+        "tool_results": [_result(result) for result in turn.tool_results],
+        "sampling": turn.sampling,
+        "timings": turn.timings,
+    }
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "content": result.content,
+        "error_kind": result.error_kind.value if result.error_kind else None,
+        "detail": result.detail,
+        "duration_s": result.duration_s,
+        "trimmed": result.trimmed,
+        "full_chars": result.full_chars,
+        "full_output": result.full_output,
+    }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "name": call.name, "arguments": call.arguments, "status": call.status.value}
+
+
+def page_json(runs: Sequence[Mapping[str, Any]], **values: object) -> str:
+    """Return the data block of the page."""
+    return safe_json({"runs": runs, **values})

@@ -1,0 +1,168 @@
+"""Put the page together: markup, style, script and data in one file."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from agentenv.core.errors import StoreError
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.runs.store.reader import Run
+from agentenv.runs.store.summary import EpisodeSummary
+from agentenv.runs.store.writer import RunWriter
+from agentenv.runs.view.data import episode_data, pack, page_json, run_data
+
+__all__ = ["DEFAULT_BYTES", "Show", "build_page", "frame", "page_script", "show", "write_page"]
+
+DEFAULT_BYTES = 32_000_000
+"""Data of episodes that a page holds at most; the others are listed without their tokens."""
+
+
+SCRIPTS = ("dom", "words", "state", "charts", "parts", "runs", "run", "tokens", "episode", "main")
+"""Parts of the page's script, in the order in which each uses only what stands before it."""
+
+
+def asset(name: str) -> str:
+    """Return one of the page's own files."""
+    return resources.files("agentenv.runs.view").joinpath(name).read_text(encoding="utf-8")
+
+
+def page_script() -> str:
+    """Return the page's script: its parts in one scope, so that they share names with nobody else."""
+    parts = "\n".join(asset(f"script/{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+def frame(blocks: Iterable[str], *, connect: bool = False) -> str:
+    """Return the page around its data blocks; nothing but its own script may run in it."""
+    script, style = page_script(), asset("viewer.css")
+    allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
+    reach = "'self'" if connect else "'none'"
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; img-src data:; "
+        f"connect-src {reach}; base-uri 'none'; form-action 'none'"
+    )
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy, quote=True)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            "<title>agentenv</title>",
+            f"<style>{style}</style></head><body>",
+            '<div id="app"></div><noscript>This page needs JavaScript.</noscript>',
+            *blocks,
+            f"<script>{script}</script>",
+            "</body></html>\n",
+        ]
+    )
+
+
+def build_page(
+    runs: Sequence[Run],
+    *,
+    only: Sequence[EpisodeSummary] = (),
+    sort: str = "",
+    max_bytes: int = DEFAULT_BYTES,
+) -> str:
+    """Return the viewer of some runs as one HTML file.
+
+    Args:
+        runs: what to show, newest first.
+        only: the episodes that must be in it, before any other of the first run.
+        sort: order of the episode list: `reward`, `tokens`, `time`, ...
+        max_bytes: room for episodes; the worst of each run come first.
+    """
+    blocks: list[str] = []
+    data: list[dict[str, Any]] = []
+    room = max_bytes
+    for number, run in enumerate(runs):
+        vocabulary = run.vocabulary()
+        used: set[int] = set()
+        places = {one.key: place for place, one in enumerate(run.summaries)}
+        for summary in _first(run, only if number == 0 else ()):
+            if room <= 0:
+                break
+            try:
+                trajectory = run.load(summary)
+            except StoreError:
+                continue
+            packed = pack(episode_data(trajectory, run.note(summary)))
+            room -= len(packed)
+            used |= _ids(trajectory)
+            name = f"e{number}-{places[summary.key]}"
+            blocks.append(f'<script type="application/octet-stream" id="{name}">{packed}</script>')
+        data.append(run_data(run, vocabulary={key: vocabulary[key] for key in used if key in vocabulary}))
+    page = page_json(data, live=False, single=len(runs) == 1, sort=sort)
+    return frame([f'<script type="application/json" id="page">{page}</script>', *blocks])
+
+
+def _ids(trajectory: Trajectory) -> set[int]:
+    return {token for one in trajectory.sequences for span in one.spans for token in span.token_ids}
+
+
+def _first(run: Run, only: Sequence[EpisodeSummary]) -> Iterable[EpisodeSummary]:
+    """Yield the episodes in the order in which they get room: asked for, failed, worst, best."""
+    yield from only
+    known = {one.key for one in only}
+    rest = [one for one in run.summaries if one.key not in known]
+    yield from sorted(rest, key=lambda one: (one.reward is not None, one.reward or 0.0))
+
+
+def write_page(path: str | Path, page: str) -> Path:
+    """Write a page.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {target}: {error.strerror or error}; name another with --output"
+        ) from error
+    return target
+
+
+class Show:
+    """A page as a value: notebooks display it, `save` writes it."""
+
+    def __init__(self, page: str) -> None:
+        self.page = page
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file."""
+        return write_page(path, self.page)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, so that it and the notebook cannot disturb each other."""
+        source = html.escape(self.page, quote=True)
+        style = "width:100%;height:640px;border:0"
+        return f'<iframe srcdoc="{source}" sandbox="allow-scripts" style="{style}"></iframe>'
+
+
+def show(what: Run | TrajectoryGroup | Trajectory | Sequence[Trajectory], *, tokenizer: Any = None) -> Show:
+    """Return the viewer of a run or of trajectories at hand.
+
+    Args:
+        what: a run, a group, or trajectories.
+        tokenizer: a `ChatTokenizer`, for the text of tokens of trajectories that are in no run.
+    """
+    if isinstance(what, Run):
+        return Show(build_page([what]))
+    trajectories = [what] if isinstance(what, Trajectory) else list(what)
+    with TemporaryDirectory() as root:
+        with RunWriter.create("view", kind="import", root=root, run_id="trajectories") as writer:
+            if tokenizer is not None:
+                writer.keep_texts(tokenizer.backend)
+            for one in trajectories:
+                writer.append(one)
+        return Show(build_page([Run(writer.path)]))

@@ -1,0 +1,210 @@
+"""The default backend: a jail on this machine, from the strongest tier that works.
+
+Nothing to install: namespaces, Landlock and seccomp are the kernel's, spoken to with the standard
+library. Threat model and limits: docs/security.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.core.execution import ExecResult
+from agentenv.sandbox import checks
+from agentenv.sandbox.base import Sandbox
+from agentenv.sandbox.local.layout import Layout
+from agentenv.sandbox.local.pool import Pool, Tier
+from agentenv.sandbox.local.running import Lost, pack, run
+from agentenv.sandbox.local.session import LocalSession
+from agentenv.sandbox.request import Request, SandboxLimits
+
+__all__ = ["FIXES", "TIERS", "LocalSandbox"]
+
+TIERS: tuple[Tier, ...] = ("namespace", "landlock")
+FIXES = (
+    "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined ...",
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), user.max_user_namespaces=10000",
+    "a kernel of 5.13 or later with Landlock",
+    'backend "e2b" with E2B_API_KEY',
+    'backend "none", which runs model code with NO isolation',
+)
+_TRIES = 3
+
+
+class LocalSandbox(Sandbox):
+    """A sandbox on this machine, with workers kept warm.
+
+    Args:
+        size: Workers kept warm.
+        limits: What one execution may use.
+        tier: "namespace" or "landlock"; None for the strongest that works.
+        concurrency: Executions at once; as many as processors by default, so that a time limit
+            measures the code and not the queue.
+        packages: Distributions that the code may import, with all that they need.
+        preload: Modules to import once, before any execution; their packages may be imported too.
+        python: Another interpreter than the one that runs us.
+
+    Raises:
+        UsageError: An option is out of range, or a package is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int = 4,
+        limits: SandboxLimits | None = None,
+        tier: Tier | None = None,
+        concurrency: int | None = None,
+        packages: Sequence[str] = (),
+        preload: Sequence[str] = (),
+        python: str | None = None,
+    ) -> None:
+        if tier is not None and tier not in TIERS:
+            raise UsageError(f"unknown sandbox tier {tier!r}; there are: {', '.join(TIERS)}")
+        self.limits = limits or SandboxLimits()
+        self._size = size
+        self._tiers: tuple[Tier, ...] = (tier,) if tier else TIERS
+        at_once = concurrency or len(os.sched_getaffinity(0))
+        self._gate = asyncio.Semaphore(at_once)
+        self._most = max(size, at_once)
+        self._layout = Layout.find(python, [*packages, *preload])
+        self._preload = tuple(preload)
+        self._pool: Pool | None = None
+        self._starting = asyncio.Lock()
+        self._leased = False
+        self._closed = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._files: dict[str, bytes] = {}
+        self._left: Mapping[str, bytes] = {}
+        self._sessions: list[LocalSession] = []
+
+    @property
+    def tier(self) -> Tier | None:
+        """The tier that runs; None before the start."""
+        return self._pool.tier if self._pool else None
+
+    @property
+    def description(self) -> str:
+        """Backend and tier."""
+        return f"local ({self.tier or 'not started'})"
+
+    async def start(self) -> None:
+        """Build the jail and fork the first workers."""
+        await self._started()
+
+    async def _started(self) -> Pool:
+        if self._closed:
+            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+        async with self._starting:
+            if self._pool is None:
+                self._pool = await self._first_that_works()
+        return self._pool
+
+    async def _first_that_works(self) -> Pool:
+        reasons: list[str] = []
+        for tier in self._tiers:
+            pool = Pool(
+                size=self._size,
+                most=self._most,
+                limits=self.limits,
+                tier=tier,
+                layout=self._layout,
+                preload=self._preload,
+            )
+            try:
+                await pool.start()
+                probe = Request(code="print(6 * 7)", timeout_s=30.0)
+                result = await run(await pool.take(), pack(probe.job()), probe.timeout_s, self.limits)
+                if result.stdout != "42\n":
+                    raise SandboxCrashed(f"{tier}: the first execution failed: {result.text()}")
+            except (SandboxUnavailable, SandboxCrashed, Lost) as error:
+                reasons.append(str(error) or f"{tier}: the first execution was lost")
+                pool.close()
+            except BaseException:
+                pool.close()
+                raise
+            else:
+                return pool
+        raise SandboxUnavailable(
+            f"no isolation on this machine. {'; '.join(reasons)}. Fix one: {' | '.join(FIXES)}"
+        )
+
+    async def execute(self, request: Request) -> ExecResult:
+        """Run code or a command in a fresh process and a clean directory."""
+        given = self._files | request.files
+        payload = pack({**request.job(), "files": given})
+        limits = request.limits.within(self.limits) if request.limits else self.limits
+        pool = await self._started()
+        if len(payload) > checks.MAX_JOB_BYTES:
+            return checks.oversized(len(payload))
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        async with self._gate:
+            for _ in range(_TRIES):
+                worker = await pool.take()
+                began = loop.time()
+                try:
+                    result = await run(worker, payload, request.timeout_s, limits)
+                except Lost:
+                    continue
+                left = {name: data for name, data in (result.files or {}).items() if given.get(name) != data}
+                self._left = left
+                return replace(result, files=left, queue_s=began - asked)
+        raise SandboxCrashed(f"{_TRIES} workers in a row were killed from outside before they gave a verdict")
+
+    async def read_file(self, path: str) -> bytes:
+        """Return what the last execution left under a name, else what `write_file` put there."""
+        clean = checks.clean_path(path)
+        for place in (self._left, self._files):
+            if clean in place:
+                return place[clean]
+        raise FileNotFoundError(f"no file {path!r} in the sandbox's working directory")
+
+    async def write_file(self, path: str, data: str | bytes) -> None:
+        """Put a file into the working directory of every later execution."""
+        if self._closed:
+            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+        clean = checks.clean_path(path)
+        self._files[clean] = checks.as_bytes(data, f"file {path!r}")
+        self._left = {name: left for name, left in self._left.items() if name != clean}
+
+    def session(self) -> LocalSession:
+        """Return a session that starts with the sandbox's files."""
+        session = LocalSession(self._started, self._gate, self.limits, dict(self._files))
+        self._sessions = [one for one in self._sessions if not one.closed]
+        self._sessions.append(session)
+        return session
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncGenerator[LocalSandbox]:
+        """Lend a clean sandbox that shares this one's workers."""
+        pool = await self._started()
+        lent = object.__new__(type(self))
+        vars(lent).update(vars(self))
+        lent._forget()
+        lent._pool = pool
+        lent._leased = True
+        try:
+            yield lent
+        finally:
+            await lent.close()
+
+    async def reset(self) -> None:
+        """Forget every file and end every session."""
+        for session in self._sessions:
+            await session.close()
+        self._forget()
+
+    async def close(self) -> None:
+        """End everything; may be called twice."""
+        self._closed = True
+        await self.reset()
+        if self._pool is not None and not self._leased:
+            pool, self._pool = self._pool, None
+            pool.close()

@@ -1,0 +1,258 @@
+"""Drive one job: hand it over, collect the output, end it in time, read the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import marshal
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agentenv.core.errors import SandboxCrashed
+from agentenv.core.execution import ExecResult, ExecStatus
+from agentenv.sandbox.local.output import Output
+from agentenv.sandbox.local.pool import Worker
+from agentenv.sandbox.request import SandboxLimits
+
+__all__ = ["Lost", "Verdict", "drain", "pack", "run", "send", "settle"]
+
+_PATIENCE_S = 0.005
+"""Output is read at the end, or from here on: most executions are over before, and wake us once."""
+_GRACE_S = 2.0
+"""The init ends an execution in time; the host steps in this much later."""
+_INLINE_BYTES = 100_000
+_SIGXCPU = 24
+
+
+class Lost(Exception):
+    """The worker went without a verdict."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the init said."""
+
+    exit: int = -9
+    reason: str = ""
+    duration_s: float = 0.0
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    files_complete: bool = True
+
+    @classmethod
+    def parse(cls, data: bytes, memory: int = -1) -> Verdict:
+        """Read a verdict, and the files behind it or in a memory file.
+
+        Raises:
+            Lost: There is none: the init was killed.
+            SandboxCrashed: The child could not be confined.
+        """
+        line, found, rest = data.partition(b"\n")
+        if not found:
+            raise Lost
+        message = json.loads(line)
+        if "failed" in message:
+            raise SandboxCrashed(f"the sandbox could not be set up: {message['failed']}")
+        if not message["started"] or message["reason"] == "stopped":
+            raise Lost
+        if memory != -1:
+            with open(memory, "rb", closefd=False) as file:
+                rest = file.read()
+        files: dict[str, bytes] = {}
+        at = 0
+        for name, size in message["files"]:
+            files[bytes.fromhex(name).decode(errors="replace")] = rest[at : at + size]
+            at += size
+        return cls(
+            exit=message["exit"],
+            reason=message["reason"],
+            duration_s=message["duration_s"],
+            cpu_s=message["cpu_s"],
+            max_rss_bytes=message["max_rss_bytes"],
+            files=files,
+            files_complete=message["files_complete"],
+        )
+
+
+def send(worker: Worker, payload: bytes) -> None:
+    """Hand over a job; a large one as a memory file.
+
+    Raises:
+        Lost: The worker has gone.
+    """
+    try:
+        if len(payload) <= _INLINE_BYTES:
+            worker.job.send(payload)
+            return
+        fd = os.memfd_create("job", os.MFD_CLOEXEC)
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(payload)
+            os.lseek(fd, 0, os.SEEK_SET)
+            socket.send_fds(worker.job, [b"m"], [fd])
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise Lost from error
+
+
+def drain(fd: int, output: Output, limit: int) -> None:
+    """Take in what is in a pipe."""
+    while output.total <= limit:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            return
+        output.add(data)
+
+
+class _Run:
+    """One job in flight."""
+
+    def __init__(self, worker: Worker, timeout_s: float, limits: SandboxLimits) -> None:
+        self.worker = worker
+        self.timeout_s = timeout_s
+        self.limits = limits
+        self.out, self.err = Output(limits.output_bytes), Output(limits.output_bytes)
+        self.outputs = dict(zip(worker.take_pipes(), (self.out, self.err), strict=True))
+        self.verdict: Verdict | None = None
+        self.reason = ""
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.listening = False
+        self.timer = self.loop.call_later(_PATIENCE_S, self.listen)
+        worker.listener = self.ended
+
+    def listen(self) -> None:
+        """Read what the job writes while it runs."""
+        self.listening = True
+        for fd in self.outputs:
+            self.loop.add_reader(fd, self.read, fd)
+        self.timer = self.loop.call_later(self.timeout_s + _GRACE_S, self.stop, "timeout")
+
+    def read(self, fd: int) -> None:
+        output = self.outputs[fd]
+        data = os.read(fd, 1 << 16)
+        output.add(data)
+        if not data:
+            self.loop.remove_reader(fd)
+        elif output.total > self.limits.max_output_bytes:
+            self.stop("output_limit")
+
+    def stop(self, reason: str) -> None:
+        """End the job from outside."""
+        if not self.reason:
+            self.reason = reason
+            self.worker.kill()
+            self.timer.cancel()
+            self.timer = self.loop.call_later(4 * _GRACE_S, self.give_up)
+
+    def give_up(self) -> None:
+        if not self.done.done():
+            self.done.set_exception(SandboxCrashed("an execution did not end when it was killed"))
+
+    def ended(self, message: bytes, memory: list[int]) -> None:
+        """Take the verdict. Nothing writes to the pipes any more, unless the init was killed."""
+        try:
+            self.verdict = Verdict.parse(message, *memory)
+        except Lost:
+            pass
+        except SandboxCrashed as error:
+            if not self.done.done():
+                self.done.set_exception(error)
+        finally:
+            for fd in memory:
+                os.close(fd)
+        for fd, output in self.outputs.items():
+            drain(fd, output, self.limits.max_output_bytes)
+            if output.total > self.limits.max_output_bytes:
+                self.reason = self.reason or "output_limit"
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def close(self) -> None:
+        self.timer.cancel()
+        if self.worker.listener == self.ended:  # it is still at work, and nobody waits for it
+            self.worker.listener = None
+            self.worker.kill()
+        for fd in self.outputs:
+            if self.listening:
+                self.loop.remove_reader(fd)
+            os.close(fd)
+
+
+async def run(worker: Worker, payload: bytes, timeout_s: float, limits: SandboxLimits) -> ExecResult:
+    """Run one job.
+
+    Raises:
+        Lost: The worker went without a verdict; the job may be given to another one.
+        SandboxCrashed: The child could not be confined or ended.
+    """
+    self = _Run(worker, timeout_s, limits)
+    began = self.loop.time()
+    try:
+        send(worker, payload)
+        await self.done
+    finally:
+        self.close()
+    verdict = self.verdict
+    if verdict is None:
+        if not self.reason:
+            raise Lost
+        verdict = Verdict(duration_s=self.loop.time() - began)
+    verdict.reason = self.reason or verdict.reason
+    return settle(verdict, self.out, self.err, timeout_s, limits)
+
+
+def settle(verdict: Verdict, out: Output, err: Output, timeout_s: float, limits: SandboxLimits) -> ExecResult:
+    """Put a verdict and the output into words."""
+    stderr = err.text()
+    status, note = _status(verdict, stderr, timeout_s, limits)
+    result = ExecResult(
+        status=status,
+        stdout=out.text(),
+        stderr=stderr,
+        exit_code=verdict.exit,
+        truncated=out.truncated or err.truncated,
+        duration_s=verdict.duration_s,
+        max_rss_bytes=verdict.max_rss_bytes,
+        cpu_s=verdict.cpu_s,
+        stdout_bytes=out.total,
+        stderr_bytes=err.total,
+        files=verdict.files,
+        note=note,
+    )
+    if not verdict.files_complete:
+        text = "; ".join(part for part in (note, "files over the limit were not kept") if part)
+        result = replace(result, note=text)
+    return result
+
+
+def _status(verdict: Verdict, stderr: str, timeout_s: float, limits: SandboxLimits) -> tuple[ExecStatus, str]:
+    notes: dict[str, tuple[ExecStatus, str]] = {
+        "timeout": ("timeout", f"time limit of {timeout_s:g} s reached"),
+        "memory": ("memory", f"memory limit of {limits.memory_bytes >> 20} MiB reached"),
+        "output_limit": ("output_limit", f"output limit of {limits.max_output_bytes >> 10} KiB reached"),
+        "disk": ("killed", f"disk limit of {2 * limits.work_bytes >> 20} MiB reached"),
+    }
+    if verdict.reason in notes:
+        return notes[verdict.reason]
+    if verdict.exit == 0:
+        return "ok", ""
+    if verdict.exit == -_SIGXCPU:
+        return "timeout", "processor time limit reached"
+    if verdict.exit < 0:
+        return "killed", f"ended by signal {-verdict.exit}"
+    if verdict.exit == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+        return "memory", f"a process may use {limits.address_space_bytes >> 20} MiB of addresses"
+    return "error", f"exit code {verdict.exit}"
+
+
+def pack(job: Mapping[str, object]) -> bytes:
+    """Serialise a job; only the jail ever reads it, never the other way round."""
+    return marshal.dumps(dict(job), 2)

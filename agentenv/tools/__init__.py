@@ -1,0 +1,28 @@
+"""Python functions to tools: a schema for the model, validated arguments, one answer for each call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.tools.content import Image as Image
+    from agentenv.tools.definition import ToolOptions as ToolOptions
+    from agentenv.tools.process import close_idle_workers as close_idle_workers
+    from agentenv.tools.threads import abandoned_threads as abandoned_threads
+    from agentenv.tools.tool import Tool as Tool
+    from agentenv.tools.tool import tool as tool
+    from agentenv.tools.toolbox import Toolbox as Toolbox
+
+__all__ = door(
+    __name__,
+    {
+        "content": ["Image"],
+        "definition": ["ToolOptions"],
+        "process": ["close_idle_workers"],
+        "threads": ["abandoned_threads"],
+        "tool": ["Tool", "tool"],
+        "toolbox": ["Toolbox"],
+    },
+)

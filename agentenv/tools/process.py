@@ -1,0 +1,234 @@
+"""Tools that run in a process of their own, which can be killed whatever they do.
+
+1. A worker process serves one function, one call at a time, and is kept for the next call.
+2. It gets the place of the function and the arguments as JSON, and answers in JSON: nothing is
+   pickled, and nothing but files and sockets is shared with it.
+3. At the time limit the worker and everything it started are killed. Starting it costs no time
+   limit. A worker whose parent dies ends itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentenv.core import errors
+from agentenv.core.messages import ToolErrorKind
+from agentenv.tools.run import EXPIRED, Outcome, failure, timed_out, within
+from agentenv.tools.threads import default_pool
+
+__all__ = ["Place", "close_idle_workers", "loading", "run_isolated"]
+
+MAX_IDLE = 4
+"""Worker processes kept waiting for the next call, all functions together."""
+START_S = 60.0
+"""How long a new worker may take to import the function's module."""
+
+loading = threading.Event()
+"""Set in a worker process while it imports the function's module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where another process finds a function."""
+
+    module: str
+    file: str
+    qualname: str
+
+    @classmethod
+    def of(cls, function: Callable[..., object]) -> Place:
+        """Return where a function of a module stands."""
+        return cls(function.__module__, function.__code__.co_filename, function.__qualname__)
+
+
+class _Worker:
+    """One process; a thread of the pool talks to it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        command = [sys.executable, "-m", "agentenv.tools.process_main"]
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+
+    def start(self) -> None:
+        """Let the process import the function's module.
+
+        Raises:
+            RuntimeError: The module or the function cannot be had there.
+        """
+        timer = threading.Timer(START_S, self.kill)
+        timer.start()
+        try:
+            reply = self._ask({"path": sys.path, **asdict(self.place)})
+        finally:
+            timer.cancel()
+        if reply is None or "failed" in reply:
+            reason = reply["failed"] if reply else f"it ended, or took more than {START_S:g} s to start"
+            raise RuntimeError(
+                f"the process for {self.place.module}.{self.place.qualname} cannot run: {reason}"
+            )
+
+    def call(self, arguments: str) -> dict[str, Any] | None:
+        """Return the answer to one call, or None if the process ended."""
+        return self._ask({"arguments": arguments})
+
+    def _ask(self, request: Mapping[str, object]) -> dict[str, Any] | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except OSError:
+            return None
+        return json.loads(line) if line.endswith(b"\n") else None
+
+    def kill(self) -> None:
+        """End the process and everything it started; may be called from any thread, and twice."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> int:
+        """Kill, reap and release; return the exit status."""
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        return self._process.wait()
+
+
+class _Session:
+    """One call on its way through a worker."""
+
+    def __init__(self, place: Place, arguments: str) -> None:
+        self._asked: float | None = None
+        self._place = place
+        self._arguments = arguments
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._stopped = False
+
+    def run(self) -> Outcome:
+        """Find or start a worker and let it answer; runs in a thread."""
+        worker = _take(self._place)
+        fresh = worker is None
+        worker = worker or _Worker(self._place)
+        with self._lock:
+            self._worker = worker
+            if self._stopped:
+                worker.kill()
+        try:
+            if fresh:
+                worker.start()
+            self._asked = time.monotonic()
+            reply = worker.call(self._arguments)
+        except BaseException:
+            worker.close()
+            raise
+        with self._lock:
+            self._worker = None
+        if reply is None or self._stopped:
+            status = worker.close()
+            return Outcome(f"the tool's process ended with status {status}", ToolErrorKind.EXCEPTION)
+        _give_back(worker)
+        return _outcome(reply)
+
+    def used_s(self) -> float:
+        """Return how long the worker has had the call."""
+        return 0.0 if self._asked is None else time.monotonic() - self._asked
+
+    def stop(self) -> None:
+        """Kill the worker, also one that is just being started."""
+        with self._lock:
+            self._stopped = True
+            if self._worker is not None:
+                self._worker.kill()
+
+
+async def run_isolated(place: Place, arguments: str, limit_s: float | None, name: str) -> Outcome:
+    """Call a function in a process of its own.
+
+    Args:
+        place: The function.
+        arguments: Its arguments, JSON text.
+        limit_s: Time limit from the moment the process has the call.
+        name: The tool's name, for the thread that waits.
+    """
+    if loading.is_set():
+        return failure(
+            RuntimeError(
+                f"tool {name} is isolated, and its own module runs it while being imported; "
+                "put what starts the run under: if __name__ == '__main__':"
+            )
+        )
+    session = _Session(place, arguments)
+    try:
+        job = default_pool().submit(session.run, name)
+    except RuntimeError as error:
+        return failure(error)
+    try:
+        settled = await within(job.future, limit_s, lambda: 0.0 if job.finished else session.used_s())
+    except asyncio.CancelledError:
+        session.stop()
+        raise
+    if settled is EXPIRED:
+        session.stop()
+        return timed_out(limit_s or 0.0)
+    outcome, error = settled
+    return failure(error) if error is not None else outcome
+
+
+def close_idle_workers() -> None:
+    """End the worker processes that wait for a next call."""
+    with _idle_lock:
+        workers = _idle.pop(os.getpid(), [])
+    for worker in workers:
+        worker.close()
+
+
+def _take(place: Place) -> _Worker | None:
+    with _idle_lock:
+        waiting = _idle.get(os.getpid(), [])
+        for worker in waiting:
+            if worker.place == place:
+                waiting.remove(worker)
+                return worker
+    return None
+
+
+def _give_back(worker: _Worker) -> None:
+    with _idle_lock:
+        waiting = _idle.setdefault(os.getpid(), [])
+        waiting.append(worker)
+        surplus = waiting.pop(0) if len(waiting) > MAX_IDLE else None
+    if surplus is not None:
+        surplus.close()
+
+
+def _outcome(reply: Mapping[str, Any]) -> Outcome:
+    infrastructure = reply.get("raise")
+    if infrastructure:
+        raise getattr(errors, infrastructure)(reply["text"])
+    kind = reply["error_kind"]
+    return Outcome(reply["content"], ToolErrorKind(kind) if kind else None, reply["detail"])
+
+
+_idle: dict[int, list[_Worker]] = {}
+"""By the process that started them: a fork leaves the workers of its parent alone."""
+_idle_lock = threading.Lock()
+atexit.register(close_idle_workers)

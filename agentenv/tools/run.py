@@ -1,0 +1,196 @@
+"""Run a tool's function once, within its time limit, and never let it take the process down.
+
+1. The wait ends at the limit, whatever the function does: a coroutine is cancelled, a thread is
+   abandoned. Time in the queue for a thread, and time in which the event loop itself was blocked,
+   does not count.
+2. `SystemExit`, `KeyboardInterrupt` and every other exception of the function come back as values.
+   Failures of sandbox and engine are not the tool's: they pass through and abort the episode.
+3. When the caller is cancelled, so is the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import EngineError, SandboxError, ToolError
+from agentenv.core.messages import ContentPart, ToolErrorKind
+from agentenv.tools.content import to_content
+from agentenv.tools.threads import default_pool
+
+__all__ = ["EXPIRED", "Outcome", "failure", "run_async", "run_sync", "timed_out", "within"]
+
+_GRACE_S = 1.0
+"""How long a cancelled coroutine may clean up before it is abandoned."""
+_LAG_S = 0.05
+"""A timer this late means that the loop was blocked; the call gets the lost time back."""
+_MAX_FORGIVEN = 5
+"""Late timers of one call, so that a loop that always lags does not stop the clock."""
+_DETAIL_CHARS = 8000
+_SHOWN_CHARS = 300
+_OWN_FOLDER = str(Path(__file__).parent)
+
+EXPIRED = object()
+"""What an answer is settled with at its time limit."""
+
+_abandoned_tasks: set[asyncio.Task[Any]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of running a tool's function."""
+
+    content: str | list[ContentPart]
+    error_kind: ToolErrorKind | None = None
+    detail: str = ""
+
+
+def failure(error: BaseException) -> Outcome:
+    """Return the outcome of an exception: short for the model, with its traceback for the record.
+
+    Raises:
+        SandboxError, EngineError: Infrastructure failed, not the tool.
+    """
+    if isinstance(error, SandboxError | EngineError):
+        raise error
+    if isinstance(error, ToolError):
+        return Outcome(str(error) or "the tool failed", ToolErrorKind.TOOL_ERROR)
+    text = " ".join(str(error).split())
+    if len(text) > _SHOWN_CHARS:
+        text = text[: _SHOWN_CHARS - 3] + "..."
+    name = type(error).__name__
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        frames = frames.tb_next
+    detail = "".join(traceback.format_exception(type(error), error, frames, limit=-20))[-_DETAIL_CHARS:]
+    return Outcome(f"{name}: {text}" if text else name, ToolErrorKind.EXCEPTION, detail)
+
+
+def timed_out(limit_s: float) -> Outcome:
+    """Return the outcome of a call that took longer than its limit."""
+    return Outcome(f"timeout: the tool took longer than {limit_s:g} s and was stopped", ToolErrorKind.TIMEOUT)
+
+
+async def run_async(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], limit_s: float | None
+) -> Outcome:
+    """Run a coroutine function on the loop."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+    task = loop.create_task(_guarded(function, args, kwargs, answer))
+    start = loop.time()
+    try:
+        settled = await within(answer, limit_s, lambda: loop.time() - start)
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    if settled is EXPIRED:
+        await _stop(task)
+        return timed_out(limit_s or 0.0)
+    result, error = settled
+    return failure(error) if error is not None else _converted(result)
+
+
+async def run_sync(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    limit_s: float | None,
+    name: str,
+) -> Outcome:
+    """Run a plain function in a worker thread; its result is converted there too."""
+
+    def call() -> object:
+        result = function(*args, **kwargs)
+        return result if inspect.isawaitable(result) else _converted(result)
+
+    try:
+        job = default_pool().submit(call, name)
+    except RuntimeError as error:
+        return failure(error)
+    try:
+        settled = await within(job.future, limit_s, job.used_s)
+    except asyncio.CancelledError:
+        job.abandon()
+        raise
+    if settled is EXPIRED:
+        job.abandon()
+        return timed_out(limit_s or 0.0)
+    result, error = settled
+    if error is not None:
+        return failure(error)
+    if inspect.isawaitable(result):
+        return await run_async(_awaited, (result,), {}, limit_s)
+    return result
+
+
+async def within(answer: asyncio.Future[Any], limit_s: float | None, used_s: Callable[[], float]) -> Any:
+    """Await an answer for at most the limit.
+
+    Args:
+        answer: Settled by the call; here with `EXPIRED` at the limit.
+        limit_s: Seconds that the call may use.
+        used_s: Seconds that the call has used, asked when the limit may be reached.
+    """
+    if limit_s is None:
+        return await answer
+    loop = asyncio.get_running_loop()
+    forgiven = 0
+
+    def check(due: float) -> None:
+        nonlocal timer, forgiven
+        if answer.done():
+            return
+        now = loop.time()
+        left, late = limit_s - used_s(), now - due
+        if late >= _LAG_S and forgiven < _MAX_FORGIVEN:
+            left, forgiven = max(left, late), forgiven + 1
+        if left <= 0:
+            answer.set_result(EXPIRED)
+        else:
+            timer = loop.call_at(now + left, check, now + left)
+
+    due = loop.time() + limit_s
+    timer = loop.call_at(due, check, due)
+    try:
+        return await answer
+    finally:
+        timer.cancel()
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+async def _guarded(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], answer: asyncio.Future[Any]
+) -> None:
+    """Await the function; asyncio would let SystemExit and KeyboardInterrupt end the loop."""
+    result: Any = None
+    failed: BaseException | None = None
+    try:
+        result = await function(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - a tool may raise anything, also CancelledError of its own
+        failed = error
+    if not answer.done():
+        answer.set_result((result, failed))
+
+
+def _converted(result: object) -> Outcome:
+    try:
+        return Outcome(to_content(result))
+    except Exception as error:  # noqa: BLE001 - the boundary of a tool: its result may hold anything
+        return failure(error)
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and let it clean up; one that refuses is kept in sight and left behind."""
+    task.cancel()
+    _abandoned_tasks.add(task)
+    task.add_done_callback(_abandoned_tasks.discard)
+    await asyncio.wait({task}, timeout=_GRACE_S)

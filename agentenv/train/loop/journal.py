@@ -1,0 +1,99 @@
+"""Where a run's steps are written: `metrics.jsonl`, trackers, warnings, and a notice if it fails.
+
+Only the first process writes; every process may send the one notice of a launch, for any of them can
+fail alone, and the others then fail of that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from agentenv.train.watch.metrics import JsonLines
+from agentenv.train.watch.notify import Notice, Notifier, through_apprise
+from agentenv.train.watch.track import Trackers
+from agentenv.train.watch.warn import early_warnings
+
+if TYPE_CHECKING:
+    from agentenv.train.trainer import GRPOTrainer
+
+__all__ = ["Journal"]
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes the steps of one run; a context around the run.
+
+    Raises:
+        DependencyMissing: A tracker or apprise is asked for and not installed.
+        UsageError: A tracker is unknown.
+    """
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self._trainer = trainer
+        config = trainer.config
+        self._directory = Path(config.output_dir)
+        self._writes = trainer.world.rank == 0
+        self._launch = _launch()
+        self._notifier: Notifier | None = None
+        if config.notify:
+            # Loading apprise's services takes seconds on a busy machine.
+            self._notifier = Notifier(
+                through_apprise(config.notify), directory=self._directory / "notices", wait_s=60.0
+            )
+        # An address of apprise may hold a password: it stays out of what trackers show.
+        shown = {name: value for name, value in asdict(config).items() if name != "notify"}
+        names = config.report_to if self._writes else ()
+        self._file = JsonLines(self._directory / "metrics.jsonl")
+        self._tokens = JsonLines(self._directory / "kl_tokens.jsonl")
+        self._trackers = Trackers(names, directory=self._directory, config=shown)
+        if self._writes:
+            self._file.forget_after(trainer.steps_done)
+            self._tokens.forget_after(trainer.steps_done)
+
+    def write(self, history: Sequence[dict[str, float]]) -> None:
+        """Write the last step, and in words what is wrong with it."""
+        if not self._writes:
+            return
+        step = self._trainer.steps_done
+        finite = {name: value if isfinite(value) else None for name, value in history[-1].items()}
+        self._file.write(step, finite)
+        self._trackers.log(step, history[-1])
+        for warning in early_warnings(history):
+            log.warning("step %d: %s", step, warning)
+        if self._trainer.top_tokens:
+            tokens = [one.record(self._text) for one in self._trainer.top_tokens]
+            self._tokens.write(step, {"tokens": tokens})
+
+    def _text(self, ids: Sequence[int]) -> str:
+        tokenizer = self._trainer.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(ids)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception) and self._notifier is not None:
+                where = f"training run {self._directory.name} after {self._trainer.steps_done} steps"
+                self._notifier.tell(Notice.of(where, error), once_for=self._launch)
+                self._notifier.wait()
+        finally:
+            self._trackers.close()
+
+
+def _launch() -> str:
+    """What the processes of one launch have in common, and no later launch has."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+    shared = "-".join(filter(None, map(os.environ.get, names)))
+    return shared or f"{os.getpid()}-{time.time_ns()}"

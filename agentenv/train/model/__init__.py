@@ -1,0 +1,27 @@
+"""The model in training: loading, packed rows, attention, log-probabilities, optimiser, shards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.train.model.optim import MasterOptimizer as MasterOptimizer
+    from agentenv.train.model.optim import learning_rate as learning_rate
+    from agentenv.train.model.packing import CostModel as CostModel
+    from agentenv.train.model.packing import MicroBatch as MicroBatch
+    from agentenv.train.model.packing import pack_rows as pack_rows
+    from agentenv.train.model.policy import Policy as Policy
+    from agentenv.train.model.policy import add_lora as add_lora
+    from agentenv.train.model.reference import Reference as Reference
+
+__all__ = door(
+    __name__,
+    {
+        "optim": ["MasterOptimizer", "learning_rate"],
+        "packing": ["CostModel", "MicroBatch", "pack_rows"],
+        "policy": ["Policy", "add_lora"],
+        "reference": ["Reference"],
+    },
+)

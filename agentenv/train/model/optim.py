@@ -1,0 +1,176 @@
+"""The optimiser: AdamW on float32 masters, gradients summed in float32, one clip, one schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentenv.core.errors import UsageError
+from agentenv.train.config import GRPOConfig
+from agentenv.train.model.shards import like
+
+__all__ = ["MasterOptimizer", "applies", "learning_rate"]
+
+
+def learning_rate(config: GRPOConfig, updates_done: int) -> float:
+    """Return the learning rate of the next optimiser step.
+
+    The schedule ends with the updates that are planned; a step with few groups makes fewer.
+    """
+    if updates_done < config.warmup_steps:
+        return config.learning_rate * (updates_done + 1) / config.warmup_steps
+    planned = config.max_steps * config.num_minibatches * config.num_iterations
+    done = (updates_done - config.warmup_steps) / max(1, planned - config.warmup_steps)
+    if config.lr_scheduler_type == "linear":
+        return config.learning_rate * max(0.0, 1.0 - done)
+    if config.lr_scheduler_type == "cosine":
+        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return config.learning_rate
+
+
+def applies(norm: float) -> bool:
+    """Return whether a gradient of this norm makes an update: it is finite, and there is one."""
+    return 0.0 < norm < math.inf
+
+
+class MasterOptimizer:
+    """Steps parameters of any dtype through float32 (or float64) masters.
+
+    A bfloat16 parameter has 8 bits of mantissa: an update of 1e-5 of its size would be lost. Its
+    gradient is added to the master's as soon as a backward pass has made it, so several
+    micro-batches are summed in float32, and the low-precision copy is freed.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], config: GRPOConfig) -> None:
+        self.parameters = [one for one in parameters if one.requires_grad]
+        if not self.parameters:
+            raise UsageError("the model has no parameter that requires a gradient: nothing to train")
+        self.masters = [_master(one) for one in self.parameters]
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(_collector(master))
+            for parameter, master in zip(self.parameters, self.masters, strict=True)
+            if parameter is not master
+        ]
+        self.config = config
+        self.inner = _make(config, self.masters)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for one in (*self.masters, *self.parameters):
+            one.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients that are there, in the masters' order."""
+        return [one.grad for one in self.masters if one.grad is not None]
+
+    def step(self, rate: float) -> float:
+        """Clip and apply the gradients; return their norm before clipping.
+
+        A norm that is not finite changes nothing: the caller counts it. Nor does one of exactly 0,
+        where momentum and weight decay alone would move the weights. Gradients are forgotten.
+        """
+        norms: Any = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
+        norm = float(norms.full_tensor() if hasattr(norms, "full_tensor") else norms)
+        if applies(norm):
+            for group in self.inner.param_groups:
+                if isinstance(group["lr"], Tensor):  # a compiled optimiser keeps its rate in a tensor
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+            self.inner.step()
+            self.write_back()
+        self.zero_grad()
+        return norm
+
+    @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+    def write_back(self) -> None:
+        """Copy the masters into the model's parameters."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if parameter is not master:
+                parameter.copy_(master)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a bit-equal resume needs."""
+        masters = [
+            None if parameter is master else master.detach()
+            for parameter, master in zip(self.parameters, self.masters, strict=True)
+        ]
+        return {"inner": self.inner.state_dict(), "masters": masters}
+
+    @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state; the model has the saved weights already.
+
+        Raises:
+            UsageError: The state is of another model.
+        """
+        saved: list[Tensor | None] = state["masters"]
+        if len(saved) != len(self.masters):
+            raise UsageError(
+                f"the optimiser state has {len(saved)} parameters, the model {len(self.masters)}"
+            )
+        for parameter, master, held in zip(self.parameters, self.masters, saved, strict=True):
+            if held is not None:
+                master.copy_(like(held, master))
+            elif master is not parameter:  # saved in a wider format, which needed no masters
+                master.copy_(parameter)
+        self.inner.load_state_dict(state["inner"] | {"state": self._spread(state["inner"]["state"])})
+        self.write_back()
+
+    def _spread(self, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Return what the optimiser holds of each parameter, spread over the ranks as its master is."""
+        return {
+            index: {
+                name: like(one, self.masters[index]) if isinstance(one, Tensor) else one
+                for name, one in held.items()
+            }
+            for index, held in state.items()
+        }
+
+    def close(self) -> None:
+        """Detach from the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _master(parameter: Tensor) -> Tensor:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return parameter.detach().float().requires_grad_()
+
+
+def _collector(master: Tensor) -> Callable[[Tensor], None]:
+    def collect(parameter: Tensor) -> None:
+        if parameter.grad is None:
+            return
+        if master.grad is None:
+            master.grad = parameter.grad.to(master.dtype)
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return collect
+
+
+def _make(config: GRPOConfig, masters: list[Tensor]) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+        "weight_decay": config.weight_decay,
+    }
+    if config.optim == "adamw":
+        return torch.optim.AdamW(masters, foreach=True, **options)
+    module, _, name = config.optim.partition(":")
+    if not name:
+        raise UsageError(f"optim must be 'adamw' or an import string 'module:Class', not {config.optim!r}")
+    try:
+        factory = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"optim {config.optim!r} cannot be loaded: {error}") from error
+    return factory(masters, **options)

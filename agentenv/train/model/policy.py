@@ -1,0 +1,300 @@
+"""The trained model: hidden states of a micro-batch, then log-probabilities of its trained tokens.
+
+Packing is allowed only where it was proven exact: full attention layers through SDPA, checked on the
+gradients of a small batch against a plain padded step when the trainer starts.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.train.batch import Row
+from agentenv.train.config import GRPOConfig, LoraOptions
+from agentenv.train.model.attention import block_mask, enable_tree_attention
+from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
+from agentenv.train.model.memory import keep_freed_memory
+from agentenv.train.model.packing import CostModel, MicroBatch, pack_rows, pad_rows
+from agentenv.train.world import World
+
+__all__ = ["Policy", "add_lora"]
+
+MAX_CHECK_PARAMETERS = 400_000_000
+"""Up to this size a low-precision model is checked as a float32 copy; above it, as it is."""
+
+
+def add_lora(model: Any, options: LoraOptions) -> Any:
+    """Return the model with new adapters to train; one that has adapters is continued as it is.
+
+    Raises:
+        DependencyMissing: peft is not installed.
+    """
+    if hasattr(model, "peft_config"):
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise DependencyMissing.of("peft", "train", purpose="LoRA") from None
+    targets = options.target_modules
+    config = LoraConfig(
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+class Policy:
+    """A causal language model of transformers, scored on trained tokens only."""
+
+    def __init__(self, model: Any, config: GRPOConfig) -> None:
+        self.model = model
+        self.world = World(next(model.parameters()).device)
+        self.config = config
+        self.temperature = config.temperature
+        self.base = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.decoder: nn.Module = _decoder(self.base)
+        self.head: Any = self.base.get_output_embeddings()
+        text = self.base.config.get_text_config()
+        self.vocab_size: int = self.head.weight.shape[0] if self.head is not None else text.vocab_size
+        self.max_length: int | None = getattr(text, "max_position_embeddings", None)
+        self.device: torch.device = next(model.parameters()).device
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        self.window = _window(text)
+        self.packable, self.pack_reason = _may_pack(text)
+        self.tree = self.packable and self.window is None and self.device.type == "cpu"
+        self.fused = _plain_head(self.head, text)
+        self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
+        self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
+        _tie_gradients(self.base, sparse=True)
+        if config.gradient_checkpointing:
+            self.base.gradient_checkpointing_enable({"use_reentrant": False})
+            self.base.enable_input_require_grads()
+            for layer in _checkpointed(self.model):
+                layer.register_forward_pre_hook(_as_in_evaluation)
+
+    def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
+        index_N = micro.index_N.to(self.device)
+        labels_N = micro.labels_N.to(self.device)
+        # Without dropout, so that the trained distribution is the sampled one.
+        if self.config.gradient_checkpointing:
+            # Layers are checkpointed only in training; each leaves it when it begins, now and again backward.
+            layers = _checkpointed(self.model)
+            self.model.train(not layers)
+            for layer in layers:
+                layer.training = True
+        try:
+            if not self.fused:
+                return self._score_by_logits(micro, index_N, labels_N)
+            hidden_BTH = self.decoder(**self._inputs(micro)).last_hidden_state
+        finally:
+            self.model.eval()
+        return chunked_logprobs(
+            hidden_BTH.flatten(0, 1).index_select(0, index_N),
+            self.head.weight,
+            labels_N,
+            temperature=self.temperature,
+            chunk=self.config.logprob_chunk,
+            softcap=self.softcap,
+        )
+
+    def _score_by_logits(self, micro: MicroBatch, index_N: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Score through the model's own logits: for heads that are not one plain matrix."""
+        logits_BTV = self.base(**self._inputs(micro)).logits
+        logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
+        return plain_logprobs(logits_NV, labels_N, temperature=self.temperature)
+
+    def _inputs(self, micro: MicroBatch) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": micro.ids_BT.to(self.device), "use_cache": False}
+        if micro.positions_BT is not None:
+            inputs["position_ids"] = micro.positions_BT.to(self.device)
+        if micro.tree is None:
+            return inputs
+        if self.tree:
+            enable_tree_attention(self.base)
+            # A mask of four dimensions, so that the model makes none of its own; nobody looks at it.
+            return inputs | {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "tree": micro.tree}
+        keep_TT = block_mask(micro.tree).to(self.device)
+        mask: Any = keep_TT[None, None]
+        if self.window is not None:
+            depth_T = inputs["position_ids"][0]
+            near_TT = depth_T[:, None] - depth_T[None, :] < self.window
+            mask = {"full_attention": mask, "sliding_attention": (keep_TT & near_TT)[None, None]}
+        return inputs | {"attention_mask": mask}
+
+    def check(self) -> list[str]:
+        """Compare scoring and packing with the model's own logits on a padded batch.
+
+        A leak between rows can hide in the loss (2e-5 on convolution layers) while the gradients are
+        off by a fifth; so the gradients of a small batch decide.
+
+        Returns:
+            What cannot be used, and why; empty if all is exact.
+        """
+        probe, tolerance = self._probe()
+        rows = _probe_rows(self.vocab_size)
+        fused, probe.fused = probe.fused, False
+        truth = _probe_gradients(probe, pad_rows(rows))
+        probe.fused = fused
+        refused: list[str] = []
+        if fused and not _difference(probe, pad_rows(rows), truth) <= tolerance:
+            self.fused = probe.fused = False
+            refused.append("the LM head is not one plain matrix: logits are made by the model")
+        if self.packable:
+            self.pack_reason = _check_packing(probe, rows, truth, tolerance)
+            self.packable = not self.pack_reason
+            self.tree, self.cost = probe.tree, replace(self.cost, block_mask=not probe.tree)
+        if not self.packable:
+            refused.append(f"rows are padded, not packed: {self.pack_reason}")
+        return refused
+
+    def shard(self) -> None:
+        """Spread the model over the ranks, if that is asked for and there are several.
+
+        Its logits then go through the whole model's forward.
+        """
+        if not self.config.fsdp or self.world.size == 1:
+            return
+        _tie_gradients(self.base, sparse=False)
+        self.world.shard(self.base)
+        self.fused = False
+
+    def _probe(self) -> tuple[Policy, float]:
+        """Return the policy to check, and the difference that its number format explains."""
+        size = sum(one.numel() for one in self.model.parameters())
+        dtype = next(self.model.parameters()).dtype
+        if dtype in (torch.float32, torch.float64):
+            return self, 1e-3
+        if size > MAX_CHECK_PARAMETERS:
+            return self, 0.25
+        twin = copy.copy(self)
+        twin.model = copy.deepcopy(self.model).float()
+        twin.base = twin.model.get_base_model() if hasattr(twin.model, "peft_config") else twin.model
+        twin.decoder, twin.head = _decoder(twin.base), twin.base.get_output_embeddings()
+        return twin, 1e-3
+
+
+def _checkpointed(model: nn.Module) -> list[nn.Module]:
+    """Return the layers whose activations are made again in the backward pass."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+
+
+def _as_in_evaluation(layer: nn.Module, _: Any) -> None:
+    layer.training = False
+
+
+def _decoder(base: Any) -> nn.Module:
+    """Return the part of a causal language model below its LM head."""
+    decoder = base.get_decoder() if hasattr(base, "get_decoder") else None
+    if decoder is None or decoder is base:
+        decoder = getattr(base, base.base_model_prefix, None)
+    if not isinstance(decoder, nn.Module):
+        raise UsageError(f"{type(base).__name__} is not a causal language model with an LM head")
+    return decoder
+
+
+def _window(text: Any) -> int | None:
+    """Return the sliding window if some layer has one."""
+    kinds: set[str] = set(getattr(text, "layer_types", None) or ())
+    return text.sliding_window if "sliding_attention" in kinds else None
+
+
+def _may_pack(text: Any) -> tuple[bool, str]:
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return False, f"layers of kind {sorted(kinds)} carry state from one row to the next"
+    if getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None):
+        return False, "a sliding window without layer_types replaces the block mask"
+    if text._attn_implementation == "eager":  # noqa: SLF001
+        return False, "eager attention adds a boolean mask as numbers; load the model with sdpa"
+    return True, ""
+
+
+def _plain_head(head: Any, text: Any) -> bool:
+    """Return whether the logits are `hidden @ weight.T`, perhaps with a final soft cap."""
+    if type(head) is not nn.Linear or head.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        return False
+    scales = (getattr(text, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier"))
+    return all(scale in (None, 1, 1.0) for scale in scales)
+
+
+def _tie_gradients(base: Any, *, sparse: bool) -> None:
+    """Let embeddings that are also the LM head add the rows they used to its gradient.
+
+    Otherwise a second gradient of the whole vocabulary is filled with zeros and added.
+    """
+    embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
+    if isinstance(embeddings, nn.Embedding) and head is not None and head.weight is embeddings.weight:
+        embeddings.sparse = sparse
+
+
+def _cost(decoder: nn.Module, text: Any, device: torch.device, *, block_mask: bool) -> CostModel:
+    embeddings = decoder.get_input_embeddings() if hasattr(decoder, "get_input_embeddings") else None  # pyright: ignore[reportCallIssue]
+    held = embeddings.weight.numel() if embeddings is not None else 0
+    body = max(1, sum(one.numel() for one in decoder.parameters()) - held)
+    per_pair = 2.0 * text.hidden_size * text.num_hidden_layers / body
+    layers = text.num_hidden_layers
+    # Measured on one core: 90 GFLOP/s, 10 us for a token and 0.3 ms for a branch in each layer beside that.
+    branch = 3e-4 * layers / (6 * body / 9e10 + 1e-5 * layers)
+    overhead = 2048.0 if device.type == "cuda" else 32.0
+    return CostModel(attention=per_pair, overhead=overhead, branch=branch, block_mask=block_mask)
+
+
+def _probe_rows(vocab_size: int) -> list[Row]:
+    """Return two groups of rows with a common beginning each, and trained tokens with a hole."""
+    generator = torch.Generator().manual_seed(0)
+    top = min(vocab_size, 1000)
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(0, top, (count,), generator=generator).tolist()
+
+    rows: list[Row] = []
+    for group in range(2):
+        prompt = draw(7 + group)
+        for member in range(3):
+            ids = prompt + draw(6 + member)
+            positions_n = torch.tensor([p for p in range(len(prompt), len(ids)) if p != len(prompt) + 2])
+            weights_n = torch.randn(positions_n.shape, generator=generator)
+            rows.append(Row(ids, positions_n, torch.zeros_like(weights_n), weights_n, member, group))
+    return rows
+
+
+def _check_packing(probe: Policy, rows: list[Row], truth: list[Tensor], tolerance: float) -> str:
+    """Return why rows cannot be packed; empty if they can, be it only through a block mask."""
+    try:
+        difference = _difference(probe, pack_rows(rows), truth)
+        reason = "" if difference <= tolerance else f"packed gradients are off by {difference:.1e} (relative)"
+    except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
+        reason = f"the model takes no block mask: {type(error).__name__}: {error}"
+    if reason and probe.tree:
+        probe.tree = False
+        return _check_packing(probe, rows, truth, tolerance)
+    return reason
+
+
+def _probe_gradients(policy: Policy, micro: MicroBatch) -> list[Tensor]:
+    parameters = [one for one in policy.model.parameters() if one.requires_grad]
+    with torch.enable_grad():
+        logprobs_N, _ = policy.score(micro)
+        weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
+        grads = torch.autograd.grad((weights_N * logprobs_N).sum(), parameters, allow_unused=True)
+    return [grad for grad in grads if grad is not None]  # pyright: ignore[reportUnnecessaryComparison]
+
+
+def _difference(policy: Policy, micro: MicroBatch, truth: list[Tensor]) -> float:
+    """Return how far a layout's gradients are from the truth, relative to its norm."""
+    grads = _probe_gradients(policy, micro)
+    gap = sum(float((a - b).double().square().sum()) for a, b in zip(grads, truth, strict=True))
+    size = sum(float(b.double().square().sum()) for b in truth)
+    return (gap / size) ** 0.5 if size else float(gap > 0)

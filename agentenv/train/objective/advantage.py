@@ -1,0 +1,164 @@
+"""Advantages: how much better an episode did than its group.
+
+Rules that the tests hold:
+
+1. A missing or non-finite reward is left out of every statistic and gets advantage 0.
+2. A group without spread, or with fewer than two scored members, gets advantage 0 exactly.
+3. The standard deviation is the unbiased one; `eps` is added to it, never to the variance.
+4. Turns are compared with whole episodes, each counted once: without discount, extra turns on the way
+   to the same reward change no advantage, neither the episode's own nor its group's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite, sqrt
+from typing import Literal
+
+from agentenv.core.errors import UsageError
+
+__all__ = ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"]
+
+NO_SPREAD = 1e-8
+"""Rewards closer together than this are taken as equal."""
+
+
+def group_advantages(
+    rewards: Sequence[Sequence[float | None]],
+    *,
+    advantage: Literal["grpo", "rloo"] = "grpo",
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    eps: float = 1e-4,
+    gather: Callable[[Sequence[float]], Sequence[float]] = list,
+) -> list[list[float]]:
+    """Return the advantage of each member of each group.
+
+    With m and s the mean and unbiased standard deviation of the group's n scored rewards R:
+
+    - `grpo`, `group`: (R - m) / (s + eps) (DeepSeekMath's GRPO; eps as in TRL);
+    - `grpo`, `none`: R - m (Dr.GRPO; tinker-cookbook);
+    - `grpo`, `batch`: (R - m) / (s over the whole batch + eps) (TRL, `scale_rewards="batch"`);
+    - `rloo`: R - mean of the others = (R - m) * n / (n - 1) (leave-one-out; verl, SkyRL), then scaled.
+
+    Args:
+        rewards: for each group, its members' rewards; None or NaN where there is none.
+        advantage: the baseline.
+        scale_rewards: what the difference is divided by.
+        eps: added to the standard deviation.
+        gather: given this process's scored rewards, returns those of all processes (`World.gather`);
+            called for `batch` only, then by every process, also by one without groups.
+
+    Raises:
+        UsageError: An option is unknown.
+    """
+    if advantage not in ("grpo", "rloo") or scale_rewards not in ("group", "batch", "none"):
+        raise UsageError(f"unknown advantage {advantage!r} or scale_rewards {scale_rewards!r}")
+    batch_std = 0.0
+    if scale_rewards == "batch":
+        batch_std = standard_deviation(gather([reward for group in rewards for reward in scored(group)]))
+    result: list[list[float]] = []
+    for group in rewards:
+        known = scored(group)
+        if len(known) < 2 or max(known) - min(known) <= NO_SPREAD:
+            result.append([0.0] * len(group))
+            continue
+        mean = sum(known) / len(known)
+        factor = len(known) / (len(known) - 1) if advantage == "rloo" else 1.0
+        if scale_rewards != "none":
+            factor /= (standard_deviation(known) if scale_rewards == "group" else batch_std) + eps
+        result.append(
+            [(reward - mean) * factor if reward is not None and isfinite(reward) else 0.0 for reward in group]
+        )
+    return result
+
+
+def turn_advantages(
+    returns: Sequence[Sequence[Sequence[float] | None]],
+    *,
+    advantage: Literal["grpo", "rloo"] = "grpo",
+    scale_rewards: Literal["group", "batch", "none"] = "group",
+    eps: float = 1e-4,
+    gather: Callable[[Sequence[Sequence[float]]], Sequence[Sequence[float]]] = list,
+) -> list[list[list[float]]]:
+    """Return the advantage of each turn of each member of each group.
+
+    With G_k the return-to-go of turn k: A_k = G_k - b, then scaled. The baseline b is the group's mean
+    of G_0, for `rloo` without the member itself. It does not depend on how many turns anybody took; a
+    mean over turns would, because the policy itself chooses their number (verl#7244). The spread is
+    the unbiased standard deviation over episodes, where an episode's deviation is the mean over its
+    turns. With one turn each, all of it is `group_advantages`.
+
+    Args:
+        returns: for each group, each member's returns-to-go; None or empty where there is no reward.
+        advantage: the baseline.
+        scale_rewards: what the difference is divided by.
+        eps: added to the standard deviation.
+        gather: as in `group_advantages`, of the members' returns.
+    """
+    known = [[own for own in group if own] for group in returns]
+    batch_std = 0.0
+    if scale_rewards == "batch":
+        batch_std = _turn_deviation(gather([own for group in known for own in group]))
+    result: list[list[list[float]]] = []
+    for group, members in zip(returns, known, strict=True):
+        firsts = [own[0] for own in members]
+        if len(firsts) < 2 or max(firsts) - min(firsts) <= NO_SPREAD:
+            result.append([[0.0] * len(own or ()) for own in group])
+            continue
+        count, total = len(firsts), sum(firsts)
+        scale = 1.0
+        if scale_rewards != "none":
+            scale /= (_turn_deviation(members) if scale_rewards == "group" else batch_std) + eps
+        values: list[list[float]] = []
+        for own in group:
+            first = own[0] if own else 0.0
+            baseline = (total - first) / (count - 1) if advantage == "rloo" else total / count
+            values.append([(value - baseline) * scale for value in own or ()])
+        result.append(values)
+    return result
+
+
+def _turn_deviation(members: Sequence[Sequence[float]]) -> float:
+    if len(members) < 2:
+        return 0.0
+    mean = sum(own[0] for own in members) / len(members)
+    squares = [sum((value - mean) ** 2 for value in own) / len(own) for own in members]
+    return sqrt(sum(squares) / (len(members) - 1))
+
+
+def is_scored(reward: float | None) -> bool:
+    """True if there is a reward and it is finite."""
+    return reward is not None and isfinite(reward)
+
+
+def scored(rewards: Sequence[float | None]) -> list[float]:
+    """Return the rewards that are there and finite."""
+    return [reward for reward in rewards if reward is not None and isfinite(reward)]
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the unbiased standard deviation; 0.0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def turn_returns(turn_rewards: Sequence[float], *, discount: float = 1.0) -> list[float]:
+    """Return the return-to-go of each turn: `G_k = r_k + discount * G_(k+1)`."""
+    returns: list[float] = []
+    total = 0.0
+    for reward in reversed(turn_rewards):
+        total = reward + discount * total
+        returns.append(total)
+    return returns[::-1]
+
+
+def overlong_penalty(num_tokens: int, *, max_tokens: int, cache_tokens: int) -> float:
+    """Return DAPO's soft overlong penalty (TRL, trl/rewards/other_rewards.py).
+
+    0 up to `max_tokens - cache_tokens`, then linearly down to -1 at `max_tokens`, and -1 above.
+    """
+    if cache_tokens <= 0 or num_tokens <= max_tokens - cache_tokens:
+        return 0.0
+    return max(-1.0, (max_tokens - cache_tokens - num_tokens) / cache_tokens)

@@ -1,0 +1,309 @@
+"""The losses: pure functions of tensors on trained tokens.
+
+Notation: lp = log-probability under the trained policy at the sampling temperature, old = under the
+proximal policy, mu = as the sampler reported it, ref = under the reference; r = exp(lp - old);
+A = advantage; sg = stop-gradient. Each surrogate returns the loss of each token, `l_N`; the loss is
+`sum(w_N * l_N)` with the weights of `agentenv.train.objective.weighting`.
+
+Rules that the tests hold:
+
+1. What stands outside the loss mask is never read, so NaN or infinity there changes nothing.
+2. Weights come from outside: nothing here divides by a batch's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentenv.core.errors import UsageError
+from agentenv.train.config import GRPOConfig
+from agentenv.train.objective.mismatch import correction_weights, off_policy_mask
+
+__all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_penalty", "sequence_mean"]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are cut here before `exp`: far beyond every clip, and exp() stays finite in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a surrogate sees: trained tokens only, flat, of one micro-batch of whole sequences.
+
+    All tensors have the shape `[N]`, and so has the loss that a `loss_fn` makes of them. Sums and means
+    over the batch are not its business: how the batch is split must not change the loss.
+    """
+
+    logprobs_N: Tensor
+    """lp; the only tensor with a gradient."""
+    old_N: Tensor
+    """Log-probabilities under the proximal policy."""
+    sampler_N: Tensor
+    """Log-probabilities as the sampler reported them."""
+    ref_N: Tensor | None
+    """Log-probabilities under the reference; None without one."""
+    advantages_N: Tensor
+    sequence_N: Tensor
+    """Index of each token's sequence, from 0."""
+    ratio_N: Tensor
+    """exp(lp - old), per token or, for GSPO, the sequence's geometric mean at each of its tokens."""
+    config: GRPOConfig
+    """The run's options."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """The loss to go backward from, and sums over tokens for the metrics."""
+
+    loss: Tensor
+    sums: dict[str, Tensor]
+    """Per metric, the sum over the micro-batch's trained tokens."""
+    extremes: dict[str, Tensor]
+    """Per metric, what `train.watch.metrics.EXTREMES` keeps of the micro-batch, by the name's end."""
+    num_tokens: int
+
+
+def sequence_mean(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Return, at each token, the mean of the values over the token's sequence."""
+    num_sequences = int(sequence_N.max()) + 1
+    sums_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, values_N)
+    counts_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(values_N))
+    return (sums_S / counts_S.clamp(min=1))[sequence_N]
+
+
+def clipped(x: LossInputs) -> Tensor:
+    """Return PPO's clipped surrogate: `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)`.
+
+    Clip-higher is DAPO's; `delta` bounds r in the first term (INTELLECT-2, TRL); `dual_clip` c bounds
+    the loss of a negative advantage by `-c A` (verl, `clip_ratio_c`).
+    """
+    c = x.config
+    bounded_N = x.ratio_N.clamp(1 - c.epsilon, 1 + c.epsilon_high)
+    ratio_N = x.ratio_N if c.delta is None else x.ratio_N.clamp(max=c.delta)
+    loss_N = -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
+    if c.dual_clip is None:
+        return loss_N
+    return torch.where(x.advantages_N < 0, torch.min(loss_N, -c.dual_clip * x.advantages_N), loss_N)
+
+
+def cispo(x: LossInputs) -> Tensor:
+    """Return CISPO: `-sg(min(r, ratio_max)) A lp`; clipped tokens keep their gradient (MiniMax-M1)."""
+    return -x.ratio_N.clamp(max=x.config.ratio_max).detach() * x.advantages_N * x.logprobs_N
+
+
+def sapo(x: LossInputs) -> Tensor:
+    """Return SAPO: `-(4 / tau) sigmoid(tau (r - 1)) A`, tau by the sign of A (TRL, verl)."""
+    c = x.config
+    tau_N = torch.where(x.advantages_N > 0, c.sapo_temperature_pos, c.sapo_temperature_neg).to(
+        x.ratio_N.dtype
+    )
+    return -torch.sigmoid(tau_N * (x.ratio_N - 1)) * 4 / tau_N * x.advantages_N
+
+
+def reinforce(x: LossInputs) -> Tensor:
+    """Return importance-weighted REINFORCE without a clip: `-r A` (tinker's default)."""
+    return -x.ratio_N * x.advantages_N
+
+
+def policy_gradient(x: LossInputs) -> Tensor:
+    """Return the plain policy gradient: `-lp A` (GPG)."""
+    return -x.logprobs_N * x.advantages_N
+
+
+def dppo(x: LossInputs) -> Tensor:
+    """Return DPPO: `-r A`, without tokens whose probability moved too far (prime-rl, SkyRL).
+
+    A token is left out where `p - p_mu > dppo_high` (A > 0) or `p - p_mu < -dppo_low` (A < 0):
+    probabilities, not ratios, so rare tokens may move by large factors.
+    """
+    moved_N = x.logprobs_N.detach().exp() - x.sampler_N.exp()
+    up_N = (x.advantages_N > 0) & (moved_N > x.config.dppo_high)
+    down_N = (x.advantages_N < 0) & (moved_N < -x.config.dppo_low)
+    return torch.where(up_N | down_N, torch.zeros_like(moved_N), -x.ratio_N * x.advantages_N)
+
+
+def gmpo(x: LossInputs) -> Tensor:
+    """Return GMPO: the sequence's geometric mean of clipped ratios (verl, `geo_mean`).
+
+    The clip acts on log-ratios, against the sign of the advantage.
+    """
+    c = x.config
+    log_ratio_N = (x.logprobs_N - x.old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    sign_N = torch.sign(x.advantages_N)
+    bounded_N = log_ratio_N.clamp(-c.epsilon, c.epsilon_high)
+    kept_N = sign_N * torch.min(sign_N * log_ratio_N, sign_N * bounded_N)
+    mean_N = sequence_mean(kept_N, x.sequence_N)
+    return -mean_N.exp() * sequence_mean(x.advantages_N, x.sequence_N)
+
+
+SURROGATES: dict[str, Callable[[LossInputs], Tensor]] = {
+    "dapo": clipped,
+    "grpo": clipped,
+    "dr_grpo": clipped,
+    "prompt_mean": clipped,
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
+    "dppo": dppo,
+    "gmpo": gmpo,
+    "gpg": policy_gradient,
+}
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
+    """Return an estimate of KL(policy || reference) at each token, with d = ref - lp.
+
+    k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1 (Schulman's estimators). As a loss, k2 has the gradient
+    of the reverse KL; k1's is zero in expectation. |d| is cut at 20 before `exp`.
+
+    Raises:
+        UsageError: The estimator is unknown.
+    """
+    d = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return d * d / 2
+    if estimator == "k3":
+        return torch.exp(d) - d - 1
+    raise UsageError(f"unknown KL estimator {estimator!r}; one of k1, k2, k3")
+
+
+def grpo_loss(
+    logprobs: Tensor,
+    *,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    config: GRPOConfig,
+    loss_mask: Tensor | None = None,
+    sampler_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+    entropy: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    loss_fn: Callable[[LossInputs], Tensor] | None = None,
+) -> LossOutput:
+    """Return the weighted policy loss of whole sequences, with what the metrics need.
+
+    `sum(w * (c * l + beta * kl - entropy_coef * H))`: l the surrogate, c the correction of
+    `train.objective.mismatch`. All tensors have one shape: `[B, T]`, or flat `[N]` with `sequence_ids`.
+
+    Args:
+        logprobs: lp, with gradient.
+        old_logprobs: of the proximal policy.
+        advantages: one for each token.
+        weights: one for each token, over the global batch.
+        config: the loss's options.
+        loss_mask: true on trained tokens; all are when None.
+        sampler_logprobs: mu; old when None.
+        ref_logprobs: of the reference; needed when `beta` acts in the loss.
+        entropy: of the policy at each token; with gradient if `entropy_coef` is not 0.
+        sequence_ids: the sequence of each token; the row index when None and 2-dimensional.
+        loss_fn: the user's own surrogate instead of the configured one: `[N]` losses for N trained tokens.
+
+    Raises:
+        UsageError: `loss_fn` did not return one loss for each trained token.
+    """
+    mask = torch.ones_like(logprobs, dtype=torch.bool) if loss_mask is None else loss_mask.bool()
+    lp_N, old_N = logprobs[mask], old_logprobs[mask]
+    if lp_N.numel() == 0:
+        return LossOutput(lp_N.sum(), {}, {}, 0)
+    sequence_N = _sequences(logprobs, sequence_ids)[mask].unique(return_inverse=True)[1]
+    x = LossInputs(
+        logprobs_N=lp_N,
+        old_N=old_N,
+        sampler_N=old_N if sampler_logprobs is None else sampler_logprobs[mask],
+        ref_N=None if ref_logprobs is None else ref_logprobs[mask],
+        advantages_N=advantages[mask],
+        sequence_N=sequence_N,
+        ratio_N=_ratio(lp_N - old_N, sequence_N, config),
+        config=config,
+    )
+    correction_N = correction_weights(x.old_N, x.sampler_N, sequence_N, config) * off_policy_mask(x)
+    loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[config.loss_type](x)
+    total_N = loss_N * correction_N + _kl_term(x)
+    entropy_N = None if entropy is None else entropy[mask]
+    if entropy_N is not None and config.entropy_coef:
+        total_N = total_N - config.entropy_coef * entropy_N
+    with torch.no_grad():
+        sums, extremes = _observe(x, correction_N, entropy_N)
+    return LossOutput((weights[mask] * total_N).sum(), sums, extremes, lp_N.numel())
+
+
+def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
+    """Return the user's own loss of each token, once it is clear that it is one.
+
+    A mean over the micro-batch would broadcast over the tokens without an error.
+    """
+    loss_N: object = loss_fn(x)
+    wanted = tuple(x.logprobs_N.shape)
+    if isinstance(loss_N, Tensor) and tuple(loss_N.shape) == wanted:
+        return loss_N
+    given = f"shape {tuple(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
+    raise UsageError(
+        f"loss_fn returned {given}; wanted is one loss for each token, a tensor of shape {wanted} like "
+        "logprobs_N: take no mean or sum, the tokens' weights are applied afterwards"
+    )
+
+
+def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:
+    """Return the sequence of each token: as given, else the row, else one for all."""
+    if sequence_ids is not None:
+        return sequence_ids
+    rows = torch.arange(logprobs.shape[0], device=logprobs.device)
+    return rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
+
+
+def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:
+    """Return exp(lp - old), at the level that the importance ratio has."""
+    if config.importance_sampling_level == "sequence":
+        log_ratio_N = sequence_mean(log_ratio_N, sequence_N)
+    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _kl_term(x: LossInputs) -> Tensor | float:
+    """Return `beta * kl` of each token; 0 if the KL is not in the loss."""
+    c = x.config
+    if x.ref_N is None or not c.beta or c.kl_in != "loss":
+        return 0.0
+    kl_N = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator)
+    return c.beta * (kl_N * x.ratio_N if c.use_bias_correction_kl else kl_N)
+
+
+def _observe(
+    x: LossInputs, correction_N: Tensor, entropy_N: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return sums and extremes for the metrics, under TRL's names where it has one.
+
+    TRL's `low_min` and `high_max` are those of its micro-batches; here they are of sequences, so that
+    they do not depend on the split.
+    """
+    c = x.config
+    low_N = (x.ratio_N < 1 - c.epsilon) & (x.advantages_N < 0)
+    high_N = (x.ratio_N > 1 + c.epsilon_high) & (x.advantages_N > 0)
+    gap_N = (x.logprobs_N - x.sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    outside_N = (gap_N.exp() - 1).abs() > 0.2
+    sums = {
+        "clip_ratio/low_mean": low_N.sum(),
+        "clip_ratio/high_mean": high_N.sum(),
+        "clip_ratio/region_mean": (low_N | high_N).sum(),
+        "ratio/mean": x.ratio_N.sum(),
+        "mismatch/k1": -gap_N.sum(),
+        "mismatch/k3": (gap_N.exp() - gap_N - 1).sum(),
+        "mismatch/frac_outside": outside_N.sum(),
+        "importance/weight_mean": correction_N.sum(),
+        "importance/frac_dropped": (correction_N == 0).sum(),
+    }
+    if x.ref_N is not None:
+        sums["kl"] = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator).sum()
+    if entropy_N is not None:
+        sums["entropy"] = entropy_N.sum()
+    return sums, {
+        "clip_ratio/low_min": sequence_mean(low_N.to(gap_N), x.sequence_N).min(),
+        "clip_ratio/high_max": sequence_mean(high_N.to(gap_N), x.sequence_N).max(),
+        "mismatch/abs_max": gap_N.abs().max(),
+        "ratio/max": x.ratio_N.max(),
+    }

@@ -1,0 +1,30 @@
+"""What people see of a training: metrics, warnings, trackers, notices, notes for the viewer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.train.watch.metrics import Meter as Meter
+    from agentenv.train.watch.metrics import episode_metrics as episode_metrics
+    from agentenv.train.watch.notes import episode_notes as episode_notes
+    from agentenv.train.watch.notify import Notice as Notice
+    from agentenv.train.watch.notify import Notifier as Notifier
+    from agentenv.train.watch.notify import through_apprise as through_apprise
+    from agentenv.train.watch.toptokens import TokenKL as TokenKL
+    from agentenv.train.watch.track import Trackers as Trackers
+    from agentenv.train.watch.warn import early_warnings as early_warnings
+
+__all__ = door(
+    __name__,
+    {
+        "metrics": ["Meter", "episode_metrics"],
+        "notes": ["episode_notes"],
+        "notify": ["Notice", "Notifier", "through_apprise"],
+        "toptokens": ["TokenKL"],
+        "track": ["Trackers"],
+        "warn": ["early_warnings"],
+    },
+)

@@ -1,0 +1,138 @@
+"""Small templates of our own, each writing tool calls in the format of one family.
+
+For formats whose real templates are in no package that the tests install.
+"""
+
+# ruff: noqa: RUF001 - DeepSeek writes its tags with a full-width bar
+from __future__ import annotations
+
+_VALUE = "{{ v if v is string else v | tojson }}"
+_FRAME = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% if m.tool_calls %}CALLS{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _template(each: str, before: str = "", after: str = "", between: str = "") -> str:
+    """A chat whose calls are written by `each`, with `f` for the call's function."""
+    separator = "{% if not loop.last %}" + between + "{% endif %}"
+    calls = before + "{% for c in m.tool_calls %}{% set f = c.function %}" + each + separator + "{% endfor %}"
+    return _FRAME.replace("CALLS", calls + after)
+
+
+def _parameters(each: str) -> str:
+    return "{% for k, v in f.arguments.items() %}" + each.replace("VALUE", _VALUE) + "{% endfor %}"
+
+
+_NESTED = (
+    "{% macro nested(v) %}{% if v is mapping %}{% for k, x in v.items() %}M<{{ k }}>{{ nested(x) }}M</{{ k }}>"
+    "{% endfor %}{% elif v is iterable and v is not string %}{% for x in v %}M<item>{{ nested(x) }}M</item>"
+    "{% endfor %}{% else %}{{ v if v is string else v | tojson }}{% endif %}{% endmacro %}"
+)
+_KIND = (
+    "{{ 'string' if v is string else 'boolean' if v is boolean else 'number' if v is number "
+    "else 'object' if v is mapping else 'array' }}"
+)
+_ATTRIBUTE = "{{ k | replace('&', '&amp;') | replace('\"', '&quot;') }}"
+
+CALL_FORMATS = {
+    "seed_xml": _template(
+        "<seed:tool_call>\n<function={{ f.name }}>\n"
+        + _parameters("<parameter={{ k }}>VALUE</parameter>\n")
+        + "</function>\n</seed:tool_call>"
+    ),
+    "minimax": _template(
+        '<invoke name="{{ f.name }}">\n'
+        + _parameters('<parameter name="{{ k }}">VALUE</parameter>\n')
+        + "</invoke>\n",
+        "<minimax:tool_call>\n",
+        "</minimax:tool_call>",
+    ),
+    "minimax_m3": (
+        _NESTED
+        + _template(
+            'M<invoke name="{{ f.name }}">'
+            "{% for k, v in f.arguments.items() %}M<{{ k }}>{{ nested(v) }}M</{{ k }}>{% endfor %}M</invoke>\n",
+            "M<tool_call>\n",
+            "M</tool_call>",
+        )
+    ).replace("M<", "]<]minimax[>[<"),
+    "kimi_k3": _template(
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        + _parameters(
+            f'<|open|>argument key="{_ATTRIBUTE}" type="{_KIND}"<|sep|>VALUE<|close|>argument<|sep|>'
+        )
+        + "<|close|>call<|sep|>",
+        "<|open|>tools<|sep|>",
+        "<|close|>tools<|sep|>",
+    ),
+    "dsml": _template(
+        '<｜DSML｜invoke name="{{ f.name }}">\n'
+        + _parameters(
+            "<｜DSML｜parameter name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">"
+            "VALUE</｜DSML｜parameter>\n"
+        )
+        + "</｜DSML｜invoke>\n",
+        "<｜DSML｜function_calls>\n",
+        "</｜DSML｜function_calls>",
+    ),
+    "deepseek_v3": _template(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```"
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "\n",
+    ),
+    "deepseek_v31": _template(
+        "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "kimi_k2": _template(
+        "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
+        "{{ f.arguments | tojson }}<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+    ),
+    "mistral": _template(
+        '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}, "id": "{{ c.id }}"}',
+        "[TOOL_CALLS][",
+        "]",
+        ", ",
+    ),
+    "mistral_args": _template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
+    "functiongemma": _template(
+        "<start_function_call>call:{{ f.name }}{{ '{' }}"
+        + _parameters("{{ k }}:<escape>VALUE<escape>{{ '' if loop.last else ',' }}")
+        + "{{ '}' }}<end_function_call>"
+    ),
+    "cohere": _template(
+        '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ f.name }}", '
+        '"parameters": {{ f.arguments | tojson }}}',
+        "<|START_ACTION|>[\n",
+        "\n]<|END_ACTION|>",
+        ",\n",
+    ),
+    "lfm": _template(
+        "{{ f.name }}("
+        "{% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %})",
+        "<|tool_call_start|>[",
+        "]<|tool_call_end|>",
+        ", ",
+    ),
+    "pythonic": _template(
+        "{{ f.name }}("
+        "{% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %})",
+        "[",
+        "]",
+        ", ",
+    ),
+    "functionary_v31": _template("<function={{ f.name }}>{{ f.arguments | tojson }}</function>"),
+    "functionary_v32": _template(">>>{{ f.name }}\n{{ f.arguments | tojson }}"),
+    "bare_literals": _template("{'name': '{{ f.name }}', 'arguments': {{ f.arguments }}}", "[", "]", ", "),
+    "hermes": _template(
+        '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>'
+    ),
+}
+"""Template by the name of the grammar that reads its calls."""

@@ -1,0 +1,50 @@
+"""Functions that tests run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from enum import Enum
+from pathlib import Path
+
+from agentenv.core import SandboxCrashed, ToolError
+from agentenv.tools import tool
+
+
+class Mode(Enum):
+    ADD = "add"
+
+
+@tool(isolated=True)
+def where(x: int, mode: Mode = Mode.ADD) -> list[object]:
+    """Say which process runs this."""
+    print("printed text is no answer")
+    return [os.getpid(), x, isinstance(mode, Mode)]
+
+
+@tool(isolated=True, timeout_s=0.5)
+def hang(note: str) -> None:
+    """Start a grandchild and hang."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    Path(note).write_text(str(child.pid))
+    while True:
+        time.sleep(1)
+
+
+@tool(isolated=True)
+def die(status: int) -> None:
+    """End the process."""
+    os._exit(status)
+
+
+@tool(isolated=True)
+async def fail(kind: str) -> None:
+    """Raise."""
+    raise {"tool": ToolError("for the model"), "sandbox": SandboxCrashed("gone")}.get(kind, ValueError("bug"))
+
+
+def plain(x: int) -> int:
+    """Double."""
+    return 2 * x

@@ -1,0 +1,155 @@
+"""Runs that show what real ones can: several turns, trims, failures, hostile text, broken characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentenv.core import (
+    EpisodeError,
+    StopReason,
+    TokenSequence,
+    TokenSpan,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+from agentenv.render import byte_tokenizer
+from agentenv.runs.store import Run, RunWriter
+from agentenv.runs.store.vocabulary import vocabulary_of
+
+HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
+ODD = "right\u202eleft\u0007bell naïve 漢字\n"
+TOKENIZER = byte_tokenizer()
+
+
+def span(source: str, text: str, turn: int = -1, slope: float = 0.05) -> TokenSpan:
+    """A span of one token for each byte; logprobs fall and rise again."""
+    ids = tuple(TOKENIZER.encode(text))
+    values = tuple(-slope * (place % 40) for place in range(len(ids))) if source == "model" else None
+    return TokenSpan(source, ids, values, 12 if source == "model" else None, turn)
+
+
+def episode(
+    task: int,
+    member: int,
+    *,
+    reward: float | None = 1.0,
+    stop: StopReason = StopReason.FINAL_ANSWER,
+    output: str = "391",
+    answer: str = "17 boxes hold 391 pencils.",
+    error: EpisodeError | None = None,
+    trimmed: bool = False,
+) -> Trajectory:
+    """Two turns with one tool call between them."""
+    call_text = '<tool_call>{"name": "calc", "arguments": {"expression": "17*23"}}</tool_call>'
+    prompt = span("prompt", f"A shop sells 17 boxes of 23 pencils (order {task}). How many pencils?\n")
+    said = span("model", call_text, 0)
+    heard = span("env", f"\ntool: {output}\n", 0)
+    last = span("model", answer, 1, slope=0.1 + 0.02 * member)
+    call = ToolCall("c1", "calc", '{"expression": "17*23"}')
+    kind = ToolErrorKind.BAD_ARGUMENTS if "bad arguments" in output else None
+    result = ToolResult(
+        "c1", "calc", output, kind, duration_s=0.041, trimmed=trimmed, full_chars=9000 if trimmed else None
+    )
+    start = len(prompt)
+    messages = (
+        {"role": "user", "content": "How many pencils?"},
+        {"role": "assistant", "content": None, "tool_calls": [call.to_message()]},
+        result.to_message(),
+        {"role": "assistant", "content": answer},
+    )
+    turns = (
+        Turn(0, messages[1], "stop", len(said), start=start, tool_calls=(call,), tool_results=(result,)),
+        Turn(
+            1,
+            messages[3],
+            "stop",
+            len(last),
+            start=start + len(said) + len(heard),
+            reward=reward or 0.0,
+        ),
+    )
+    return Trajectory(
+        env_id="shop/Math-v0",
+        task_id=f"order-{task:04}",
+        seed=task,
+        group_id=f"shop/Math-v0:order-{task:04}",
+        member=member,
+        stop_reason=stop,
+        turns=turns,
+        sequences=(TokenSequence((prompt, said, heard, last)),),
+        messages=messages,
+        reward=None if error else reward,
+        rewards={} if error else {"correct": reward, "format": 0.1},
+        error=error,
+        untrainable_reason="failed" if error else "",
+        task={"boxes": 17, "pencils": 23, "order": task},
+        metrics={"turns": 2.0},
+        timings={"generate_s": 1.42, "tools_s": 0.041, "queue_s": 0.08, "total_s": 1.6},
+    )
+
+
+def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = False) -> Run:
+    """Write a run and return it."""
+    with RunWriter.create(
+        name,
+        root=root,
+        run_id=name,
+        env_ids=("shop/Math-v0",),
+        model="example",
+        kind="train" if metrics else "eval",
+    ) as writer:
+        ids: set[int] = set()
+        for one in episodes:
+            writer.append(one)
+            ids |= {token for sequence in one.sequences for token in sequence.token_ids}
+            if notes:
+                length = len(one.sequences[-1])
+                flat = one.sequences[-1].logprobs
+                writer.annotate(
+                    one,
+                    advantage=0.5,
+                    entropy=[0.1 * (i % 50) for i in range(length)],
+                    new_logprobs=[v - 0.2 for v in flat],
+                )
+        for line in metrics:
+            writer.log_metrics(line)
+        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, ids))
+    return Run(writer.path)
+
+
+def varied(tasks: int = 12, size: int = 4):
+    """Episodes of many kinds."""
+    for task in range(tasks):
+        for member in range(size):
+            kind = (task * 7 + member * 3) % 11
+            if kind == 0:
+                yield episode(task, member, reward=0.0, stop=StopReason.MAX_TURNS, answer="I do not know")
+            elif kind == 1:
+                yield episode(
+                    task,
+                    member,
+                    reward=0.0,
+                    stop=StopReason.TOOL_OUTPUT_OVERFLOW,
+                    output="DEBUG row 0000000 ok\n" * 6,
+                    trimmed=True,
+                )
+            elif kind == 2:
+                yield episode(
+                    task,
+                    member,
+                    stop=StopReason.ERROR,
+                    error=EpisodeError("env", "KeyError", f"no price for {task % 2}", "Traceback ..."),
+                )
+            elif kind in (3, 4):
+                yield episode(
+                    task,
+                    member,
+                    reward=0.1,
+                    answer="About 400.",
+                    output="bad arguments for calc: expression: field required",
+                )
+            else:
+                yield episode(task, member)

@@ -1,0 +1,209 @@
+"""Every bundled environment: enough tasks, held-out ones apart, full marks for its oracle."""
+
+import json
+import random
+
+import pytest
+
+from agentenv.core import ToolError
+from agentenv.envs import spec
+from agentenv.testing import check_env, oracle_of, play
+from agentenv_envs.countdown import value_of
+from agentenv_envs.wordle import marks, solver, words
+
+BUNDLED = [
+    "agentenv/Blackjack-v0",
+    "agentenv/Calculator-v0",
+    "agentenv/CliffWalking-v0",
+    "agentenv/Countdown-v0",
+    "agentenv/FileSystem-v0",
+    "agentenv/FrozenLake-v0",
+    "agentenv/SqliteQA-v0",
+    "agentenv/Taxi-v0",
+    "agentenv/Wordle-v0",
+]
+SOLVED = [id for id in BUNDLED if "Blackjack" not in id]
+
+
+@pytest.mark.parametrize("id", BUNDLED)
+async def test_the_checker_finds_nothing_wrong(id):
+    report = await check_env(id, tasks=4, fuzz_calls=60)
+
+    assert report.ok, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", BUNDLED)
+async def test_the_checker_finds_nothing_wrong_on_every_task(id):
+    report = await check_env(id, tasks=1000, fuzz_calls=2000)
+
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("id", BUNDLED)
+def test_there_are_two_hundred_tasks_to_learn_and_others_held_out(id):
+    train, test = (spec(id).task_set(name) for name in ("train", "test"))
+
+    assert len(train) >= 200
+    assert len(test) >= 100
+    assert not {task.id for task in train} & {task.id for task in test}
+
+
+@pytest.mark.parametrize("id", SOLVED)
+async def test_the_oracle_solves_held_out_tasks(id):
+    entry = spec(id)
+    played = [await play(entry, oracle_of(entry), task, seed=3) for task in entry.task_set("test").take(5)]
+
+    assert [one.reward for one in played] == [1.0] * 5
+
+
+@pytest.mark.parametrize("id", BUNDLED)
+async def test_saying_nothing_scores_nothing(id):
+    entry = spec(id)
+    played = [
+        await play(entry, lambda messages, task, rng: "", task) for task in entry.task_set("test").take(3)
+    ]
+
+    assert [one.reward for one in played] == [0.0] * 3
+
+
+def test_operands_of_held_out_countdowns_are_new():
+    sets = [
+        {tuple(sorted(t.data["numbers"])) for t in spec("agentenv/Countdown-v0").task_set(s)}
+        for s in ("train", "test")
+    ]
+
+    assert not sets[0] & sets[1]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("(1 + 2) * 3", 9), ("4 / 2 / 1", 2), ("3", 3), ("3 - 4 - 1", -2)],
+)
+def test_countdown_counts_exactly(expression, value):
+    assert value_of(expression, [1, 2, 3, 4]) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("5 + 1", "5 is not there"),
+        ("1 + 1", "1 is not there, or used"),
+        ("1 / (2 - 2)", "not there"),
+        ("2 ** 3", "not an expression"),
+        ("__import__('os')", "not an expression"),
+        ("True + 1", "not an expression"),
+        ("(" * 150 + "1" + ")" * 40, "not an expression"),
+        ("1+" * 200, "at most 200"),
+        ("-1", "not an expression"),
+        ("", "not an expression"),
+    ],
+)
+def test_countdown_refuses_what_breaks_its_rules(expression, words):
+    with pytest.raises(ToolError, match=words):
+        value_of(expression, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("guess", "word", "told"),
+    [
+        ("crane", "crane", "GGGGG"),
+        ("eerie", "crane", "XXYXG"),
+        ("allow", "alarm", "GGXXX"),
+        ("speed", "erase", "YXYYX"),
+        ("abbey", "babes", "YYGGX"),
+    ],
+)
+def test_wordle_marks_letters_as_often_as_the_word_has_them(guess, word, told):
+    assert marks(guess, word) == told
+
+
+def test_wordles_words_are_words():
+    assert len(set(words())) == len(words()) > 500
+    assert all(len(word) == 5 and word.isalpha() and word.islower() for word in words())
+
+
+async def test_wordle_is_won_most_of_the_time_by_fair_play():
+    entry = spec("agentenv/Wordle-v0")
+    played = [
+        await play(entry, solver, task, seed=n) for n, task in enumerate(entry.task_set("test").take(15))
+    ]
+
+    assert sum(one.reward for one in played) >= 11
+
+
+def called(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM orders",
+        "DROP TABLE orders",
+        "INSERT INTO customers VALUES (1, 'a', 'b', 'c')",
+        "PRAGMA writable_schema = 1",
+        "ATTACH DATABASE '/etc/passwd' AS p",
+        "SELECT load_extension('x')",
+        "SELECT 1; DROP TABLE orders",
+        "SELECT * FROM order_lines",
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n",
+        "SELECT zeroblob(1000000000)",
+        "SELECT printf('%.*c', 100000000, 'x')",
+        "not sql",
+        "",
+        "SELECT '\ud800'",
+    ],
+)
+async def test_sqlite_refuses_all_but_small_reading_queries(play_episode, sql):
+    entry = spec("agentenv/SqliteQA-v0")
+    count = called("query", sql="SELECT count(*) FROM orders")
+    played = await play_episode(entry, [called("query", sql=sql), count, "done"], entry.task_set()[0].data)
+
+    if sql:
+        assert played.tool_results[0].is_error, played.tool_results[0]
+    assert played.tool_results[1].content == "[[900]]"
+
+
+async def test_sqlite_answers_are_read_to_the_cent_and_names_as_written(play_episode):
+    entry = spec("agentenv/SqliteQA-v0")
+
+    for target, answer, reward in [
+        ("12.50", "It is 12.5", 1.0),
+        ("1200", "1,200", 1.0),
+        ("12.50", "12.51", 0.0),
+        ("oak lamp", "Oak lamp.", 1.0),
+        ("oak lamp", "the steel lamp", 0.0),
+        ("12.50", "none", 0.0),
+    ]:
+        played = await play_episode(entry, [answer], {"question": "?", "target": target})
+        assert played.reward == reward
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "", "/", "x" * 300])
+async def test_the_file_system_has_no_outside(play_episode, path):
+    task = spec("agentenv/FileSystem-v0").task_set()[0].data
+    played = await play_episode(
+        "agentenv/FileSystem-v0", [called("write_file", path=path, text="x"), "done"], task
+    )
+
+    assert played.tool_results[0].is_error
+
+
+async def test_a_chore_done_with_something_else_changed_scores_nothing():
+    entry = spec("agentenv/FileSystem-v0")
+    oracle, task = oracle_of(entry), entry.task_set("test")[2]
+
+    def careless(messages, task, rng: random.Random):
+        turn = sum(message["role"] == "assistant" for message in messages)
+        if turn == 1:
+            return called("write_file", path="extra.txt", text="oops")
+        return oracle(messages, task, rng)
+
+    assert (await play(entry, oracle, task)).reward == 1.0
+    assert (await play(entry, careless, task)).reward == 0.0

@@ -1,0 +1,70 @@
+"""The self-correction environment: shaped rewards of both attempts, through the runner."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agentenv.core import Context, StopReason, UsageError
+from agentenv.engine import ScriptedEngine
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv_envs.score_self_correction import ASK_AGAIN, SelfCorrection, oracle, tasks
+
+TASK = {"question": "What is 20 * 20 + 100?", "answer": 500}
+TOKENIZER = byte_tokenizer()
+
+
+async def play(first: str, second: str, **kwargs):
+    engine = ScriptedEngine([first, second], tokenizer=TOKENIZER)
+    return await Runner(engine, Renderer(TOKENIZER)).run_episode(SelfCorrection(**kwargs), TASK)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shaped"),
+    [("400", "500", 3.0), ("500", "500", 1.0), ("500", "400", -2.0), ("400", "401", 0.0)],
+)
+async def test_d14_the_second_attempt_gets_its_correctness_and_the_weighted_progress(first, second, shaped):
+    both = await play(f"It is {first}.", f"It is {second}.", alpha=2)
+    only = await play(f"It is {first}.", f"It is {second}.", alpha=2, stage=1)
+
+    assert both.turn_rewards == (float(first == "500"), shaped)
+    assert only.turn_rewards == (0.0, shaped)
+    assert both.stop_reason is StopReason.ENV_TERMINATED
+    assert both.reward == sum(both.turn_rewards)
+    assert both.messages[2] == {"role": "user", "content": ASK_AGAIN}
+
+
+async def test_an_answer_without_a_number_is_wrong_and_a_thousands_comma_is_read():
+    record = await play("no idea", "perhaps 1,500 or 500")
+
+    assert record.turn_rewards == (0.0, 3.0)
+
+
+def test_tasks_are_disjoint_and_the_oracle_is_right():
+    train, test = list(tasks("train")), list(tasks("test"))
+
+    assert (len(train), len(test)) == (400, 120)
+    assert not {row["id"] for row in train} & {row["id"] for row in test}
+    for row in (*train, *test):
+        left, _, rest = str(row["id"]).partition("*")
+        middle, _, last = rest.partition("+")
+        assert int(left) * int(middle) + int(last) == row["answer"]
+        assert str(row["answer"]) in oracle([], row, random.Random(0))["content"]
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": -1}, {"stage": 3}])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        SelfCorrection(**wrong)
+
+
+async def test_a_number_too_long_to_read_is_no_answer():
+    env = SelfCorrection()
+    task = next(iter(tasks("train")))
+    await env.begin(task, seed=0, context=Context())
+
+    result = await env.advance({"role": "assistant", "content": "9" * 5_000})
+
+    assert (result.reward, result.terminated) == (0.0, False)

@@ -1,0 +1,44 @@
+"""Loading a transformers model for decoding on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from agentenv.core import ModelNotFound
+from agentenv.engine.hf import load_model, locate
+
+CONFIG = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def test_matrices_are_input_major_and_the_model_is_the_same_one(tmp_path):
+    plain = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG), dtype=torch.float32).eval()
+    plain.save_pretrained(tmp_path / "first")
+
+    loaded = load_model(locate(str(tmp_path / "first")), device="cpu", dtype="float32")
+    loaded.save_pretrained(tmp_path / "second")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "second")
+
+    assert loaded.model.layers[0].mlp.up_proj.weight.stride() == (1, 24)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert all(map(torch.equal, plain.state_dict().values(), again.state_dict().values()))
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_were_cut_off_are_one_clear_error(tmp_path):
+    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+
+    with pytest.raises(ModelNotFound, match="cannot be loaded: SafetensorError"):
+        load_model(locate(str(tmp_path)), device="cpu", dtype="float32")

@@ -1,0 +1,94 @@
+"""The mock engine: deterministic, weak, and shaped by the tools in the prompt."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.core import ContextTooLong
+from agentenv.engine import MockEngine, Sampling
+from agentenv.engine.scripted.mock import answer, arguments_for, tools_in
+from agentenv.render import byte_tokenizer
+
+CODEC = byte_tokenizer()
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "expression": {"type": "string"},
+        "digits": {"type": "integer", "minimum": 0, "maximum": 9},
+        "mode": {"enum": ["a", "b"]},
+        "deep": {"$ref": "#/$defs/Deep"},
+        "many": {"type": "array", "items": {"type": "boolean"}},
+        "maybe": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+    },
+    "required": ["expression", "digits", "mode", "deep", "many", "maybe"],
+    "$defs": {"Deep": {"type": "object", "properties": {"x": {"const": 3}}, "required": ["x"]}},
+}
+PROMPT = (
+    json.dumps({"type": "function", "function": {"name": "calc", "parameters": SCHEMA}}) + "What is 2 + 3?"
+)
+
+
+async def ask(engine, text=PROMPT, **sampling):
+    return await engine.generate(CODEC.encode(text), Sampling(**sampling), stop_token_ids=CODEC.eos_token_ids)
+
+
+async def test_answers_depend_on_seed_and_prompt_only():
+    first = [await ask(MockEngine(CODEC, seed=1), seed=member) for member in range(6)]
+    again = [await ask(MockEngine(CODEC, seed=1), seed=member) for member in range(6)]
+    other = [await ask(MockEngine(CODEC, seed=2), seed=member) for member in range(6)]
+
+    assert first == again
+    assert [done.logprobs for done in first] != [done.logprobs for done in other]
+    assert all(len(done.logprobs) == len(done.token_ids) and max(done.logprobs) <= 0 for done in first)
+
+
+async def test_greedy_ignores_the_request_seed():
+    engine = MockEngine(CODEC)
+
+    assert await ask(engine, temperature=0.0, seed=1) == await ask(engine, temperature=0.0, seed=2)
+
+
+def test_it_calls_an_offered_tool_sometimes_and_answers_otherwise():
+    said = [answer(PROMPT, Random(seed)) for seed in range(40)]
+
+    calls = [text for text in said if text.startswith("<tool_call>")]
+    assert 10 < len(calls) < 40
+    assert all(json.loads(text[11:-12])["name"] == "calc" for text in calls)
+
+
+@given(st.integers(0, 10**6))
+def test_arguments_have_the_shape_of_the_schema(seed):
+    made = arguments_for(SCHEMA, "What is 2 + 3?", Random(seed))
+
+    assert isinstance(made["expression"], str)
+    assert isinstance(made["digits"], int)
+    assert 0 <= made["digits"] <= 9
+    assert made["mode"] in {"a", "b"}
+    assert made["deep"] == {"x": 3}
+    assert all(isinstance(part, bool) for part in made["many"])
+    assert made["maybe"] is None or isinstance(made["maybe"], int | float)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "f", "parameters": {"a": 1}}', '{"function": {"name": "f", "parameters": {"a": 1}}}, {"b'],
+    ids=str,
+)
+def test_tools_are_read_out_of_any_json(text):
+    assert tools_in("prose { " + text) == [("f", {"a": 1})]
+
+
+def test_tools_are_read_out_of_signatures():
+    assert [name for name, _ in tools_in("Tools:\nadd(a, b): Add.\nnow(): Time.\n")] == ["add", "now"]
+
+
+async def test_the_context_limit_and_the_token_limit_hold():
+    with pytest.raises(ContextTooLong):
+        await ask(MockEngine(CODEC, max_context_tokens=5))
+    short = await ask(MockEngine(CODEC), max_tokens=3)
+    assert (len(short.token_ids), short.finish_reason) == (3, "length")

@@ -1,0 +1,111 @@
+"""Starting a vLLM server: the flags that training needs, and what is said where it fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from agentenv.core import DependencyMissing, EngineError, ModelNotFound
+from agentenv.engine.vllm import ServeOptions, running_server
+from agentenv.engine.vllm.launch import is_for_cpu, server_command, stop, wait_healthy
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    return str(tmp_path)
+
+
+def test_the_command_has_what_training_needs(model):
+    options = ServeOptions(port=81, max_model_len=99, extra=["--seed", "3"])
+    command, environment = server_command(model, options)
+    words = " ".join(command)
+
+    for flag in (
+        f"--model {model}",
+        "--port 81",
+        "--logprobs-mode processed_logprobs",
+        "--generation-config vllm",
+        "--enable-prefix-caching",
+        "--enable-scale-out",
+        "--max-model-len 99",
+        "--enable-lora",
+    ):
+        assert flag in words
+    assert words.endswith("--seed 3")
+    assert (environment["VLLM_SERVER_DEV_MODE"], environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]) == (
+        "1",
+        "1",
+    )
+    assert "--no-enable-chunked-prefill" not in words
+    assert "--no-enable-chunked-prefill" in server_command(model, options, cpu=True)[0]
+
+
+def test_what_is_not_wanted_is_left_out(model):
+    command, environment = server_command(model, ServeOptions(lora=False, dev_mode=False))
+
+    assert "--enable-lora" not in command
+    assert not {"VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"} & environment.keys()
+
+
+def test_a_wrong_model_is_said_before_anything_starts(tmp_path):
+    with (
+        pytest.raises(ModelNotFound, match="no model at"),
+        running_server("/no/such/model", ServeOptions(), log=tmp_path / "log"),
+    ):
+        pass
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
+def test_an_interpreter_without_vllm_is_said():
+    with pytest.raises(DependencyMissing, match=r"vllm \(not in .*python"):
+        is_for_cpu(sys.executable)
+
+
+def test_a_server_that_ends_is_said_with_the_end_of_its_log(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("first\n" * 20 + "out of memory\n")
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    process.wait()
+
+    with pytest.raises(EngineError, match=r"exit code 3:(.|\n)*out of memory"):
+        wait_healthy(process, "http://127.0.0.1:9", log, 5)
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    with pytest.raises(EngineError, match=r"not healthy after 0\.1 s"):
+        wait_healthy(process, "http://127.0.0.1:9", tmp_path / "log", 0.1)
+    stop(process)
+    process.stdin.close()
+
+
+def test_workers_that_outlive_their_server_are_ended_too():
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    worker = int(process.stdout.readline())
+    os.kill(worker, 0)
+
+    stop(process, worker_grace_s=0.1)
+
+    state = Path(f"/proc/{worker}/stat")
+    until = time.monotonic() + 30
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "the worker lives on"
+    process.stdin.close()
+    process.stdout.close()

@@ -1,0 +1,511 @@
+"""The server engine against a loopback server that keeps vLLM's protocol, faults included."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from aiohttp import web
+
+from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound
+from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
+from agentenv.engine.vllm import ServerReport, connect, probe
+
+STOP = 7
+
+
+@dataclass
+class FakeVLLM:
+    """Answers as vLLM does; `plan` holds faults to play, one for each generation."""
+
+    route: str = "generate"
+    scaled: bool = True
+    token_ids: bool = True
+    pausable: bool = True
+    max_model_len: int = 64
+    model_path: str = "/srv/model"
+    plan: list[object] = field(default_factory=list)
+    seen: list[dict] = field(default_factory=list)
+    posts: list[str] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    version: str = "default"
+    weights: str = "start"
+    dropped: int = 0
+    running: int = 0
+    gate: asyncio.Event | None = None
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    url: str = ""
+    runner: web.AppRunner | None = None
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        routes = {
+            "/v1/completions": self.completions,
+            "/collective_rpc": self.rpc,
+            "/update_weight_version": self.set_version,
+            "/v1/load_lora_adapter": self.lora,
+            "/reset_prefix_cache": self.note({"success": True}),
+            "/pause": self.note({"status": "paused"}),
+            "/resume": self.note({"status": "resumed"}),
+        }
+        if not self.pausable:
+            routes["/pause"] = self.refuse
+        if self.route == "generate":
+            routes["/inference/v1/generate"] = self.generate
+        for path, handler in routes.items():
+            app.router.add_post(path, handler)
+        paths = {path: {} for path in [*routes, "/weight_info"]}
+        app.router.add_get("/openapi.json", self.note({"paths": paths}))
+        app.router.add_get("/version", self.note({"version": "0.32.0"}))
+        app.router.add_get("/health", self.note({}))
+        app.router.add_get("/weight_info", self.info)
+        app.router.add_get("/v1/models", self.models)
+        return app
+
+    async def models(self, _):
+        base = {"id": "base", "root": self.model_path, "max_model_len": self.max_model_len}
+        return web.json_response(
+            {"data": [base, *({"id": name, "parent": "base"} for name in self.adapters)]}
+        )
+
+    async def info(self, _):
+        return web.json_response({"weight_version": self.version})
+
+    def note(self, answer):
+        async def handler(request):
+            if request.method == "POST":
+                self.posts.append(request.path_qs)
+            return web.json_response(answer)
+
+        return handler
+
+    async def refuse(self, _):
+        return web.json_response({"error": {"message": "not now"}}, status=400)
+
+    async def rpc(self, request):
+        body = await request.json()
+        self.posts.append(body["method"])
+        self.weights = body["kwargs"]["weights_path"]
+        return web.json_response({"results": [None]})
+
+    async def set_version(self, request):
+        self.version = (await request.json())["new_version"]
+        self.posts.append(self.version)
+        return web.json_response({"success": True})
+
+    async def lora(self, request):
+        body = await request.json()
+        if body["lora_name"] in self.adapters and not body.get("load_inplace"):
+            return web.json_response({"error": {"message": "already loaded"}}, status=400)
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.Response(text="Success")
+
+    async def count(self, change):
+        self.running += change
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, running):
+        """Wait until so many requests are being answered."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.running == running)
+
+    async def sample(self, request, body, prompt, drawn):
+        """Return tokens and top logprobs of a fixed toy model, or play a fault."""
+        self.seen.append(body)
+        fault = self.plan.pop(0) if self.plan else None
+        await self.count(1)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.dropped += 1
+            raise
+        finally:
+            await self.count(-1)
+        if isinstance(fault, int):
+            raise (
+                web.HTTPException(text="", headers={})
+                if fault == 0
+                else FAULTS[fault](text=json.dumps({"error": {"message": f"fault {fault}", "code": fault}}))
+            )
+        if fault == "close":
+            request.transport.close()
+        if body["model"] != "base" and body["model"] not in self.adapters:
+            raise web.HTTPNotFound(text=json.dumps({"error": {"message": f"no model {body['model']}"}}))
+        if len(prompt) + drawn["max_tokens"] > self.max_model_len:
+            said = f"This model's maximum context length is {self.max_model_len} tokens."
+            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": said}}))
+        heat = drawn["temperature"] if self.scaled else 1.0
+        logits = [math.sin(token * 3 + len(prompt)) * 2 / (heat or 1.0) for token in range(10, 40)]
+        total = math.log(sum(map(math.exp, logits)))
+        table = {token: value - total for token, value in zip(range(10, 40), logits, strict=True)}
+        random = Random(drawn.get("seed"))
+        tokens = [random.choice(list(table)) for _ in range(drawn["max_tokens"])]
+        if drawn["stop_token_ids" if "stop_token_ids" in drawn else "max_tokens"] == [STOP]:
+            tokens = [*tokens[: drawn["max_tokens"] - 1], STOP]
+        table[STOP] = -3.0
+        return tokens, table, "stop" if tokens[-1] == STOP else "length", fault
+
+    async def generate(self, request):
+        body = await request.json()
+        drawn = body["sampling_params"]
+        tokens, table, reason, fault = await self.sample(request, body, body["token_ids"], drawn)
+        top = sorted(table, key=table.get)[-5:]
+        content = [
+            {
+                "token_id": t,
+                "logprob": table[t],
+                "top_logprobs": [{"token_id": o, "logprob": table[o]} for o in top],
+            }
+            for t in tokens
+        ]
+        spans = [{"version": self.version, "start": 0, "end": len(tokens)}]
+        choice = {
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "finish_reason": reason,
+            "weight_versions": spans,
+        }
+        return self.reply(choice, fault)
+
+    async def completions(self, request):
+        body = await request.json()
+        if not self.token_ids:
+            return web.json_response({"choices": [{"text": "hi", "finish_reason": "stop", "logprobs": None}]})
+        tokens, table, reason, fault = await self.sample(request, body, body["prompt"], body)
+        top = sorted(table, key=table.get)[-5:]
+        logprobs = {
+            "token_logprobs": [table[token] for token in tokens],
+            "top_logprobs": [{f"token_id:{other}": table[other] for other in top} for _ in tokens],
+        }
+        choice = {
+            "token_ids": tokens,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "prompt_token_ids": body["prompt"],
+        }
+        return self.reply(choice, fault)
+
+    def reply(self, choice, fault):
+        if fault == "nonsense":
+            return web.Response(text="<html>")
+        if fault == "short":
+            choice["token_ids"] = choice["token_ids"][:-1]
+        if fault == "infinite":
+            choice["logprobs"] = {"token_logprobs": [-9999.0] * len(choice["token_ids"]), "content": []}
+            choice["logprobs"]["content"] = [{"logprob": -9999.0}] * len(choice["token_ids"])
+        if fault == "empty":
+            choice = {}
+        return web.json_response({"choices": [choice]})
+
+    async def start(self, port=0):
+        self.runner = web.AppRunner(self.app(), shutdown_timeout=0.1, handler_cancellation=True)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self):
+        await self.runner.cleanup()
+
+
+FAULTS = {429: web.HTTPTooManyRequests, 503: web.HTTPServiceUnavailable, 500: web.HTTPInternalServerError}
+FAULTS[400] = web.HTTPBadRequest
+
+
+@asynccontextmanager
+async def serving(**kwargs):
+    fake = FakeVLLM(**kwargs)
+    await fake.start()
+    try:
+        yield fake
+    finally:
+        await fake.stop()
+
+
+@asynccontextmanager
+async def engine_on(*fakes, **options):
+    report = await asyncio.to_thread(probe, fakes[0].url)
+    for fake in fakes:
+        fake.seen.clear()
+    engine = VLLMServerEngine(report, [fake.url for fake in fakes], **options)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def say(engine, prompt=(1, 2, 3), session=None, deadline_s=None, stop=(), **sampling):
+    drawn = Sampling(**{"max_tokens": 4, "seed": 0} | sampling)
+    return await engine.generate(
+        prompt, drawn, stop_token_ids=stop, session_id=session, deadline_s=deadline_s
+    )
+
+
+@pytest.mark.parametrize("route", ["generate", "completions"])
+async def test_tokens_and_logprobs_come_through_either_route(route):
+    async with serving(route=route) as fake, engine_on(fake) as engine:
+        done = await say(engine, stop=(STOP,), temperature=0.5)
+
+        assert engine.report.route == route
+        assert (done.finish_reason, done.token_ids[-1], len(done.logprobs)) == ("stop", STOP, 4)
+        assert done.version_ranges == ((0, 0, 4),)
+        sent = fake.seen[0].get("sampling_params", fake.seen[0])
+        assert (sent["temperature"], sent["seed"], sent["ignore_eos"]) == (0.5, 0, True)
+        assert [1, 2, 3] in (fake.seen[0].get("token_ids"), fake.seen[0].get("prompt"))
+
+
+@pytest.mark.parametrize("route", ["generate", "completions"])
+async def test_the_probe_tells_unscaled_logprobs_and_the_engine_says_why_not_to_train(route):
+    async with serving(route=route, scaled=False) as fake, engine_on(fake) as engine:
+        assert engine.report.logprobs == "raw"
+        assert "--logprobs-mode processed_logprobs" in engine.untrainable_reason
+        assert any("processed_logprobs" in lack for lack in engine.report.missing)
+    async with serving(route=route) as fake, engine_on(fake) as engine:
+        assert (engine.report.logprobs, engine.untrainable_reason) == ("processed", "")
+
+
+async def test_a_server_without_token_ids_serves_chats_after_one_warning():
+    async with serving(route="completions", token_ids=False) as fake:
+        with pytest.warns(UserWarning, match="evaluated but not trained"):
+            engine, tokenizer = await asyncio.to_thread(connect, fake.url)
+        assert isinstance(engine, ChatEngine)
+        assert tokenizer is None
+        await engine.close()
+
+
+async def test_a_tokenizer_on_another_machine_must_be_named():
+    async with serving() as fake:
+        with pytest.raises(ModelNotFound, match="--tokenizer"):
+            await asyncio.to_thread(load_engine, f"{fake.url}/v1")
+
+
+@pytest.mark.parametrize("fault", [429, 503, "close"])
+async def test_busy_servers_and_broken_connections_are_tried_again(fault):
+    async with serving() as fake, engine_on(fake) as engine:
+        fake.plan = [fault, None]
+
+        done = await say(engine)
+
+        assert len(done.token_ids) == 4
+        assert len(fake.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (500, "answered 500: fault 500"),
+        (400, "answered 400: fault 400"),
+        ("nonsense", "no JSON object"),
+        ("empty", "something else than a completion"),
+        ("short", "3 tokens, but 4 log-probabilities"),
+        ("infinite", "not finite"),
+    ],
+)
+async def test_a_wrong_answer_is_one_clear_error_at_once(fault, said):
+    async with serving() as fake, engine_on(fake) as engine:
+        fake.plan = [fault]
+
+        with pytest.raises(EngineError, match=said):
+            await say(engine)
+        assert len(fake.seen) == 1
+
+
+async def test_a_server_that_stays_away_is_given_up_in_time():
+    async with serving() as fake:
+        report = await asyncio.to_thread(probe, fake.url)
+    engine = VLLMServerEngine(report, retry_s=0.3)
+
+    with pytest.raises(EngineUnavailable, match=r"0\.3"):
+        await say(engine)
+    await engine.close()
+
+
+async def test_a_deadline_aborts_and_frees_the_request_on_the_server():
+    async with serving() as fake, engine_on(fake) as engine:
+        fake.gate = asyncio.Event()
+
+        done = await say(engine, deadline_s=1.0)
+        await fake.until(0)
+
+        assert (done.finish_reason, done.token_ids) == ("abort", ())
+        assert fake.dropped == 1
+
+
+async def test_a_prompt_over_the_context_is_said_before_and_by_the_server():
+    async with serving() as fake, engine_on(fake) as engine:
+        with pytest.raises(ContextTooLong, match="64"):
+            await say(engine, prompt=[1] * 64)
+        engine.max_context_tokens = None
+        with pytest.raises(ContextTooLong, match="maximum context length"):
+            await say(engine, prompt=[1] * 64)
+
+
+async def test_episodes_stay_with_their_server_and_move_when_it_dies():
+    async with serving() as one, serving() as two, engine_on(one, two) as engine:
+        for _ in range(3):
+            for session in "abcd":
+                await say(engine, session=session)
+        assert (len(one.seen), len(two.seen)) == (6, 6)
+        await one.stop()
+
+        for session in "abcd":
+            await say(engine, session=session)
+
+        assert len(two.seen) == 10
+
+
+async def test_a_server_killed_and_restarted_in_mid_run_loses_no_episode():
+    async with serving() as fake, engine_on(fake, retry_s=20) as engine:
+        await engine.load_weights("/w/3", version=3)
+        await engine.load_adapter("policy", "/lora/4", version=4)
+        port = int(fake.url.rsplit(":", 1)[1])
+        fake.gate = asyncio.Event()
+        episodes = [
+            asyncio.create_task(say(engine, session=str(n), seed=n, adapter="policy")) for n in range(6)
+        ]
+        await fake.until(6)
+
+        await fake.stop()
+        fake.adapters, fake.version, fake.weights, fake.gate = {}, "default", "start", None
+        await fake.start(port)
+        done = await asyncio.gather(*episodes)
+
+        assert [len(each.token_ids) for each in done] == [4] * 6
+        assert (fake.weights, fake.adapters, fake.version) == ("/w/3", {"policy": "/lora/4"}, "agentenv-4")
+        assert {each.version_ranges for each in done} == {((4, 0, 4),)}
+
+
+async def test_weights_change_in_the_order_pause_update_reset_version_resume():
+    async with serving() as fake, engine_on(fake) as engine:
+        assert await engine.load_weights("/w/1") == 1
+
+        order = [post.partition("?")[0] for post in fake.posts]
+        assert order == ["/pause", "reload_weights", "/reset_prefix_cache", "agentenv-1", "/resume"]
+        assert (await say(engine)).version_ranges == ((1, 0, 4),)
+
+
+async def test_adapters_change_in_the_order_pause_update_version_resume():
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.load_adapter("policy", "/lora/1", version=3)
+
+        assert [post.partition("?")[0] for post in fake.posts] == ["/pause", "agentenv-3", "/resume"]
+        assert fake.adapters == {"policy": "/lora/1"}
+
+
+async def test_a_server_that_cannot_be_paused_does_not_leave_the_others_frozen():
+    async with serving() as fake, serving(pausable=False) as stubborn, engine_on(fake, stubborn) as engine:
+        with pytest.raises(EngineError, match="/pause"):
+            await engine.load_weights("/w/1")
+
+        assert [post.partition("?")[0] for post in fake.posts] == ["/pause", "/resume"]
+
+
+async def test_a_server_that_is_away_during_an_update_gets_it_when_it_is_back():
+    async with serving() as fake, engine_on(fake, retry_s=20) as engine:
+        port = int(fake.url.rsplit(":", 1)[1])
+        await fake.stop()
+        update = asyncio.create_task(engine.load_weights("/w/2", version=2))
+        while not engine._pool.servers[0].failures:  # noqa: ASYNC110 - the pool has no such event
+            await asyncio.sleep(0.01)
+        await fake.start(port)
+        await update
+
+        assert (fake.weights, fake.version) == ("/w/2", "agentenv-2")
+        assert (await say(engine)).version_ranges == ((2, 0, 4),)
+
+
+async def test_a_client_takes_over_the_version_that_a_server_names():
+    async with serving() as fake:
+        fake.version = "agentenv-12"
+        async with engine_on(fake) as engine:
+            assert engine.weights_version == 12
+        fake.version = "of-somebody-else"
+        async with engine_on(fake) as engine:
+            assert engine.weights_version == 0
+
+
+async def test_a_server_that_shares_our_files_is_not_given_weights_that_would_break_it(tmp_path):
+    shape = {"model_type": "llama", "hidden_size": 8}
+    for name, config in {"served": shape, "same": shape, "other": {**shape, "hidden_size": 9}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        (tmp_path / name / "model.safetensors").touch()
+    async with serving(model_path=str(tmp_path / "served")) as fake, engine_on(fake) as engine:
+        with pytest.raises(EngineError, match="hidden_size 9 instead of 8; nothing was changed"):
+            await engine.load_weights(tmp_path / "other")
+        with pytest.raises(EngineError, match=r"no \*\.safetensors; nothing was changed"):
+            await engine.load_weights(tmp_path / "nowhere")
+        assert fake.posts == []
+        assert await engine.load_weights(tmp_path / "same") == 1
+
+
+async def test_an_adapter_is_loaded_in_place_and_asked_for_by_name():
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.load_adapter("policy", "/lora/1")
+        assert await engine.load_adapter("policy", "/lora/2") == 2
+
+        await say(engine, adapter="policy")
+
+        assert fake.adapters == {"policy": "/lora/2"}
+        assert fake.seen[-1]["model"] == "policy"
+        with pytest.raises(EngineError, match="no model other"):
+            await say(engine, adapter="other")
+
+
+async def test_no_more_requests_are_in_flight_than_allowed():
+    async with serving() as fake, engine_on(fake, concurrency=2) as engine:
+        fake.gate = asyncio.Event()
+        requests = [asyncio.create_task(say(engine, seed=n)) for n in range(7)]
+        await fake.until(2)
+        most = fake.running
+        fake.gate.set()
+        done = await asyncio.gather(*requests)
+
+        assert most == 2
+        assert len(done) == len(fake.seen) == 7
+
+
+def test_a_closed_engine_serves_the_next_event_loop():
+    with asyncio.Runner() as server:
+        fake = FakeVLLM()
+        server.run(fake.start())
+        thread = threading.Thread(target=server.get_loop().run_forever, daemon=True)
+        thread.start()
+        engine = VLLMServerEngine(probe(fake.url))
+
+        async def once():
+            done = await say(engine)
+            await engine.close()
+            return done
+
+        first, second = asyncio.run(once()), asyncio.run(once())
+
+        asyncio.run_coroutine_threadsafe(fake.stop(), server.get_loop()).result()
+        server.get_loop().call_soon_threadsafe(server.get_loop().stop)
+        thread.join()
+    assert first.token_ids == second.token_ids
+
+
+async def test_an_unreachable_or_foreign_address_is_one_clear_line():
+    with pytest.raises(EngineUnavailable, match="agentenv serve"):
+        await asyncio.to_thread(load_engine, "http://127.0.0.1:9/v1")
+    async with serving() as fake:
+        with pytest.raises(EngineError, match="no model 'x'; it has base"):
+            await asyncio.to_thread(connect, fake.url, model="x")
+
+
+def test_the_report_names_the_flag_for_each_lack():
+    report = ServerReport("u", "1", "m", None, None, "chat", "unknown", dev_mode=False, lora=False)
+
+    said = " ".join(report.missing)
+
+    for flag in ("processed_logprobs", "--enable-lora", "VLLM_SERVER_DEV_MODE=1"):
+        assert flag in said

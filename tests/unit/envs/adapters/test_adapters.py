@@ -1,0 +1,199 @@
+"""Environments and tools of others, driven through the packages themselves where they are installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from agentenv.core import Context, DependencyMissing, UnknownEnvironment, UsageError
+from agentenv.envs import EnvSpec, make, spec
+from agentenv.envs.adapters import ToolMethods, tool_env
+from agentenv.testing import check_env, oracle_of, play
+
+
+class Counter:
+    """A class in the shape of TRL's `environment_factory`."""
+
+    def __init__(self):
+        self.reward = 0.0
+        self.total = 0
+
+    def reset(self, start: int = 0, **kwargs) -> str | None:
+        self.total = start
+        self.reward = 0.0
+        return f"The counter is at {start}."
+
+    def add(self, amount: int) -> int:
+        """
+        Add to the counter.
+
+        Args:
+            amount: how much to add.
+        """
+        self.total += amount
+        self.reward = float(self.total == 10)
+        return self.total
+
+    def _helper(self):
+        return "no tool"
+
+
+def called(name, arguments):
+    function = {"name": name, "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+
+
+async def begun(env, task):
+    first = await env.begin(task, seed=0, context=Context())
+    return env, first.messages
+
+
+async def test_a_trl_class_becomes_an_environment():
+    env, first = await begun(ToolMethods(Counter()), {"prompt": "Reach ten.", "start": 4, "unused": 1})
+    result = await env.advance(called("add", '{"amount": 6}'))
+    await env.advance({"role": "assistant", "content": "done"})
+
+    assert first[0]["content"] == "Reach ten.\n\nThe counter is at 4."
+    assert [one["function"]["name"] for one in env.tool_schemas] == ["add"]
+    assert result.tool_results[0].content == "10"
+    assert (await env.end("final_answer")).reward == 1.0
+
+
+async def test_a_trl_prompt_of_messages_is_kept():
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    _, first = await begun(ToolMethods(Counter()), {"prompt": prompt})
+
+    assert [m["content"] for m in first] == ["s", "u", "The counter is at 0."]
+
+
+async def test_a_trl_reward_function_sees_the_object_and_the_task():
+    def score(environment, start, answer, **kwargs):
+        return environment.total + start + len(answer)
+
+    env, _ = await begun(ToolMethods(Counter(), score), {"prompt": "", "start": 3})
+    await env.advance({"role": "assistant", "content": "ok"})
+
+    assert (await env.end("final_answer")).reward == 8.0
+
+
+async def test_a_trl_class_is_an_entry_point():
+    rows = [{"prompt": "Reach ten.", "start": n} for n in range(5)]
+    plain = EnvSpec.of("trl/Counter-v0", Counter, tasks=rows)
+    wrapped = EnvSpec.of("trl/Counter-v0", tool_env(Counter), tasks=rows)
+
+    for entry in (plain, wrapped):
+        report = await check_env(entry, tasks=3, only=("schema", "determinism", "isolation", "gym", "runner"))
+        assert report.ok, str(report)
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(UsageError, match=r"no environment: subclass ae\.Env"):
+        EnvSpec.of("x/List-v0", list).make()
+
+
+@pytest.mark.parametrize(
+    ("id", "package"), [("reasoning_gym:countdown", "reasoning_gym"), ("textarena:Wordle-v0", "textarena")]
+)
+def test_a_peer_that_is_not_installed_says_what_to_install(monkeypatch, id, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DependencyMissing, match="pip install"):
+        spec(id)
+
+
+@pytest.mark.engine
+async def test_reasoning_gym_is_played_and_scored_by_its_verifier():
+    pytest.importorskip("reasoning_gym", reason="UNTESTED: reasoning-gym is not installed")
+    entry = spec("reasoning_gym:spell_backward")
+    task = entry.task_set("test")[0]
+
+    right = await play(entry, oracle_of(entry), task)
+    wrong = await play(entry, lambda messages, task, rng: "<answer>x</answer>", task)
+
+    assert right.reward == 1.0
+    assert wrong.reward < 0.5
+    assert EnvSpec.from_json(entry.to_json()).task_set("test")[0] == task
+    with pytest.raises(UnknownEnvironment, match="did you mean 'countdown'"):
+        spec("reasoning_gym:countdwn")
+
+
+@pytest.mark.engine
+async def test_the_checker_passes_on_reasoning_gym():
+    pytest.importorskip("reasoning_gym", reason="UNTESTED: reasoning-gym is not installed")
+    report = await check_env("reasoning_gym:spell_backward", tasks=4)
+
+    assert report.ok, str(report)
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+async def test_textarena_is_played_with_seeds_that_hold():
+    pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
+    report = await check_env("textarena:FrozenLake-v0", tasks=4)
+
+    assert report.ok, str(report)
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+def test_a_textarena_game_for_two_is_refused():
+    pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
+    with pytest.raises(UsageError, match="cannot be played"):
+        make("textarena:Chess-v0").reset(seed=1)
+    with pytest.raises(UnknownEnvironment, match="no game"):
+        spec("textarena:Nothing-v9")
+
+
+SERVER = """
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("sums")
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    "Add two numbers."
+    return a + b
+
+@server.tool()
+def fail() -> str:
+    "Fail."
+    raise ValueError("broken")
+
+if __name__ == "__main__":
+    server.run()
+"""
+
+
+@pytest.mark.engine
+async def test_tools_of_an_mcp_server_are_tools(tmp_path):
+    pytest.importorskip("mcp.server.mcpserver", reason="UNTESTED: mcp 2 is not installed")
+    from agentenv.envs.adapters import mcp_tools
+
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    async with mcp_tools([sys.executable, str(path)], only=["add", "fail"]) as tools:
+        add, fail = tools
+        good = await add.call('{"a": 1, "b": 2}')
+        bad = await add.call('{"a": "x"}')
+        broken = await fail.call("{}")
+
+    assert add.schema()["function"]["description"] == "Add two numbers."
+    assert (good.content, good.is_error) == ("3", False)
+    assert bad.is_error
+    assert broken.is_error
+    with pytest.raises(UsageError, match=r"no tool 'nope'.*add"):
+        async with mcp_tools([sys.executable, str(path)], only=["nope"]):
+            pass
+
+
+def test_adapters_import_no_peer():
+    code = (
+        "import sys, agentenv.envs.adapters.reasoning, agentenv.envs.adapters.arena, agentenv.envs.adapters.mcp, agentenv.envs.adapters.trl;"
+        "print({'reasoning_gym', 'textarena', 'mcp', 'trl', 'torch'} & set(sys.modules))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert shown.stdout.strip() == "set()"

@@ -1,0 +1,116 @@
+"""Gymnasium's toy texts in words."""
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from agentenv.core import Context, UsageError
+from agentenv.envs import Text, make, spec
+from agentenv.envs.adapters import GymnasiumText
+
+TOYS = {
+    "FrozenLake-v1": "I choose: right",
+    "Taxi-v4": "south!",
+    "CliffWalking-v1": "Up",
+    "Blackjack-v1": "stick",
+}
+
+
+@pytest.mark.parametrize("id", TOYS)
+def test_gymnasiums_own_checker_passes(id):
+    env = make(f"gymnasium:{id}")
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+@pytest.mark.parametrize("id", TOYS)
+def test_playing_in_words_gives_the_rewards_of_the_game(id):
+    told, plain = make(f"gymnasium:{id}"), gymnasium.make(id)
+    told.reset(options={"task": {"seed": 5}})
+    plain.reset(seed=5)
+
+    _, reward, terminated, truncated, _ = told.step(TOYS[id])
+    action = told.view.read(TOYS[id])
+
+    assert (reward, terminated, truncated) == plain.step(action)[1:4]
+    told.close()
+
+
+def test_the_same_task_starts_the_same_game():
+    tasks = spec("gymnasium:Taxi-v4").task_set("train").take(8)
+    starts = [
+        [make("gymnasium:Taxi-v4").reset(options={"task": task})[0] for task in tasks] for _ in range(2)
+    ]
+
+    assert starts[0] == starts[1]
+    assert len(set(starts[0])) > 1
+
+
+def test_train_and_held_out_seeds_are_disjoint():
+    tasks = spec("gymnasium:Taxi-v4").task_set()
+    train, test = ({t.data["seed"] for t in tasks.split(name).take(50)} for name in ("train", "test"))
+
+    assert not train & test
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("left", 0),
+        ("Not left, but RIGHT.", 2),
+        ("upright", None),
+        ("", None),
+        ("go up-down", None),
+        ("<up>", 3),
+    ],
+)
+def test_the_last_action_named_counts(text, action):
+    env = make("gymnasium:FrozenLake-v1")
+
+    assert env.view.read(text) == action
+
+
+async def test_a_message_without_an_action_changes_nothing():
+    env = make("gymnasium:FrozenLake-v1")
+    await env.begin({"seed": 1}, seed=1, context=Context())
+    result = await env.advance({"role": "assistant", "content": "Hm, let me think."})
+
+    assert "left, down, right, up" in result.messages[0]["content"]
+    assert (result.reward, result.terminated) == (0.0, False)
+    assert env.inner.unwrapped.s == 0
+
+
+async def test_a_lake_that_does_not_slip_is_walked_to_the_goal():
+    env = make("gymnasium:FrozenLake-v1", is_slippery=False)
+    first = await env.begin({"seed": 1}, seed=1, context=Context())
+    results = [
+        await env.advance({"role": "assistant", "content": word})
+        for word in ("down", "down", "right", "right", "down", "right")
+    ]
+
+    assert "slippery" not in first.messages[0]["content"]
+    assert "P F F F" in first.messages[0]["content"]
+    assert results[-1].terminated
+    assert results[-1].reward == 1.0
+    assert results[-1].messages[0]["content"] == "You reached the goal."
+
+
+def test_an_environment_with_text_on_both_sides_passes_through():
+    class Echo(gymnasium.Env):
+        observation_space = action_space = Text()
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return "say", {}
+
+        def step(self, action):
+            return action.upper(), 1.0, False, False, {}
+
+    env = GymnasiumText(Echo())
+    assert env.reset(seed=1)[0] == "say"
+    assert env.step("hello")[:2] == ("HELLO", 1.0)
+
+
+def test_actions_that_no_word_can_name_are_refused():
+    with pytest.raises(UsageError, match="Box"):
+        GymnasiumText(gymnasium.make("Pendulum-v1"))

@@ -1,0 +1,281 @@
+"""Environments made of tools."""
+
+import copy
+import pickle
+
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from agentenv.core import Context, TaskError, ToolErrorKind, UsageError
+from agentenv.envs import EnvSpec, TaskSet, ToolEnv
+from agentenv.envs.rewards import Reward
+from agentenv.tools import tool
+
+
+@tool
+def double(a: int) -> int:
+    """Double a number."""
+    return 2 * a
+
+
+class Adder(ToolEnv):
+    """Adds two numbers."""
+
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}?"
+
+    @tool
+    def add(self, a: int, b: int) -> int:
+        "Add two numbers."
+        return a + b
+
+    def close(self):
+        return None
+
+    def is_done(self):
+        return False
+
+    def reward(self, answer: str) -> float:
+        return float(str(self.want) in answer)
+
+
+def call(name, arguments, id="c0"):
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def calling(*calls):
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+async def begun(env, task, **context):
+    await env.begin(task, seed=0, context=Context(**context))
+    return env
+
+
+def made(kind, **fields):
+    return EnvSpec.of("demo/Made-v0", kind, **fields).make()
+
+
+def test_gymnasiums_own_checker_passes():
+    check_env(made(Adder, tasks=[{"x": 1, "y": 2}, {"x": 3, "y": 4}]), skip_render_check=True)
+
+
+def test_an_episode_through_the_front():
+    env = Adder()
+
+    first, _ = env.reset(options={"task": {"x": 3, "y": 4}})
+    answers, reward, terminated, *_ = env.step(calling(call("add", '{"a": 3, "b": 4}')))
+    rest, last, ended, _, info = env.step("It is 7.")
+
+    assert first == [{"role": "user", "content": "What is 3 + 4?"}]
+    assert answers == [{"role": "tool", "tool_call_id": "c0", "name": "add", "content": "7"}]
+    assert (reward, terminated) == (0.0, False)
+    assert (rest, last, ended, info["stop_reason"]) == ([], 1.0, True, "final_answer")
+
+
+def test_only_marked_methods_are_tools():
+    names = [schema["function"]["name"] for schema in Adder().tool_schemas]
+
+    assert names == ["add"]
+
+
+async def test_tools_from_elsewhere_stand_beside_the_marked_methods():
+    class More(Adder):
+        tools = (double,)
+
+    env = await begun(More(), {"x": 1, "y": 1})
+    result = await env.advance(calling(call("double", '{"a": 4}', "p"), call("add", '{"a": 1, "b": 1}', "q")))
+
+    assert [(r.tool_call_id, r.content) for r in result.tool_results] == [("p", "8"), ("q", "2")]
+
+
+async def test_mistakes_of_the_model_are_answered_and_do_not_end_the_episode():
+    env = await begun(Adder(), {"x": 1, "y": 1})
+    result = await env.advance(calling(call("nope", "{}", "p"), call("add", '{"a": 1}', "q")))
+
+    kinds = [one.error_kind for one in result.tool_results]
+    assert kinds == [ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.BAD_ARGUMENTS]
+    assert not result.terminated
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ({"x": 1}, r"task row-a lacks the field 'y'.*it has: id, x"),
+        ({"x": 1, "y": 2, "yy": 3}, r"task row-a has the field 'yy'.*did you mean 'y'"),
+    ],
+)
+async def test_a_wrong_field_is_named_with_its_row(task, words):
+    row = TaskSet.of([{"id": "row-a", **task}])[0]
+    with pytest.raises(TaskError, match=words):
+        await begun(Adder(), row.data)
+
+
+async def test_without_tasks_the_error_says_how_to_give_some():
+    with pytest.raises(TaskError, match=r"it has: no fields: register the environment with tasks=\[\{'x'"):
+        await begun(Adder(), {})
+
+
+async def test_a_field_that_only_the_reward_reads_is_known():
+    class Graded(Adder):
+        def start(self, question: str) -> str:
+            return question
+
+        def reward(self, answer: str, target: str) -> float:
+            return float(answer == target)
+
+    env = await begun(Graded(), {"question": "?", "target": "yes"})
+    await env.advance({"role": "assistant", "content": "yes"})
+
+    assert (await env.end("final_answer")).reward == 1.0
+
+
+async def test_start_and_reward_may_be_asynchronous_and_ask_for_more():
+    seen = {}
+
+    class Asks(ToolEnv):
+        async def start(self, context, state, seed, task, **fields):
+            state["begun"] = True
+            seen.update(seed=seed, fields=fields, task=task, context=context)
+            return "go"
+
+        async def reward(self, answer, messages, stop_reason, env, state, task, x):
+            seen.update(answer=answer, roles=[m["role"] for m in messages], stop=stop_reason, x=x)
+            assert env is self
+            return {"right": 1.0, "format": 0.5} if state["begun"] else None
+
+    env = Asks()
+    await env.begin({"x": 9}, seed=5, context=Context(seed=5))
+    await env.advance({"role": "assistant", "content": "done"})
+    outcome = await env.end("final_answer")
+
+    assert (seen["fields"], seen["task"], seen["seed"]) == ({"x": 9}, {"x": 9}, 5)
+    assert (seen["answer"], seen["roles"], seen["stop"], seen["x"]) == (
+        "done",
+        ["user", "assistant"],
+        "final_answer",
+        9,
+    )
+    assert outcome.reward == 1.5
+    assert outcome.rewards == {"right": 1.0, "format": 0.5}
+
+
+async def test_a_reward_that_asks_for_the_unknown_names_it():
+    class Odd(Adder):
+        def reward(self, anser):
+            return 0.0
+
+    env = await begun(Odd(), {"x": 1, "y": 2})
+    with pytest.raises(UsageError, match=r"'anser'.*did you mean 'answer'"):
+        await env.end("final_answer")
+
+
+async def test_the_runners_record_is_what_rewards_judge():
+    class Record:
+        messages = ({"role": "user", "content": "shown"},)
+        answer = "shown answer"
+
+    class Reads(Adder):
+        def reward(self, answer, messages, trajectory):
+            assert isinstance(trajectory, Record)
+            return float(answer == "shown answer" and messages == [{"role": "user", "content": "shown"}])
+
+    env = await begun(Reads(), {"x": 1, "y": 2}, draft=Record)
+
+    assert (await env.end("final_answer")).reward == 1.0
+
+
+async def test_turn_rewards_of_tools_belong_to_their_turn():
+    class Paid(ToolEnv):
+        def start(self):
+            return "go"
+
+        @tool
+        def dig(self) -> str:
+            "Dig."
+            self.add_turn_reward(0.25)
+            return "dirt"
+
+    env = await begun(Paid(), {})
+    twice = await env.advance(calling(call("dig", "{}", "a"), call("dig", "{}", "b")))
+    none = await env.advance({"role": "assistant", "content": "tired"})
+
+    assert (twice.reward, none.reward) == (0.5, 0.0)
+
+
+async def test_named_and_weighted_rewards_of_a_specification_are_added():
+    def short(answer):
+        return len(answer) < 20
+
+    async def polite(answer, task):
+        return {"please": "please" in answer, "thanks": 0.5}
+
+    env = made(
+        Adder,
+        tasks=[{"x": 1, "y": 2}],
+        rewards=[short, (polite, 0.5), Reward(lambda answer: 3.0, weight=0.0, name="watched")],
+    )
+    await env.begin({"x": 1, "y": 2}, seed=0, context=Context())
+    await env.advance({"role": "assistant", "content": "3 please"})
+    outcome = await env.end("final_answer")
+
+    assert outcome.reward == 1.0 + 1.0 + 0.5 * 1.5
+    assert outcome.rewards == {
+        "short": 1.0,
+        "polite": 1.5,
+        "polite/please": 1.0,
+        "polite/thanks": 0.5,
+        "watched": 3.0,
+    }
+
+
+@pytest.mark.parametrize("value", [float("inf"), "1.0", object()])
+async def test_a_reward_that_is_no_finite_number_is_refused(value):
+    class Odd(Adder):
+        def reward(self):
+            return value
+
+    env = await begun(Odd(), {"x": 1, "y": 2})
+    with pytest.raises(UsageError, match=r"finite|number"):
+        await env.end("final_answer")
+
+
+async def test_none_means_that_the_episode_cannot_be_scored():
+    env = made(Adder, rewards=[lambda answer: None])
+    await env.begin({"x": 1, "y": 2}, seed=0, context=Context())
+    await env.advance({"role": "assistant", "content": "3"})
+
+    assert (await env.end("final_answer")).reward is None
+
+
+def test_a_user_means_that_text_is_no_end():
+    assert made(Adder).ends_on_text
+    assert not made(Adder, user=lambda task: None).ends_on_text
+
+
+async def test_instances_share_nothing():
+    one = await begun(Adder(), {"x": 1, "y": 1})
+    two = await begun(Adder(), {"x": 5, "y": 5})
+
+    assert one.want == 2
+    assert two.want == 10
+
+
+def test_it_can_be_copied_pickled_and_restored():
+    env = Adder()
+    env.reset(options={"task": {"x": 3, "y": 4}})
+    saved = env.snapshot()
+    twins = [copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
+    env.step("7")
+    env.restore(saved)
+
+    for one in (env, *twins):
+        answers, *_ = one.step(calling(call("add", '{"a": 1, "b": 1}')))
+        assert answers[0]["content"] == "2"
+        assert one.step("7")[1] == 1.0
+
+
+def test_an_environment_without_start_says_so():
+    with pytest.raises(UsageError, match=r"no start\(\)"):
+        type("Empty", (ToolEnv,), {})().reset()

@@ -1,0 +1,547 @@
+"""Run directories: exact round trips, crashes, locks, full disks, and reading at scale."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentenv.core import (
+    CallStatus,
+    EpisodeError,
+    StopReason,
+    StoreError,
+    TokenSequence,
+    TokenSpan,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+from agentenv.runs.store import (
+    Run,
+    RunStatus,
+    RunWriter,
+    answer_key,
+    decode_trajectory,
+    encode_trajectory,
+    find_run,
+    list_runs,
+    summarize,
+)
+from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.index import index_line
+from helpers.episodes import episode
+
+TESTS = Path(__file__).parents[3]
+texts = st.text(max_size=30)
+names = st.text(min_size=1, max_size=12)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+logprobs = st.floats(max_value=0.0, min_value=-50.0, allow_nan=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def spans(draw):
+    ids = tuple(draw(st.lists(st.integers(0, 150_000), max_size=6)))
+    source = draw(st.sampled_from(["prompt", "model", "env", "other"]))
+    if source != "model":
+        return TokenSpan(source, ids, None, None, draw(st.integers(-1, 4)))
+    values = tuple(draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids))))
+    return TokenSpan("model", ids, values, draw(st.none() | st.integers(0, 9)), draw(st.integers(0, 4)))
+
+
+@st.composite
+def turns(draw, sequences):
+    calls = [
+        ToolCall(draw(names), draw(names), draw(texts), draw(st.sampled_from(CallStatus)), draw(texts))
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    results = [
+        ToolResult(
+            call.id,
+            call.name,
+            draw(texts | st.just([{"type": "text", "text": "x"}])),
+            draw(st.none() | st.sampled_from(ToolErrorKind)),
+            draw(texts),
+            draw(st.floats(0, 9)),
+            draw(st.booleans()),
+            draw(st.none() | st.integers(0, 99)),
+        )
+        for call in calls
+    ]
+    index = draw(st.integers(0, max(0, len(sequences) - 1)))
+    return Turn(
+        index=draw(st.integers(0, 5)),
+        message={"role": "assistant", "content": draw(st.none() | texts)},
+        finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
+        num_tokens=len(sequences[index]) if sequences else draw(st.integers(0, 50)),
+        sequence=index,
+        tool_calls=tuple(calls),
+        tool_results=tuple(results),
+        reward=draw(numbers),
+        sampling=draw(st.dictionaries(names, json_values, max_size=2)),
+        timings=draw(st.dictionaries(names, numbers, max_size=2)),
+    )
+
+
+@st.composite
+def trajectories(draw):
+    sequences = [
+        TokenSequence(tuple(draw(st.lists(spans(), max_size=3)))) for _ in range(draw(st.integers(0, 2)))
+    ]
+    played = draw(st.lists(turns(sequences), min_size=0, max_size=3))
+    sampled = sum(sequence.num_trained_tokens for sequence in sequences)
+    if sequences and sum(turn.num_tokens for turn in played) < sampled:
+        sequences = []
+        played = []
+    stop = draw(st.sampled_from(StopReason))
+    error = (
+        EpisodeError("env", draw(names), draw(texts), draw(texts), draw(st.booleans()))
+        if stop.failed
+        else None
+    )
+    return Trajectory(
+        env_id=draw(names),
+        task_id=draw(texts),
+        seed=draw(st.integers(0, 2**63)),
+        group_id=draw(names),
+        stop_reason=stop,
+        member=draw(st.integers(0, 9)),
+        attempt=draw(st.integers(0, 2)),
+        turns=tuple(played),
+        sequences=tuple(sequences),
+        messages=({"role": "user", "content": draw(texts)},),
+        reward=draw(st.none() | numbers),
+        rewards=draw(st.dictionaries(names, st.none() | numbers, max_size=2)),
+        error=error,
+        untrainable_reason=draw(names) if stop.failed else draw(texts),
+        task=draw(st.dictionaries(names, json_values, max_size=3)),
+        tools=({"type": "function"},),
+        metrics=draw(st.dictionaries(names, numbers, max_size=2)),
+        timings=draw(st.dictionaries(names, numbers, max_size=2)),
+    )
+
+
+def aborted(task: int) -> Trajectory:
+    error = EpisodeError("engine", "EngineUnavailable", "503")
+    return episode(
+        task, reward=None, stop_reason=StopReason.ABORTED, error=error, untrainable_reason="aborted"
+    )
+
+
+@given(trajectory=trajectories())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_trajectory_survives_the_disk_exactly(trajectory):
+    line = dumps(encode_trajectory(trajectory))
+
+    back = decode_trajectory(json.loads(line))
+
+    assert back == trajectory
+    assert "\n" not in line
+    assert line.isascii()
+
+
+@given(trajectory=trajectories())
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_index_holds_the_same_summary_as_the_episode(trajectory, tmp_path_factory):
+    with RunWriter.create("x", root=tmp_path_factory.mktemp("runs")) as writer:
+        written = writer.append(trajectory)
+
+    run = Run(writer.path)
+
+    assert run.summaries == [written] == [summarize(trajectory, offset=0, size=written.size)]
+    assert run.load(0) == trajectory
+
+
+def test_runs_are_listed_and_found_by_beginning_and_last(tmp_path):
+    for name in ("shop", "calc"):
+        with RunWriter.create(name, root=tmp_path, run_id=f"1-{name}", model="mock", seed=7):
+            pass
+
+    assert {run.id for run in list_runs(tmp_path)} == {"1-shop", "1-calc"}
+    assert find_run("1-sh", tmp_path).id == "1-shop"
+    assert find_run("calc", tmp_path).info.seed == 7
+    assert find_run("last", tmp_path).id in {"1-shop", "1-calc"}
+    with pytest.raises(StoreError, match="means 2 runs"):
+        find_run("1-", tmp_path)
+    with pytest.raises(StoreError, match="no run 'zzz'"):
+        find_run("zzz", tmp_path)
+
+
+def test_half_written_line_is_left_out_and_cut_off_on_resume(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        writer.append(episode(0))
+        writer.append(episode(1))
+    path = writer.path / "trajectories.jsonl"
+    whole = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(dumps(encode_trajectory(episode(2))).encode()[:-20])
+
+    assert [one.task_id for one in Run(writer.path).summaries] == ["t0", "t1"]
+    with RunWriter.resume(writer.path) as again:
+        assert path.stat().st_size == whole
+        again.append(episode(2))
+
+    assert list(Run(writer.path)) == [episode(0), episode(1), episode(2)]
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "half", "garbage", "stale"])
+def test_index_is_rebuilt_from_the_episodes(tmp_path, damage):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        for task in range(4):
+            writer.append(episode(task, tokens=task + 1))
+    index = writer.path / "index.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    if damage == "missing":
+        index.unlink()
+    else:
+        index.write_bytes(
+            {
+                "short": b"".join(lines[:2]),
+                "half": b"".join(lines[:2]) + lines[2][:9],
+                "garbage": b"nonsense\n",
+                "stale": b"".join(lines).replace(b'"size":', b'"size":1'),
+            }[damage]
+        )
+
+    assert list(Run(writer.path)) == [episode(task, tokens=task + 1) for task in range(4)]
+    with RunWriter.resume(writer.path) as again:
+        again.append(episode(4))
+
+    assert index.read_bytes().splitlines(keepends=True)[:4] == lines
+    assert len(Run(writer.path)) == 5
+
+
+def test_damaged_line_in_the_middle_costs_only_itself(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        writer.append(episode(0))
+    with (writer.path / "trajectories.jsonl").open("ab") as file:
+        file.write(b'{"env_id": "x"}\n')
+    (writer.path / "index.jsonl").unlink()
+
+    with RunWriter.resume(writer.path) as again:
+        again.append(episode(1))
+    run = Run(writer.path)
+
+    assert [one.task_id for one in run.summaries] == ["t0", "t1"]
+    assert list(run) == [episode(0), episode(1)]
+
+
+def test_later_attempt_replaces_an_aborted_one(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        writer.append(aborted(0))
+        writer.append(episode(1))
+        assert {key[1] for key in writer.finished} == {"t1"}
+        writer.append(episode(0, attempt=1))
+
+    run = Run(writer.path)
+
+    assert [(one.task_id, one.attempt) for one in run.summaries] == [("t0", 1), ("t1", 0)]
+
+
+def test_second_writer_of_a_run_is_refused(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        with pytest.raises(StoreError, match="another process"):
+            RunWriter.resume(writer.path)
+        assert Run(writer.path).status is RunStatus.RUNNING
+
+    assert Run(writer.path).status is RunStatus.FINISHED
+    RunWriter.resume(writer.path).close()
+
+
+def test_killed_process_leaves_an_interrupted_run_that_resumes(tmp_path):
+    code = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(TESTS)!r})
+        from agentenv.runs.store import RunWriter
+        from helpers.episodes import episode
+        writer = RunWriter.create("x", root={str(tmp_path)!r}, run_id="killed")
+        writer.append(episode(0))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, capture_output=True)
+    run = Run(tmp_path / "killed")
+
+    assert done.returncode == -9, done.stderr
+    assert run.status is RunStatus.INTERRUPTED
+    assert list(run) == [episode(0)]
+    with RunWriter.resume(run.path) as writer:
+        writer.append(episode(1))
+    assert list(Run(run.path)) == [episode(0), episode(1)]
+
+
+def test_full_disk_keeps_whole_episodes_and_says_what_to_do(tmp_path):
+    code = f"""
+        import resource, sys
+        sys.path.insert(0, {str(TESTS)!r})
+        from agentenv.core import StoreError
+        from agentenv.runs.store import RunWriter
+        from helpers.episodes import episode
+        writer = RunWriter.create("x", root={str(tmp_path)!r}, run_id="full")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            for task in range(1000):
+                writer.append(episode(task, tokens=100))
+        except StoreError as error:
+            print(task, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True
+    )
+    count, _, message = done.stdout.partition(" ")
+
+    assert "--resume full" in message
+    assert f"{count} finished episodes are kept" in message
+    assert list(Run(tmp_path / "full")) == [episode(task, tokens=100) for task in range(int(count))]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_unwritable_directory_is_one_clear_error(tmp_path):
+    tmp_path.chmod(0o500)
+
+    with pytest.raises(StoreError, match="cannot make the run directory"):
+        RunWriter.create("x", root=tmp_path / "runs")
+
+
+def test_run_directory_below_a_file_is_one_clear_error(tmp_path):
+    (tmp_path / "runs").write_text("")
+
+    with pytest.raises(StoreError, match="cannot make the run directory"):
+        RunWriter.create("x", root=tmp_path / "runs")
+
+
+def test_moved_run_opens_under_its_new_name(tmp_path):
+    with RunWriter.create("x", root=tmp_path / "a", run_id="one") as writer:
+        writer.append(episode(0))
+    shutil.move(writer.path, tmp_path / "two")
+
+    run = Run(tmp_path / "two")
+
+    assert (run.id, list(run)) == ("two", [episode(0)])
+
+
+def test_run_of_a_newer_layout_is_refused_by_name(tmp_path):
+    with RunWriter.create("x", root=tmp_path, run_id="one"):
+        pass
+    info = json.loads((tmp_path / "one" / "run.json").read_text())
+    (tmp_path / "one" / "run.json").write_text(json.dumps({**info, "schema_version": 99}))
+
+    with pytest.raises(StoreError, match="layout 99"):
+        Run(tmp_path / "one")
+    assert list_runs(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"id": "x", "status": "odd"}', '{"id": "x", "env_ids": 3}'])
+def test_broken_description_is_one_clear_error_and_left_out_of_lists(tmp_path, text):
+    with RunWriter.create("good", root=tmp_path, run_id="good"):
+        pass
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text(text)
+    told: list[str] = []
+
+    with pytest.raises(StoreError, match="restore it from a copy, or delete"):
+        Run(tmp_path / "bad")
+
+    assert [run.id for run in list_runs(tmp_path, on_broken=lambda error: told.append(str(error)))] == [
+        "good"
+    ]
+    assert len(told) == 1
+
+
+def test_run_of_the_first_layout_opens_for_ever():
+    run = Run(TESTS / "golden" / "run-layout-1")
+
+    assert run.info.model == "mock"
+    assert [one.reward for one in run.summaries] == [1.0, 0.0]
+    assert run.load(0).sequences[0].num_trained_tokens == 6
+
+
+def test_values_beyond_json_are_written_as_the_nearest_plain_value(tmp_path):
+    odd = replace(episode(0), task={"path": Path("a"), "set": {2, 1}, "pair": (1, 2)})
+
+    with RunWriter.create("x", root=tmp_path) as writer:
+        writer.append(odd)
+
+    assert Run(writer.path).load(0).task == {"path": repr(Path("a")), "set": [1, 2], "pair": [1, 2]}
+
+
+def test_groups_come_back_with_members_in_order(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        for task, member in [(0, 1), (1, 0), (0, 0), (1, 1)]:
+            writer.append(episode(task, member))
+
+    groups = list(Run(writer.path).groups())
+
+    assert [[(one.task_id, one.member) for one in group] for group in groups] == [
+        [("t0", 0), ("t0", 1)],
+        [("t1", 0), ("t1", 1)],
+    ]
+
+
+def test_finished_run_has_its_episodes_as_parquet_too(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    with RunWriter.create("x", root=tmp_path) as writer:
+        for task in range(3):
+            writer.append(episode(task, tokens=task + 1))
+
+    rows = parquet.read_table(writer.path / "trajectories.parquet").to_pylist()
+
+    assert [row["task_id"] for row in rows] == ["t0", "t1", "t2"]
+    assert rows[2]["token_ids"] == episode(2, tokens=3).sequences[0].token_ids
+    assert rows[2]["loss_mask"] == episode(2, tokens=3).sequences[0].loss_mask
+    assert json.loads(rows[0]["messages"]) == list(episode(0).messages)
+
+
+def test_parquet_takes_broken_text_and_imports_no_pandas(tmp_path):
+    pytest.importorskip("pyarrow")
+    lost = EpisodeError("env", "ValueError", "half a pair \ud800")
+    with RunWriter.create("x", root=tmp_path) as writer:
+        writer.append(
+            replace(
+                episode(0), stop_reason=StopReason.ERROR, error=lost, reward=None, untrainable_reason="failed"
+            )
+        )
+    code = (
+        "import sys; from pathlib import Path; from agentenv.runs import Run;"
+        "from agentenv.runs.store.parquet import write_parquet; root = Path(sys.argv[1]);"
+        "write_parquet(Run(root), root / 'again.parquet'); assert 'pandas' not in sys.modules;"
+        "from pyarrow import parquet; print(parquet.read_table(root / 'again.parquet').to_pylist()[0]['error'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(writer.path)], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "half a pair ?"
+
+
+def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        writer.log_metrics({"step": 1, "reward": 0.5})
+        writer.annotate(episode(0), advantage=0.7)
+        writer.write_vocabulary({7: "a", 3: "\xe4"})
+
+    run = Run(writer.path)
+
+    assert run.metrics() == [{"step": 1, "reward": 0.5}]
+    assert run.annotations()["g0#0"]["advantage"] == 0.7
+    assert run.vocabulary() == {3: "\xe4", 7: "a"}
+
+
+def test_notes_on_tokens_lie_apart_and_come_back_with_their_episode(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        first, second = writer.append(episode(0)), writer.append(episode(1))
+        writer.annotate(episode(0), step=1, advantage=0.7, entropy=[0.5, 0.25])
+        writer.annotate(episode(1), step=1, advantage=-0.7, entropy=[1.0])
+
+    run = Run(writer.path)
+
+    assert "entropy" not in run.annotations()["g0#0"]
+    assert run.note(first)["entropy"] == [0.5, 0.25]
+    assert run.note(second) == {"episode": "g1#0", "step": 1, "advantage": -0.7, "entropy": [1.0]}
+
+
+def test_notes_of_the_first_layout_still_open(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        summary = writer.append(episode(0))
+    line = {"episode": "g0#0", "advantage": 0.5, "entropy": [0.25]}
+    (writer.path / "annotations.jsonl").write_text(json.dumps(line) + "\n")
+
+    assert Run(writer.path).note(summary)["entropy"] == [0.25]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "annotations.jsonl", "token_annotations.jsonl"])
+def test_half_a_line_beside_the_episodes_is_cut_off_on_resume(tmp_path, name):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        summary = writer.append(episode(0))
+        writer.log_metrics({"step": 1})
+        writer.annotate(episode(0), step=1, entropy=[0.5])
+    with (writer.path / name).open("a") as file:
+        file.write('{"half')
+
+    with RunWriter.resume(writer.path) as again:
+        again.log_metrics({"step": 2})
+        again.annotate(episode(0), step=2, entropy=[0.75])
+
+    run = Run(writer.path)
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert run.note(summary) == {"episode": "g0#0", "step": 2, "entropy": [0.75]}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("The result is 1,391.", "1391"),
+        ("so 2.50", "2.5"),
+        (r"thus \boxed{x+1} as said", "x+1"),
+        ("  Go  LEFT ", "go left"),
+        ("", ""),
+    ],
+)
+def test_answers_are_compared_by_their_value(text, key):
+    assert answer_key(text) == key
+
+
+@pytest.mark.slow
+def test_ten_thousand_long_episodes_list_in_a_second_and_load_in_milliseconds(tmp_path):
+    with RunWriter.create("x", root=tmp_path) as writer:
+        one = episode(0, tokens=3000)
+        line = dumps(encode_trajectory(one)).encode() + b"\n"
+        summary = writer.append(one)
+        with (writer.path / "trajectories.jsonl").open("ab") as file:
+            for _ in range(9_999):
+                file.write(line)
+        with (writer.path / "index.jsonl").open("ab") as file:
+            for place in range(1, 10_000):
+                file.write(index_line(replace(summary, member=place, offset=place * len(line))))
+
+    start = time.process_time()
+    run = Run(writer.path)
+    assert len(run.summaries) == 10_000
+    listed = time.process_time() - start
+    start = time.process_time()
+    assert run.load(9_999) == one
+    loaded = time.process_time() - start
+
+    assert listed < 1.0
+    assert loaded < 0.05
+
+
+def test_a_killed_run_shows_the_text_of_every_token_it_has(tmp_path):
+    from agentenv.render import byte_tokenizer
+
+    backend = byte_tokenizer().backend
+    writer = RunWriter.create("x", root=tmp_path, run_id="killed")
+    writer.keep_texts(backend)
+    first = episode(0)
+    writer.append(first)
+    ids = {token for sequence in first.sequences for token in sequence.token_ids}
+
+    assert ids
+    assert Run(writer.path).vocabulary().keys() == ids
+
+    with (writer.path / "vocab.jsonl").open("ab") as file:
+        file.write(b'{"9": "ha')
+    writer._release()
+    with RunWriter.resume(writer.path) as again:
+        again.keep_texts(backend)
+        again.append(episode(1))
+    run = Run(writer.path)
+
+    assert ids <= run.vocabulary().keys()
+    assert not (run.path / "vocab.jsonl").exists()

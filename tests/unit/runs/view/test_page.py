@@ -1,0 +1,337 @@
+"""The viewer's page: small, self-contained, and deaf to what hostile text asks of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
+from agentenv.runs.store import Run, RunWriter
+from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
+from agentenv.runs.view import LiveServer, build_page, show
+from agentenv.runs.view.data import page_json, run_data
+from agentenv.runs.view.page import frame
+from helpers.browser import CHROMIUM, open_browser
+from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, varied, write_run
+
+LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
+LOOP_MS = 1_000
+"""A busy machine takes longer for the loop, and as much longer for everything else."""
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+class Tags(HTMLParser):
+    """Collects what a browser would see as elements."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_page_without_data_is_under_100_kb(tmp_path):
+    page = build_page([write_run(tmp_path, "empty", [])])
+
+    assert len(page.encode()) < 100_000
+
+
+def test_page_reaches_for_nothing_outside_itself(tmp_path):
+    page = build_page([write_run(tmp_path, "one", varied(2))])
+    tags = Tags(page).tags
+
+    assert not [attrs for _, attrs in tags if "src" in attrs or "href" in attrs]
+    assert "connect-src &#x27;none&#x27;" in page
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)
+
+
+def test_only_the_pages_own_script_is_a_script(tmp_path):
+    hostile = episode(0, 0, output=HOSTILE, answer=HOSTILE)
+    page = build_page([write_run(tmp_path, "hostile", [hostile])])
+    scripts = [attrs.get("type") for tag, attrs in Tags(page).tags if tag == "script"]
+
+    assert sorted(map(str, scripts)) == ["None", "application/json", "application/octet-stream"]
+    assert "img" not in {tag for tag, _ in Tags(page).tags}
+
+
+def test_numbers_that_json_lacks_do_not_break_the_page(tmp_path):
+    from dataclasses import replace
+
+    odd = replace(episode(0, 0), metrics={"loss": float("nan"), "gap": float("inf")})
+    page = build_page([write_run(tmp_path, "nan", [odd], metrics=[{"step": 1, "loss": float("nan")}])])
+    data = re.search(r'id="page">(.*?)</script>', page, re.S)
+
+    assert data
+    json.loads(data[1], parse_constant=pytest.fail)
+
+
+def test_episodes_that_matter_come_first_when_room_is_short(tmp_path):
+    run = write_run(tmp_path, "many", varied(12))
+    page = build_page([run], only=[run.summaries[40]], max_bytes=4_000)
+    kept = re.findall(r'id="e0-(\d+)"', page)
+
+    assert kept[0] == "40"
+    assert 2 <= len(kept) < 10
+    assert all(run.summaries[int(place)].reward is None for place in kept[1:])
+
+
+def test_trajectories_at_hand_show_themselves_in_a_notebook():
+    shown = show(episode(0, 0, answer=HOSTILE), tokenizer=TOKENIZER)
+    tags = Tags(shown._repr_html_()).tags
+
+    assert [tag for tag, _ in tags] == ["iframe"]
+    assert tags[0][1]["sandbox"] == "allow-scripts"
+
+
+@pytest.mark.parametrize(
+    ("piece", "byte_level", "expected"),
+    [
+        ("Ġthe", True, b" the"),
+        ("Ċ", True, b"\n"),
+        ("æ¼", True, b"\xe6\xbc"),
+        ("▁the", False, b" the"),
+        ("<0x0A>", False, b"\n"),
+    ],
+)
+def test_vocabulary_entries_become_the_bytes_they_stand_for(piece, byte_level, expected):
+    assert token_bytes(piece, byte_level=byte_level) == expected
+
+
+def test_vocabulary_joins_to_the_text_that_was_encoded():
+    text = f"<|im_start|>user\n{ODD}{HOSTILE}"
+    ids = TOKENIZER.encode(text)
+    words = vocabulary_of(TOKENIZER.backend, ids)
+
+    assert "".join(words[token] for token in ids).encode("latin-1").decode() == text
+
+
+@contextmanager
+def live(root: Path):
+    server = LiveServer([], root)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join()
+
+
+def fetch(url: str, host: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_live_server_gives_page_and_episodes_to_this_machine_only(tmp_path):
+    write_run(tmp_path, "one", varied(2))
+    with live(tmp_path) as server:
+        status, page = fetch(server.url)
+        found, data = fetch(server.url + "episode?run=one&place=3")
+
+        assert (status, found) == (200, 200)
+        assert '"live":true' in page
+        assert json.loads(data)["vocab"]
+        assert fetch(server.url, host="evil.example")[0] == 403
+        for bad in ("episode?run=one&place=99", "episode?run=../one&place=0", "episode", "etc/passwd"):
+            assert fetch(server.url + bad)[0] == 404
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_pages_in_a_real_browser(tmp_path):
+    metrics = [{"step": n, "reward": n / 10, "entropy": 2 - n / 10} for n in range(1, 11)]
+    runs = [
+        write_run(tmp_path, "b", varied(), metrics=metrics, notes=True),
+        write_run(tmp_path, "a", varied(9)),
+    ]
+    page = tmp_path / "view.html"
+    page.write_text(build_page(runs))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        assert await tab.js("document.querySelectorAll('tr.row').length") == 2
+        await tab.js("document.querySelectorAll('input[type=checkbox]').forEach((box) => box.click())")
+        await tab.js(
+            "[...document.querySelectorAll('input[type=checkbox]')].slice(-1)[0].checked || [...document.querySelectorAll('input[type=checkbox]')].slice(-1)[0].click()"
+        )
+        await tab.js("location.hash = '#/compare/0/1'")
+        assert await tab.until("document.body.innerText.includes('tasks better')")
+
+        await tab.js("location.hash = '#/r/0'")
+        assert await tab.until("document.querySelectorAll('.vrow').length > 10")
+        assert await tab.js("document.querySelectorAll('.card svg').length >= 2")
+        assert "env: KeyError: no price for" in str(await tab.js("document.body.innerText"))
+
+        await tab.js("location.hash = '#/r/0/e/1'")
+        await tab.until("document.querySelectorAll('.box').length >= 4")
+        assert await tab.until(
+            "document.querySelector('.centre').innerText.includes('A shop sells 17 boxes')"
+        )
+        text = str(await tab.js("document.querySelector('.centre').innerText"))
+        assert "TOOL calc" in text
+        assert await tab.js("document.querySelectorAll('.box.prompt .t:not(.off)').length") == 0
+        assert await tab.js("document.querySelectorAll('.box.model .t.off').length") == 0
+        assert await tab.js("document.querySelector('.right').innerText.includes('✓ yes')")
+        assert await tab.js("document.querySelector('.mem').innerText.includes('+0.50')")
+        for key, tab_name in [
+            ("m", "mask"),
+            ("e", "entropy"),
+            ("r", "ratio"),
+            ("d", "diff"),
+            ("s", "messages"),
+            ("l", "logprob"),
+        ]:
+            await tab.key(key)
+            await tab.until(f"document.querySelector('.tabs .on').textContent === '{tab_name}'")
+        await tab.key("ArrowRight")
+        await tab.until("location.hash === '#/r/0/e/2'")
+        await tab.until("document.querySelectorAll('.box').length >= 4")
+        await tab.key("j")
+        await tab.key("j")
+        assert await tab.js("document.querySelectorAll('.box.now').length") == 1
+        await tab.key("t")
+        assert await tab.js("document.documentElement.dataset.theme") == "dark"
+        await tab.key("u")
+        await tab.until("location.hash === '#/r/0'")
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_hostile_and_odd_text_is_shown_and_never_run(tmp_path):
+    bad = [episode(0, member, output=HOSTILE + ODD, answer=HOSTILE + ODD) for member in range(2)]
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "hostile", bad)]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.js("location.hash = '#/r/0/e/0'")
+        await tab.until("document.querySelectorAll('.box').length >= 4")
+        text = str(await tab.js("document.querySelector('.centre').innerText"))
+        await tab.key("s")
+        await tab.until("document.querySelector('.tabs .on').textContent === 'messages'")
+
+        assert HOSTILE in text
+        assert "漢字" in text
+        assert "U+202E" in text
+        assert "\u202e" not in text
+        assert await tab.js("window.hacked") is None
+        assert await tab.js("document.querySelectorAll('img').length") == 0
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_a_run_has_more_rewards_than_a_call_has_arguments(tmp_path):
+    data = run_data(write_run(tmp_path, "long", [episode(0, 0)]), vocabulary={})
+    (row,) = data["episodes"]
+    data["episodes"] = [{**row, "i": n, "k": f"t{n}", "g": f"t{n}"} for n in range(150_000)]
+    page = page_json([data], live=False, single=True, sort="")
+    (tmp_path / "view.html").write_text(frame([f'<script type="application/json" id="page">{page}</script>']))
+    async with open_browser() as tab:
+        await tab.open((tmp_path / "view.html").as_uri())
+
+        await tab.until("document.querySelectorAll('.vrow').length > 10")
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_big_runs_and_long_episodes_stay_quick(tmp_path):
+    many = [episode(task, member) for task in range(1250) for member in range(4)]
+    long_text = "row 0123456789 " * 6_600
+    spans = (span("prompt", "go\n"), span("model", long_text, 0))
+    sequence = TokenSequence(spans)
+    turn = Turn(0, {"role": "assistant", "content": long_text}, "stop", len(spans[1]), start=len(spans[0]))
+    many.append(
+        Trajectory(
+            env_id="shop/Math-v0", task_id="long", seed=0, group_id="long", stop_reason=StopReason.FINAL_ANSWER,
+            turns=(turn,), sequences=(sequence,), messages=({"role": "user", "content": "go"},), reward=-1.0,
+        )
+    )  # fmt: skip
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "big", many)], max_bytes=2_000_000))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        took = await tab.js(
+            "(() => { const t = performance.now(); location.hash = '#/r/0'; dispatchEvent(new Event('hashchange')); return performance.now() - t; })()"
+        )
+        await tab.until("document.querySelectorAll('.vrow').length > 10")
+        rows = await tab.js("document.querySelectorAll('.vrow').length")
+        await tab.js("document.querySelector('.vlist').scrollTop = 28 * 4990")
+        await tab.until(
+            "[...document.querySelectorAll('.vrow')].some((row) => row.textContent.includes('#4995'))"
+        )
+        await tab.js("window.t0 = performance.now(); location.hash = '#/r/0/e/5000'")
+        await tab.until("document.querySelectorAll('.box.model .t').length > 100")
+        shown = await tab.js("performance.now() - window.t0")
+        tokens = await tab.js("document.querySelectorAll('.t').length")
+
+        busy = max(1.0, float(str(await tab.js(LOOP))) / LOOP_MS)
+        assert len(spans[1]) > 98_000
+        assert took < 2_000 * busy
+        assert rows < 60
+        assert shown < 4_000 * busy
+        assert tokens < 20_000
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_live_page_follows_a_running_run(tmp_path):
+    with (
+        RunWriter.create("x", root=tmp_path, run_id="now", env_ids=("shop/Math-v0",)) as writer,
+        live(tmp_path) as server,
+    ):
+        async with open_browser() as tab:
+            await tab.open(server.url)
+            await tab.until("document.body.innerText.includes('no finished episode yet')")
+            writer.append(episode(0, 0))
+            await tab.until("document.querySelectorAll('.vrow').length === 1")
+            await tab.js("location.hash = '#/r/0/e/0'")
+            await tab.until("document.querySelectorAll('.box').length >= 4")
+            assert tab.complaints == []
+    assert len(Run(writer.path)) == 1
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["empty", "failed", "partial"])
+async def test_runs_without_the_usual_are_shown_sensibly(tmp_path, kind):
+    from agentenv.core import EpisodeError
+
+    lost = EpisodeError("engine", "EngineUnavailable", "503")
+    episodes = {
+        "empty": [],
+        "failed": [episode(0, m, stop=StopReason.ABORTED, error=lost) for m in range(3)],
+        "partial": [episode(0, 0), episode(1, 0)],
+    }[kind]
+    page = tmp_path / "view.html"
+    page.write_text(
+        build_page([write_run(tmp_path, kind, episodes)], max_bytes=0 if kind == "partial" else 1_000_000)
+    )
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        text = str(await tab.js("document.body.innerText"))
+        assert {"empty": "no finished episode yet", "failed": "EngineUnavailable", "partial": "episodes"}[
+            kind
+        ] in text
+        if kind == "partial":
+            await tab.js("location.hash = '#/r/0/e/1'")
+            await tab.until("document.body.innerText.includes('agentenv view partial#1')")
+        assert tab.complaints == []
+    await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""The attack suite on every tier that this machine offers, as ourselves and as nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.sandbox
+
+SUITE = Path(__file__).parent / "attacks.py"
+ROOT = Path(__file__).parents[4]
+SYSTEM = "/usr/bin/python3"
+
+
+def run(tier: str, *arguments: str, nobody: bool = False) -> str:
+    """Run the suite in a process of its own and return what it printed."""
+    python = [sys.executable]
+    if nobody:
+        if os.geteuid() != 0:
+            pytest.skip("UNTESTED as nobody: only root can become nobody")
+        if not Path(SYSTEM).exists() or shutil.which("setpriv") is None:
+            pytest.skip(f"UNTESTED as nobody: needs {SYSTEM} and setpriv")
+        python = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", SYSTEM]
+    elif tier == "landlock" and os.geteuid() == 0:
+        arguments = (*arguments, "--python", SYSTEM)
+    done = subprocess.run(
+        [*python, str(SUITE), "--tier", tier, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    if done.returncode == 3:
+        pytest.skip(done.stdout.strip())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("tier", ["namespace", "landlock"])
+def test_the_quick_attacks_do_no_harm(tier):
+    assert " cases held" in run(tier, "--quick")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nobody", [False, True], ids=["as-ourselves", "as-nobody"])
+@pytest.mark.parametrize("tier", ["namespace", "landlock"])
+def test_all_attacks_do_no_harm(tier, nobody):
+    assert " cases held" in run(tier, nobody=nobody)

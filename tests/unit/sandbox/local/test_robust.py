@@ -1,0 +1,193 @@
+"""What is killed is replaced, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentenv.core import SandboxUnavailable, UsageError
+from agentenv.sandbox import SandboxLimits, create
+
+pytestmark = pytest.mark.sandbox
+
+TIERS = ["namespace", "landlock"]
+
+
+def options(tier: str) -> dict[str, object]:
+    return {"python": "/usr/bin/python3"} if tier == "landlock" and os.geteuid() == 0 else {}
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def jail_of_this_process() -> list[psutil.Process]:
+    return [process for process in descendants(os.getpid()) if is_of_a_jail(process)]
+
+
+def is_of_a_jail(process: psutil.Process) -> bool:
+    try:
+        return any("jail" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def spent(process: psutil.Process) -> float:
+    try:
+        return process.cpu_times().user
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return psutil.wait_procs(processes, timeout=10)[1]
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("agentenv-sandbox-*"))
+
+
+@pytest.fixture(params=TIERS)
+def tier(request):
+    async def probe() -> None:
+        async with create(request.param, size=1, **options(request.param)):
+            pass
+
+    try:
+        asyncio.run(probe())
+    except SandboxUnavailable as error:
+        pytest.skip(f"UNTESTED tier {request.param}: {error}")
+    return request.param
+
+
+async def test_closing_leaves_no_process_descriptor_or_folder(tier):
+    before, known = descriptors(), folders()
+
+    async with create(tier, size=3, **options(tier)) as sandbox:
+        await sandbox.run_code("print(1)")
+        session = sandbox.session()
+        await session.run_code("x = 1")
+        running = jail_of_this_process()
+        assert len(running) > 3
+        hung = asyncio.create_task(sandbox.run_code("while True: pass", timeout_s=30))
+        await asyncio.sleep(0.05)
+
+    with pytest.raises(UsageError, match="closed"):
+        await asyncio.wait_for(hung, 10)
+    assert not wait_until_gone(running)
+    assert descriptors() == before
+    assert folders() == known
+
+
+async def test_a_cancelled_execution_is_ended(tier):
+    async with create(tier, size=1, **options(tier)) as sandbox:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await sandbox.run_code("while True: pass", timeout_s=30)
+
+        assert (await sandbox.run_code("print(1)")).stdout == "1\n"
+        deadline = time.monotonic() + 5
+        while any(spent(process) > 0.15 for process in jail_of_this_process()):
+            assert time.monotonic() < deadline, "the cancelled code still runs"
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_killed_workers_and_zygotes_are_replaced(tier):
+    async with create(tier, size=2, **options(tier)) as sandbox:
+        for _ in range(3):
+            for process in jail_of_this_process():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.ppid() != os.getpid():
+                        process.send_signal(signal.SIGKILL)
+            assert (await sandbox.run_code("print(6 * 7)")).stdout == "42\n"
+
+
+@pytest.mark.slow
+async def test_the_death_of_the_guardian_is_survived(tier):
+    async with create(tier, size=2, **options(tier)) as sandbox:
+        inside = jail_of_this_process()
+        top = [process for process in inside if process.ppid() == os.getpid()]
+        assert len(top) == 1
+        top[0].send_signal(signal.SIGKILL)
+
+        assert (await sandbox.run_code("print(6 * 7)")).stdout == "42\n"
+        assert not wait_until_gone([process for process in inside if process not in top])
+
+
+HOST = """
+import asyncio, sys
+from agentenv.sandbox import create
+async def main():
+    async with create(sys.argv[1], size=2, python=sys.argv[2] or None) as sandbox:
+        asyncio.create_task(sandbox.run_code("import time\\nwhile True: time.sleep(1)", timeout_s=600))
+        session = sandbox.session()
+        await session.run_code("x = 1")
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def test_a_killed_host_leaves_nothing(tier):
+    known = folders()
+    python = str(options(tier).get("python", ""))
+    host = subprocess.Popen([sys.executable, "-c", HOST, tier, python], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    try:
+        assert host.stdout.readline() == "ready\n"
+        inside = descendants(host.pid)
+        assert len(inside) >= 3
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+
+    assert not wait_until_gone(inside)
+    deadline = time.monotonic() + 5
+    while folders() - known and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert folders() == known
+
+
+def held_by(processes: list[psutil.Process]) -> int:
+    return sum(process.memory_full_info().uss for process in processes)
+
+
+@pytest.mark.slow
+async def test_ten_thousand_executions_leak_nothing():
+    async with create("auto", size=4, concurrency=4, limits=SandboxLimits(timeout_s=60)) as sandbox:
+
+        async def many(count: int) -> None:
+            for number in range(count):
+                result = await sandbox.run_code(f"print({number})")
+                assert result.stdout == f"{number}\n", result
+
+        await asyncio.gather(*(many(100) for _ in range(4)))
+        files, known, me = descriptors(), folders(), psutil.Process()
+        memory, jail = me.memory_info().rss, jail_of_this_process()
+        inside = held_by(jail)
+
+        await asyncio.gather(*(many(2500) for _ in range(4)))
+
+        await asyncio.sleep(0.5)  # the last children are replaced
+        after = jail_of_this_process()
+        assert len(descriptors()) <= len(files) + 4
+        assert folders() == known
+        assert me.memory_info().rss < memory + (10 << 20)
+        assert len(after) <= len(jail) + 2
+        assert held_by(after) < inside + (10 << 20)

@@ -1,0 +1,158 @@
+"""Tools in processes of their own: killed when they hang, harmless when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+from agentenv.core import Context, SandboxCrashed, ToolDefinitionError, ToolErrorKind
+from agentenv.tools import Tool, close_idle_workers
+
+
+@pytest.fixture(scope="module")
+def examples() -> Iterator[ModuleType]:
+    """The functions, from a file that is no importable module: the worker loads the file."""
+    path = Path(__file__).parents[2] / "helpers" / "isolated_examples.py"
+    spec = importlib.util.spec_from_file_location("isolated_examples_for_tests", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    close_idle_workers()
+    del sys.modules[spec.name]
+
+
+async def test_the_function_runs_in_one_other_process_call_after_call(examples: ModuleType) -> None:
+    answers = [json.loads((await examples.where.call('{"x": "3"}')).text) for _ in range(2)]
+
+    assert answers[0] == answers[1]
+    assert answers[0][0] != os.getpid()
+    assert answers[0][1:] == [3, True]
+
+
+async def test_bad_arguments_need_no_process(examples: ModuleType) -> None:
+    result = await examples.where.call('{"x": "three"}')
+
+    assert result.error_kind is ToolErrorKind.BAD_ARGUMENTS
+
+
+async def test_a_hung_function_is_killed_with_everything_it_started(
+    examples: ModuleType, tmp_path: Path
+) -> None:
+    note = tmp_path / "pid"
+
+    result = await examples.hang.call({"note": str(note)})
+
+    assert result.error_kind is ToolErrorKind.TIMEOUT
+    assert "0.5 s" in result.text
+    grandchild = int(note.read_text())
+    async with asyncio.timeout(10):
+        while _alive(grandchild):  # noqa: ASYNC110 - another process ends, which no event tells
+            await asyncio.sleep(0.01)
+
+
+async def test_a_process_that_dies_is_an_answer_and_the_next_call_works(examples: ModuleType) -> None:
+    died = await examples.die.call({"status": 7})
+
+    assert (died.error_kind, died.text) == (ToolErrorKind.EXCEPTION, "the tool's process ended with status 7")
+    assert not (await examples.where.call({"x": 1})).is_error
+
+
+async def test_exceptions_keep_their_meaning(examples: ModuleType) -> None:
+    tool_error = await examples.fail.call({"kind": "tool"})
+    bug = await examples.fail.call({"kind": "bug"})
+
+    assert (tool_error.error_kind, tool_error.text) == (ToolErrorKind.TOOL_ERROR, "for the model")
+    assert (bug.error_kind, bug.text) == (ToolErrorKind.EXCEPTION, "ValueError: bug")
+    assert "isolated_examples.py" in bug.detail
+    with pytest.raises(SandboxCrashed, match="gone"):
+        await examples.fail.call({"kind": "sandbox"})
+
+
+async def test_a_plain_function_can_be_isolated(examples: ModuleType) -> None:
+    result = await Tool.from_function(examples.plain, isolated=True).call({"x": 4})
+
+    assert result.content == "8"
+
+
+def test_what_another_process_cannot_find_is_refused() -> None:
+    class Box:
+        def method(self, x: int) -> int:
+            return x
+
+    def local(x: int) -> int:
+        return x
+
+    for function in (local, Box().method, Box.method):
+        with pytest.raises(ToolDefinitionError, match="isolated=True needs a function of a module"):
+            Tool.from_function(function, isolated=True)
+
+
+def with_context(context: Context) -> None: ...
+
+
+def test_a_context_cannot_be_sent_to_another_process() -> None:
+    with pytest.raises(ToolDefinitionError, match="cannot take a Context"):
+        Tool.from_function(with_context, isolated=True)
+
+
+async def test_cancelling_the_caller_kills_the_process(examples: ModuleType, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    patient = Tool.from_function(examples.hang.function, isolated=True, timeout_s=60)
+    call = asyncio.create_task(patient.call({"note": str(note)}))
+    async with asyncio.timeout(20):
+        while not note.exists() or not note.read_text():  # noqa: ASYNC110 - written by another process
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        grandchild = int(note.read_text())
+        while _alive(grandchild):  # noqa: ASYNC110 - another process ends, which no event tells
+            await asyncio.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+SCRIPT = """
+import asyncio
+from agentenv.tools import tool
+
+@tool(isolated=True)
+def double(x: int) -> int:
+    return 2 * x
+
+{guard}print(asyncio.run(double.call({{"x": 4}})).text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("guard", "says"), [('if __name__ == "__main__": ', "8"), ("", "8")], ids=["with guard", "without guard"]
+)
+def test_a_script_can_isolate_its_own_functions_without_running_itself_forever(
+    tmp_path: Path, guard: str, says: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(guard=guard))
+
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.stdout.strip() == says, done.stderr

@@ -1,0 +1,84 @@
+"""Tasks whose prompt leaves no room are left out before the first step, and counted."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import agentenv as ae
+from agentenv.core import UsageError
+from agentenv.train.loop.loop import run_blocking
+from helpers.prompts import Long, trainer_of
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_prompt_length": 300},
+        {"limits": ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=300)},
+        {"spec_limits": ae.RunLimits(max_context_tokens=300)},
+    ],
+)
+def test_long_prompts_are_left_out_counted_and_never_played(tmp_path, caplog, options):
+    trainer = trainer_of(tmp_path, max_steps=5, **options)
+
+    with caplog.at_level(logging.WARNING):
+        history = trainer.train()
+
+    assert (history[0]["tasks/checked"], history[0]["tasks/too_long"]) == (8, 3)
+    assert "tasks/too_long" not in history[1]
+    assert "3 of 8 tasks are left out" in caplog.text
+    assert Long.scored
+    assert max(Long.scored) < 100
+    assert len(Long.scored) == 5 * 2 * 2
+    assert trainer.cursors["test/Long-v0"] > 10  # the dealing went past what was left out
+
+
+def test_looking_at_a_prompt_scores_nothing(tmp_path):
+    trainer = trainer_of(tmp_path, max_prompt_length=300)
+
+    counts = run_blocking(trainer.rollouts.leave_out_long_prompts())
+
+    assert counts["tasks/checked"] == 4  # no more than two steps of two tasks will meet
+    assert sorted(set(Long.begun)) == sorted(Long.begun)
+    assert Long.scored == []
+
+
+def test_a_context_that_holds_every_prompt_leaves_out_none(tmp_path):
+    trainer = trainer_of(tmp_path)
+
+    assert trainer.train()[0]["tasks/too_long"] == 0
+
+
+def test_the_check_can_be_turned_off(tmp_path):
+    trainer = trainer_of(tmp_path, max_prompt_length=300, check_prompts=False)
+
+    run_blocking(trainer.rollouts.leave_out_long_prompts())
+
+    assert Long.begun == []
+
+
+def test_a_set_without_a_short_prompt_is_refused_with_its_shortest(tmp_path):
+    trainer = trainer_of(tmp_path, tasks=[{"size": 400}, {"size": 900}], max_prompt_length=300)
+
+    with pytest.raises(
+        UsageError, match=r"every prompt of test/Long-v0 is too long: the shortest of 2 has 4\d\d"
+    ):
+        trainer.train()
+
+
+def test_endless_tasks_are_checked_as_far_as_the_run_goes(tmp_path):
+    trainer = trainer_of(tmp_path, tasks=lambda seed: {"size": 400 if seed % 2 else 4}, max_prompt_length=300)
+
+    history = trainer.train()
+
+    assert history[0]["tasks/checked"] == 4
+    assert 0 < history[0]["tasks/too_long"] < 4
+    assert trainer.steps_done == 2
+
+
+def test_a_task_that_fails_to_begin_is_not_called_too_long(tmp_path):
+    trainer = trainer_of(tmp_path, tasks=[{"size": 3}, {"size": "no number"}], max_prompt_length=300)
+
+    assert run_blocking(trainer.rollouts.leave_out_long_prompts())["tasks/too_long"] == 0
