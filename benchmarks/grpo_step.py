@@ -88,7 +88,8 @@ def run_ours(model: str, steps: int, clock: Clock) -> None:
     GRPOTrainer(
         config,
         envs=ae.spec("bench/Story-v0"),
-        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=TOKENS, concurrency=SAMPLES),
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=TOKENS),
+        runner=ae.RunnerOptions(concurrency=SAMPLES),
         on_metrics=lambda _, metrics: clock.tick(metrics["completions/mean_length"]),
     ).train()
 

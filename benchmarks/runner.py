@@ -31,7 +31,7 @@ from agentenv.core import RunLimits
 from agentenv.engine import Completion, Sampling
 from agentenv.envs import Env, EnvSpec
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 
 PEERS = ("verifiers", "inspect_ai")
 CALL = '<tool_call>{"name": "look", "arguments": {"page": 1}}</tool_call>'
@@ -136,8 +136,8 @@ async def episodes(
     engine: Any, renderer: Renderer, text: str, count: int, concurrency: int, turns: int
 ) -> None:
     """Play episodes and check that each was whole."""
-    limits = RunLimits(max_turns=None, max_tool_output_tokens=8192, concurrency=concurrency)
-    runner = Runner(engine, renderer, limits, retries=0)
+    limits = RunLimits(max_turns=None, max_tool_output_tokens=8192)
+    runner = Runner(engine, renderer, limits, options=RunnerOptions(concurrency=concurrency, retries=0))
     spec = EnvSpec.of("bench/Pages-v0", lambda: Pages(text))
     played = 0
     async for group in runner.run_groups(spec, ({"number": number} for number in range(count))):

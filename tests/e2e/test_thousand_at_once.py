@@ -15,7 +15,7 @@ from agentenv.core import RunLimits
 from agentenv.engine import Completion
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.tools import tool
 
 AT_ONCE = 1000
@@ -69,7 +69,10 @@ class Gate:
 async def play(count: int) -> int:
     engine = Gate()
     runner = Runner(
-        engine, RENDERER, RunLimits(concurrency=AT_ONCE, env_timeout_s=None, tool_timeout_s=None), retries=0
+        engine,
+        RENDERER,
+        RunLimits(env_timeout_s=None, tool_timeout_s=None),
+        options=RunnerOptions(concurrency=AT_ONCE, retries=0),
     )
     spec = EnvSpec.of("test/Pages-v0", Pages, tasks=[{}])
     async for group in runner.run_groups(spec, ({"number": number} for number in range(count))):

@@ -18,7 +18,7 @@ from agentenv.core import ContextTooLong, EngineUnavailable, RunLimits, StopReas
 from agentenv.engine import Completion
 from agentenv.envs import Env
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, User, UserTurn
+from agentenv.runner import Runner, RunnerOptions, User, UserTurn
 
 EXAMPLES = 2000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 200
 TOKENIZER = byte_tokenizer()
@@ -375,7 +375,7 @@ def test_every_random_episode_keeps_the_invariants(script, bounds, ends_on_text,
     if bounds["max_turns"] is None:
         bounds["max_turns"] = 12  # a script repeats its last turn for ever
     stage = Stage(script)
-    stage.runner = Runner(Engine(stage), RENDERER, RunLimits(**bounds), retries=0)
+    stage.runner = Runner(Engine(stage), RENDERER, RunLimits(**bounds), options=RunnerOptions(retries=0))
     world = World(stage, ends_on_text=ends_on_text and not with_user)
 
     record = asyncio.run(

@@ -182,13 +182,13 @@ def test_settings_reach_limits_sampling_and_config_file(adder, tmp_path):
         "-o",
         "temperature=0.5",
         "-o",
-        "limits.concurrency=2",
+        "runner.concurrency=2",
         "--json",
     )
 
     config = find_run("last").info.config
 
-    assert (config["limits"]["max_turns"], config["limits"]["concurrency"]) == (3, 2)
+    assert (config["limits"]["max_turns"], config["runner"]["concurrency"]) == (3, 2)
     assert (config["sampling"]["top_p"], config["sampling"]["temperature"]) == (0.5, 0.5)
 
 

@@ -18,7 +18,7 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.interop import environment_factory, environment_reward, environment_rows
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.tools import tool
 
 
@@ -110,7 +110,9 @@ def test_transformers_reads_our_schema_from_the_methods():
 
 def in_our_runner(script: list[object]) -> float | None:
     tokenizer = byte_tokenizer()
-    runner = Runner(ScriptedEngine(script, tokenizer=tokenizer), Renderer(tokenizer), retries=0)
+    runner = Runner(
+        ScriptedEngine(script, tokenizer=tokenizer), Renderer(tokenizer), options=RunnerOptions(retries=0)
+    )
     task = SPEC.task_set()["t2"]
     return asyncio.run(runner.run_episode(SPEC.make(), task, env_id=SPEC.id)).reward
 

@@ -10,7 +10,7 @@ from agentenv.core import Message, StopReason, Trajectory
 from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -60,7 +60,9 @@ async def test_a2_calls_to_which_the_model_gives_one_id_are_no_error_of_the_envi
     turn = "".join(f"<tool_call>{json.dumps(one)}</tool_call>" for one in calls)
     engine = ScriptedEngine([turn, "done"], tokenizer=TOKENIZER)
 
-    record = await Runner(engine, Renderer(TOKENIZER), retries=0).run_episode(Doubles(), {})
+    record = await Runner(engine, Renderer(TOKENIZER), options=RunnerOptions(retries=0)).run_episode(
+        Doubles(), {}
+    )
 
     assert_each_call_has_its_answer(record, 3)
     assert record.turns[0].tool_calls[0].id == "x"
@@ -68,6 +70,6 @@ async def test_a2_calls_to_which_the_model_gives_one_id_are_no_error_of_the_envi
 
 @pytest.mark.parametrize("ids", [("", ""), ("x", "x", "x_1"), ("x_1", "x", "x")])
 async def test_a2_calls_to_which_a_server_gives_one_id_are_no_error_of_the_environment(ids):
-    record = await Runner(Server(*ids), retries=0).run_episode(Doubles(), {})
+    record = await Runner(Server(*ids), options=RunnerOptions(retries=0)).run_episode(Doubles(), {})
 
     assert_each_call_has_its_answer(record, len(ids))

@@ -10,7 +10,7 @@ from agentenv.core import RunLimits, StopReason, Trajectory
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import Env, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import FunctionUser, Runner, ScriptedUser, User, UserTurn
+from agentenv.runner import FunctionUser, Runner, RunnerOptions, ScriptedUser, User, UserTurn
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -72,7 +72,7 @@ class Talk(Counter):
 
 async def play(script, env, task=None, *, user=None, done_policy="stop", **limits) -> Trajectory:
     engine = ScriptedEngine(script, tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, RunLimits(**limits), retries=0)
+    runner = Runner(engine, RENDERER, RunLimits(**limits), options=RunnerOptions(retries=0))
     record = await runner.run_episode(env, task or {}, user=user, done_policy=done_policy)
     play.requests = engine.requests
     assert record.reward is None or sum(record.turn_rewards) == record.reward
@@ -238,7 +238,7 @@ async def test_each_task_may_have_another_user_and_each_episode_a_fresh_one():
     shared = ScriptedUser(["only line"])
     by_task = {"a": shared, "b": None}
     engine = ScriptedEngine(["hi"], tokenizer=TOKENIZER, repeat_last=True)
-    runner = Runner(engine, RENDERER, RunLimits(max_turns=4), retries=0)
+    runner = Runner(engine, RENDERER, RunLimits(max_turns=4), options=RunnerOptions(retries=0))
 
     class Free(Talk):
         def start(self, who: str) -> str:

@@ -14,7 +14,7 @@ from agentenv.core import AlignmentError, SequenceBuilder, StopReason, TokenSpan
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import Env, EnvSpec, ToolEnv, spec
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -23,7 +23,9 @@ RENDERER = Renderer(TOKENIZER)
 
 async def play(env, script=("done",), renderer=RENDERER):
     engine = ScriptedEngine(list(script), tokenizer=renderer.tokenizer)
-    return await Runner(engine, renderer, retries=0).run_episode(env, {}), engine.requests
+    return await Runner(engine, renderer, options=RunnerOptions(retries=0)).run_episode(
+        env, {}
+    ), engine.requests
 
 
 class Colour(enum.Enum):

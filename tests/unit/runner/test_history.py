@@ -10,7 +10,7 @@ from agentenv.core import CallStatus, RunLimits, StopReason, ToolCall, Trajector
 from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import DropToolOutputs, Runner, Summarise
+from agentenv.runner import DropToolOutputs, Runner, RunnerOptions, Summarise
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -34,11 +34,13 @@ class Reader(ToolEnv):
         return f"page {number}: " + "abcdefghij" * 40
 
 
-async def play(script, renderer=RENDERER, engine=None, **options) -> Trajectory:
+async def play(script, renderer=RENDERER, engine=None, history="verbatim", **options) -> Trajectory:
     engine = engine or ScriptedEngine(script, tokenizer=TOKENIZER)
     play.engine = engine
     limits = options.pop("limits", RunLimits())
-    return await Runner(engine, renderer, limits, retries=0, **options).run_episode(Reader(), {})
+    return await Runner(
+        engine, renderer, limits, options=RunnerOptions(retries=0, history=history), **options
+    ).run_episode(Reader(), {})
 
 
 def assert_each_sampled_token_is_trained_once(record: Trajectory) -> None:
@@ -197,6 +199,6 @@ def test_wrong_settings_and_calls_are_refused():
     with pytest.raises(UsageError, match="renderer"):
         Summarise(ScriptedEngine(["a"]))
     with pytest.raises(UsageError, match="history is"):
-        Runner(ScriptedEngine(["a"], tokenizer=TOKENIZER), RENDERER, history="both")
+        Runner(ScriptedEngine(["a"], tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(history="both"))
     broken = DropToolOutputs().fresh().recall(ToolCall("1", "recall_block", "[1]", CallStatus.OK))
     assert broken.is_error

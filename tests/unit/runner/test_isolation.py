@@ -18,7 +18,7 @@ from agentenv.core import EngineUnavailable, RunLimits, SandboxCrashed, SandboxU
 from agentenv.engine import ScriptedEngine, ScriptedTurn
 from agentenv.envs import Env, EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import FunctionUser, GroupPolicy, Runner
+from agentenv.runner import FunctionUser, GroupPolicy, Runner, RunnerOptions
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -100,7 +100,7 @@ WHERE = ["", "start", "tool", "env", "exit", "cancel", "reward", "engine", "sand
 
 async def test_b9_one_failing_episode_leaves_the_others_alone_and_is_delivered_with_its_cause():
     Faulty.closed.clear()
-    runner = Runner(ScriptedEngine(script, tokenizer=TOKENIZER), RENDERER, retries=0)
+    runner = Runner(ScriptedEngine(script, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0))
 
     groups = await collect(runner, spec_of(), [{"where": where} for where in WHERE])
 
@@ -136,7 +136,7 @@ async def test_b9_a_parser_that_raises_fails_its_episode_only():
     engine = ScriptedEngine(
         lambda request: "parser" if "1" in request.prompt_text else "fine", tokenizer=TOKENIZER
     )
-    runner = Runner(engine, renderer, retries=0)
+    runner = Runner(engine, renderer, options=RunnerOptions(retries=0))
 
     records = [
         group.trajectories[0] for group in await collect(runner, spec_of(), [{"number": 0}, {"number": 1}])
@@ -168,7 +168,9 @@ async def test_b10_b11_failed_members_stay_in_the_group_as_data_and_out_of_what_
             raise EngineUnavailable("gone")
         return "done"
 
-    runner = Runner(ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, retries=0)
+    runner = Runner(
+        ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0)
+    )
 
     (group,) = await collect(runner, spec_of(), [{}], group_size=4)
 
@@ -184,7 +186,9 @@ async def test_b10_a_failed_member_can_be_refilled_by_another():
             raise RuntimeError("gone")
         return "done"
 
-    runner = Runner(ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, retries=0)
+    runner = Runner(
+        ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0)
+    )
 
     (group,) = await collect(
         runner, spec_of(), [{}], group_size=4, policy=GroupPolicy(on_failed="refill", max_refills=1)
@@ -202,7 +206,9 @@ async def test_b11_a_group_below_its_minimum_is_marked_and_says_why():
             raise RuntimeError("gone")
         return "done"
 
-    runner = Runner(ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, retries=0)
+    runner = Runner(
+        ScriptedEngine(sometimes, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0)
+    )
 
     (group,) = await collect(runner, spec_of(), [{}], group_size=3, policy=GroupPolicy(min_usable=2))
 
@@ -223,7 +229,9 @@ async def test_b1_a_retry_is_equal_to_a_fresh_run():
     def steady(request):
         return call("work") if request.turn == 0 else "done"
 
-    runner = Runner(ScriptedEngine(flaky, tokenizer=TOKENIZER), RENDERER, retry_wait_s=0.001)
+    runner = Runner(
+        ScriptedEngine(flaky, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retry_wait_s=0.001)
+    )
     fresh = Runner(ScriptedEngine(steady, tokenizer=TOKENIZER), RENDERER)
 
     ((retried,),) = await collect(runner, spec_of(), [{"number": 4}])
@@ -256,7 +264,7 @@ async def test_b1_a_retry_is_equal_to_a_fresh_run():
 )
 async def test_c6_retries_are_bounded_and_only_for_what_may_pass(error, tries):
     engine = ScriptedEngine([ScriptedTurn(error=error)], tokenizer=TOKENIZER, repeat_last=True)
-    runner = Runner(engine, RENDERER, retries=3, retry_wait_s=0.001)
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=3, retry_wait_s=0.001))
 
     ((record,),) = await collect(runner, spec_of(), [{}])
 
@@ -269,7 +277,7 @@ async def test_c6_a_stop_request_is_honoured_while_waiting_for_a_retry():
     engine = ScriptedEngine(
         [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
     )
-    runner = Runner(engine, RENDERER, retries=50, retry_wait_s=60)
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=50, retry_wait_s=60))
     task = asyncio.create_task(collect(runner, spec_of(), [{}]))
     while not runner.ledger.retried:  # noqa: ASYNC110 - the runner has no event for it
         await asyncio.sleep(0)
@@ -305,7 +313,9 @@ async def test_d13_cancelling_closes_every_environment_and_keeps_what_is_finishe
     def waiting(request):
         return ScriptedTurn(text="done", gate=None if "go  0" in request.prompt_text else gate)
 
-    runner = Runner(ScriptedEngine(waiting, tokenizer=TOKENIZER), RENDERER, RunLimits(concurrency=4))
+    runner = Runner(
+        ScriptedEngine(waiting, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(concurrency=4)
+    )
     kept = []
     task = asyncio.create_task(
         collect(runner, spec_of(), [{"number": n} for n in range(9)], on_trajectory=kept.append)
@@ -329,7 +339,9 @@ async def test_d13_leaving_the_loop_early_closes_what_is_running():
     Faulty.closed.clear()
     Faulty.made = 0
     runner = Runner(
-        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER, RunLimits(concurrency=3)
+        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
+        RENDERER,
+        options=RunnerOptions(concurrency=3),
     )
 
     async with aclosing(runner.run_groups(spec_of(), ({"number": n} for n in range(10**9)))) as groups:
@@ -361,7 +373,10 @@ async def test_order_of_completion_changes_no_result():
             return call("work") if request.turn == 0 else f"done {request.sampling.seed}"
 
         runner = Runner(
-            ScriptedEngine(paced, tokenizer=TOKENIZER), RENDERER, RunLimits(concurrency=5), run_seed=7
+            ScriptedEngine(paced, tokenizer=TOKENIZER),
+            RENDERER,
+            options=RunnerOptions(concurrency=5),
+            run_seed=7,
         )
         groups = await collect(runner, spec_of(), [{"number": n} for n in range(6)], group_size=3)
         return {
@@ -444,7 +459,7 @@ async def test_b8_blocking_tools_do_not_block_the_loop():
 
     counting = asyncio.create_task(count())
     engine = ScriptedEngine([call("block"), "done"], tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, RunLimits(concurrency=8))
+    runner = Runner(engine, RENDERER, options=RunnerOptions(concurrency=8))
     began = time.perf_counter()
 
     groups = await collect(runner, spec_of(Blocking), [{"id": str(n)} for n in range(8)])
@@ -495,7 +510,7 @@ async def test_a_user_s_broken_infrastructure_aborts_and_its_broken_code_is_an_e
         raise KeyError("oops")
 
     engine = ScriptedEngine(["hi"], tokenizer=TOKENIZER, repeat_last=True)
-    runner = Runner(engine, RENDERER, retries=0)
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=0))
 
     aborted = await runner.run_episode(Talk(), {}, user=FunctionUser(down))
     error = await runner.run_episode(Talk(), {}, user=FunctionUser(wrong))
@@ -508,7 +523,9 @@ async def test_c17_a_thousand_episodes_close_every_environment_and_leak_nothing(
     Faulty.closed.clear()
     Faulty.made = 0
     runner = Runner(
-        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER, RunLimits(concurrency=200)
+        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
+        RENDERER,
+        options=RunnerOptions(concurrency=200),
     )
     tasks_before = len(asyncio.all_tasks())
 
@@ -536,7 +553,9 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_counted():
             return await super().step(action)
 
     engine = ScriptedEngine([call("work"), "done"], tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, RunLimits(env_timeout_s=0.1), close_timeout_s=0.2, retries=0)
+    runner = Runner(
+        engine, RENDERER, RunLimits(env_timeout_s=0.1), options=RunnerOptions(close_timeout_s=0.2, retries=0)
+    )
 
     record = await asyncio.wait_for(runner.run_episode(Stubborn(), {}), timeout=10)
 
@@ -551,7 +570,7 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_counted():
 async def test_the_watchdog_names_what_an_episode_waits_for(caplog):
     gate = asyncio.Event()
     engine = ScriptedEngine([ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, warn_after_s=0.5)
+    runner = Runner(engine, RENDERER, options=RunnerOptions(warn_after_s=0.5))
     task = asyncio.create_task(runner.run_episode(Faulty(), {}, group_id="slowpoke"))
     while not caplog.records:  # noqa: ASYNC110 - the log has no event
         await asyncio.sleep(0.05)

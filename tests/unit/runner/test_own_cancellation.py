@@ -8,7 +8,7 @@ from agentenv.core import StopReason
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
@@ -35,7 +35,11 @@ class CancelsItsCaller(ToolEnv):
 
 
 def runner_of() -> Runner:
-    return Runner(ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True), RENDERER, retries=0)
+    return Runner(
+        ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True),
+        RENDERER,
+        options=RunnerOptions(retries=0),
+    )
 
 
 async def collect(runner: Runner, entry: type[ToolEnv], tasks: list, group_size: int) -> list:

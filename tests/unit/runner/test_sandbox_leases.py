@@ -12,7 +12,7 @@ from agentenv.core import Context, RunLimits, SandboxCrashed, SandboxUnavailable
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.sandbox import SandboxLimits, create
 from agentenv.tools import tool
 
@@ -104,10 +104,11 @@ class Idle(ToolEnv):
         return 1.0
 
 
-def runner_with(pool, script=("done",), **options) -> Runner:
+def runner_with(pool, script=("done",), limits=None, **options) -> Runner:
     engine = ScriptedEngine(list(script), tokenizer=TOKENIZER, repeat_last=True)
-    limits = options.pop("limits", RunLimits())
-    return Runner(engine, RENDERER, limits, sandbox=pool, retry_wait_s=0.001, **options)
+    return Runner(
+        engine, RENDERER, limits, options=RunnerOptions(retry_wait_s=0.001, **options), sandbox=pool
+    )
 
 
 def play_files(request):
@@ -120,7 +121,7 @@ async def test_the_episodes_of_a_run_share_workers_but_no_files():
     async with create("auto", size=2, limits=limits) as sandbox:
         pool = Watched(sandbox)
         engine = ScriptedEngine(play_files, tokenizer=TOKENIZER)
-        runner = Runner(engine, RENDERER, RunLimits(concurrency=3), sandbox=pool)
+        runner = Runner(engine, RENDERER, options=RunnerOptions(concurrency=3), sandbox=pool)
         spec = EnvSpec.of("test/Coder-v0", Coder, tasks=[{"number": n} for n in range(3)])
 
         async with aclosing(runner.run_groups(spec, spec.tasks, group_size=2)) as groups:

@@ -12,7 +12,7 @@ from agentenv.core import AlignmentError, SequenceBuilder, StopReason, TokenSpan
 from agentenv.engine import Completion, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -33,9 +33,11 @@ class Echo(ToolEnv):
         return text
 
 
-async def play(script, renderer=RENDERER, **options) -> tuple[Trajectory, list]:
+async def play(script, renderer=RENDERER, history="verbatim", **options) -> tuple[Trajectory, list]:
     engine = ScriptedEngine(script, tokenizer=renderer.tokenizer)
-    record = await Runner(engine, renderer, retries=0, **options).run_episode(Echo(), {})
+    record = await Runner(
+        engine, renderer, options=RunnerOptions(retries=0, history=history), **options
+    ).run_episode(Echo(), {})
     return record, engine.requests
 
 
@@ -186,7 +188,7 @@ GOOD = (*TOKENIZER.encode(call("echo", text="a")), 258)
 async def test_b3_a6_d2_a_completion_without_exact_logprobs_aborts(logprobs):
     first = Completion(GOOD, (-0.5,) * len(GOOD), "stop")
     engine = Raw([first, Completion((104, 105, 258), logprobs, "stop")] * 3)
-    runner = Runner(engine, RENDERER, retries=2, retry_wait_s=0.001)
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=2, retry_wait_s=0.001))
 
     record = await runner.run_episode(Echo(), {})
 
@@ -204,7 +206,7 @@ async def test_b3_a6_d2_a_completion_without_exact_logprobs_aborts(logprobs):
 async def test_d3_no_tokens_at_all_abort_and_are_never_the_prompt():
     engine = Raw([Completion((), (), "stop")])
 
-    record = await Runner(engine, RENDERER, retries=0).run_episode(Echo(), {})
+    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
 
     assert record.stop_reason is StopReason.ABORTED
     assert record.turns == ()
@@ -226,8 +228,8 @@ async def test_c11_truncation_is_what_the_engine_says_and_not_what_the_last_toke
     stopped = Raw([Completion(ids, (-0.1, -0.1), "stop")])
     cut = Raw([Completion((104, 258), (-0.1, -0.1), "length")])
 
-    ended = await Runner(stopped, RENDERER, retries=0).run_episode(Echo(), {})
-    truncated = await Runner(cut, RENDERER, retries=0).run_episode(Echo(), {})
+    ended = await Runner(stopped, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
+    truncated = await Runner(cut, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
 
     assert ended.stop_reason is StopReason.FINAL_ANSWER
     assert not ended.truncated
@@ -236,7 +238,7 @@ async def test_c11_truncation_is_what_the_engine_says_and_not_what_the_last_toke
 
 async def test_b14_an_unknown_finish_reason_is_an_error_of_the_engine():
     record = await Runner(
-        Raw([Completion((104,), (-0.1,), "content_filter")]), RENDERER, retries=0
+        Raw([Completion((104,), (-0.1,), "content_filter")]), RENDERER, options=RunnerOptions(retries=0)
     ).run_episode(Echo(), {})
 
     assert record.stop_reason is StopReason.ABORTED
@@ -248,7 +250,7 @@ async def test_b12_a_completion_across_a_weight_update_is_two_spans_with_their_v
     last = Completion((104, 258), (-0.1, -0.2), "stop", ((4, 0, 2),))
     engine = Raw([Completion(GOOD, (-0.5,) * len(GOOD), "stop", ranges), last])
 
-    record = await Runner(engine, RENDERER, retries=0).run_episode(Echo(), {})
+    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
 
     model = [
         (span.turn, span.weights_version, len(span)) for span in record.sequences[0].spans if span.trained
@@ -263,8 +265,8 @@ async def test_tokens_of_another_model_are_recorded_and_never_trained():
     engine = Raw([other, Completion((104, 258), (-0.1, -0.2), "stop")])
     alone = Raw([Completion((104, 258), (), "stop", sampled_by_policy=False)])
 
-    record = await Runner(engine, RENDERER, retries=0).run_episode(Echo(), {})
-    foreign = await Runner(alone, RENDERER, retries=0).run_episode(Echo(), {})
+    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
+    foreign = await Runner(alone, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
 
     assert [span.source for span in record.sequences[0].spans] == ["prompt", "other", "env", "model"]
     assert record.trainable

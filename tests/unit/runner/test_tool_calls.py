@@ -12,7 +12,7 @@ from agentenv.core import RunLimits, StopReason, Trajectory
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -44,7 +44,9 @@ class Tools(ToolEnv):
 
 async def play(script, env=None, **limits) -> Trajectory:
     engine = ScriptedEngine(script, tokenizer=TOKENIZER)
-    return await Runner(engine, RENDERER, RunLimits(**limits), retries=0).run_episode(env or Tools(), {})
+    return await Runner(engine, RENDERER, RunLimits(**limits), options=RunnerOptions(retries=0)).run_episode(
+        env or Tools(), {}
+    )
 
 
 def tool_messages(record: Trajectory) -> list:

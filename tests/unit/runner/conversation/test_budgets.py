@@ -10,7 +10,7 @@ from agentenv.core import ContextTooLong, RunLimits, StopReason, Trajectory
 from agentenv.engine import Sampling, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner, ScriptedUser
+from agentenv.runner import Runner, RunnerOptions, ScriptedUser
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -44,7 +44,9 @@ class Talker(Printer):
 
 async def play(script, env=None, *, user=None, sampling=None, engine_limit=None, **limits) -> Trajectory:
     engine = ScriptedEngine(script, tokenizer=TOKENIZER, max_context_tokens=engine_limit)
-    runner = Runner(engine, RENDERER, RunLimits(**limits), sampling=sampling, retries=0)
+    runner = Runner(
+        engine, RENDERER, RunLimits(**limits), options=RunnerOptions(retries=0), sampling=sampling
+    )
     record = await runner.run_episode(env or Printer(), {}, user=user)
     play.requests = engine.requests
     return record
@@ -286,7 +288,7 @@ async def test_c5_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_
             Refusing.tries += 1
             raise ContextTooLong("prompt too long: 9000 > 8192")
 
-    runner = Runner(Refusing(["a"], tokenizer=TOKENIZER), RENDERER, retries=5)
+    runner = Runner(Refusing(["a"], tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=5))
 
     record = await runner.run_episode(Printer(), {})
 

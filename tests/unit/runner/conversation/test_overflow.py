@@ -12,7 +12,7 @@ from agentenv.core import RunLimits, StopReason, ToolResult, UsageError
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.runner.conversation.fit import Observation, fit_observation
 from agentenv.runner.conversation.overflow import FullOutputs, cut, file_name
 from agentenv.tools import tool
@@ -43,7 +43,9 @@ class Logs(ToolEnv):
 
 async def play(script, *, full_outputs=None, **limits):
     engine = ScriptedEngine(script, tokenizer=TOKENIZER)
-    runner = Runner(engine, RENDERER, RunLimits(**limits), full_outputs=full_outputs, retries=0)
+    runner = Runner(
+        engine, RENDERER, RunLimits(**limits), options=RunnerOptions(retries=0), full_outputs=full_outputs
+    )
     return await runner.run_episode(Logs(), {}, group_id="test/Logs-v0:a b", member=2)
 
 
