@@ -1,4 +1,4 @@
-"""The table of acceptance tests in the documentation names tests that exist."""
+"""The table of acceptance tests in docs/internals names tests that exist."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ IDS = {
 
 
 def test_every_id_has_exactly_one_row():
-    listed = [name for name, _, _ in ROW.findall((ROOT / "docs" / "runner.md").read_text())]
+    listed = [name for name, _, _ in ROW.findall((ROOT / "docs" / "internals" / "acceptance.md").read_text())]
 
     assert len(IDS) == 61
     assert sorted(listed) == sorted(IDS)
 
 
 def test_every_row_names_a_test_that_exists():
-    rows = ROW.findall((ROOT / "docs" / "runner.md").read_text())
+    rows = ROW.findall((ROOT / "docs" / "internals" / "acceptance.md").read_text())
 
     for name, file, prefix in rows:
         assert f"def {prefix}" in (ROOT / "tests" / file).read_text(), name
 
 
 def test_every_test_with_an_id_stands_in_the_table():
-    listed = {name for name, _, _ in ROW.findall((ROOT / "docs" / "runner.md").read_text())}
+    listed = {name for name, _, _ in ROW.findall((ROOT / "docs" / "internals" / "acceptance.md").read_text())}
     folder = ROOT / "tests" / "unit"
     found = set()
     for file in folder.rglob("test_*.py"):
