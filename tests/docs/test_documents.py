@@ -24,6 +24,7 @@ ENTRY = re.compile(r": (\S+\.md)$", re.M)
 FILE = re.compile(r"`((?:agentenv|envs|tools|tests|examples|benchmarks|docs)/[\w/]+\.\w+)`")
 """A file that a page names; those that a user would write have other names."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+NAMING_FILES = [ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *PAGES]
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_the_sites_menu_has_every_page_once():
     assert sorted(ENTRY.findall((ROOT / "mkdocs.yml").read_text())) == pages
 
 
-@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *PAGES], ids=str)
+@pytest.mark.parametrize("page", NAMING_FILES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page: Path):
     named = FILE.findall(page.read_text())
 
