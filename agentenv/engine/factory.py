@@ -19,7 +19,7 @@ from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["LoadedModel", "load_engine", "weights_and_engine"]
+__all__ = ["LoadedModel", "check_options", "load_engine", "weights_and_engine"]
 
 FORMS = "hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, mock"
 
@@ -152,7 +152,7 @@ def _transformers(rest: str, tokenizer: str | None, options: dict[str, Any]) -> 
     picked = {name: options.pop(name) for name in ("dtype", "device") if name in options}
     DependencyMissing.require("torch", "transformers", extra="train", purpose="hf: models")
     engine_type = import_module("agentenv.engine.hf.engine").TransformersEngine
-    _check_options(engine_type, f"hf:{rest}", options)
+    check_options(engine_type, f"hf:{rest}", options)
     model = load.load_model(files, **picked)
     adapter = None if files.base is None else model.active_adapter
     return LoadedModel(engine_type(model, **{"name": f"hf:{rest}", "adapter": adapter, **options}), codec)
@@ -173,7 +173,7 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
 
 def _http(model: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     connect = import_module("agentenv.engine.vllm.server").connect
-    _check_options(connect, model, options)
+    check_options(connect, model, options)
     engine, path = connect(model, tokenizer=tokenizer, **options)
     return LoadedModel(engine, None if path is None else _tokenizer(path))
 
@@ -188,11 +188,21 @@ def _openai(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Loaded
 def _build(
     engine_type: Callable[..., Any], model: str, options: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    _check_options(engine_type, model, options)
+    check_options(engine_type, model, options)
     return engine_type(*args, **kwargs, **options)
 
 
-def _check_options(target: Callable[..., Any], model: str, options: Mapping[str, Any]) -> None:
+def check_options(target: Callable[..., Any], model: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that an engine does not take.
+
+    Args:
+        target: makes the engine; its keyword-only parameters are the options.
+        model: its name, for the message.
+        options: as they were given.
+
+    Raises:
+        UsageError: An option is unknown.
+    """
     parameters = inspect.signature(target).parameters.values()
     known = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
     for name in options:

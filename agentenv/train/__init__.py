@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from agentenv.train.loop.sft import DemonstrationPolicy as DemonstrationPolicy
     from agentenv.train.loop.sft import demonstrate as demonstrate
     from agentenv.train.objective.advantage import group_advantages as group_advantages
-    from agentenv.train.objective.loss import LossInputs as LossInputs
     from agentenv.train.objective.loss import grpo_loss as grpo_loss
     from agentenv.train.objective.loss import kl_penalty as kl_penalty
+    from agentenv.train.objective.loss_inputs import LossInputs as LossInputs
     from agentenv.train.objective.weighting import token_weights as token_weights
     from agentenv.train.trainer import GRPOTrainer as GRPOTrainer
 
@@ -71,7 +71,8 @@ __all__ = door(
         "config": ["GRPOConfig", "LoraOptions"],
         "loop.sft": ["DemonstrationPolicy", "demonstrate"],
         "objective.advantage": ["group_advantages"],
-        "objective.loss": ["LossInputs", "grpo_loss", "kl_penalty"],
+        "objective.loss": ["grpo_loss", "kl_penalty"],
+        "objective.loss_inputs": ["LossInputs"],
         "objective.weighting": ["token_weights"],
         "trainer": ["GRPOTrainer"],
     },

@@ -13,8 +13,9 @@ from torch import Tensor
 from agentenv.core.errors import UsageError
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.shards import like
+from agentenv.train.sums import applies
 
-__all__ = ["MasterOptimizer", "applies", "learning_rate"]
+__all__ = ["MasterOptimizer", "learning_rate"]
 
 
 def learning_rate(config: GRPOConfig, updates_done: int) -> float:
@@ -31,11 +32,6 @@ def learning_rate(config: GRPOConfig, updates_done: int) -> float:
     if config.lr_scheduler_type == "cosine":
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
     return config.learning_rate
-
-
-def applies(norm: float) -> bool:
-    """Return whether a gradient of this norm makes an update: it is finite, and there is one."""
-    return 0.0 < norm < math.inf
 
 
 class MasterOptimizer:
