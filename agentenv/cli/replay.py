@@ -80,7 +80,7 @@ class _Replay:
 
         config = self.info.config
         entry = spec(self.env or self._source(old.env_id))
-        kwargs = {} if self.env else dict(config.get("env_kwargs") or {})
+        kwargs = {} if self.env else dict(config.get("env") or {})
         async with AsyncExitStack() as stack:
             live = self._live(stack)
             sandbox = entry.sandbox and await stack.enter_async_context(create(entry.sandbox))

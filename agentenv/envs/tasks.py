@@ -14,7 +14,6 @@ reordering and filtering. Rows of the same content are told apart by a suffix.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import random
@@ -26,6 +25,7 @@ from typing import Any, TypeAlias, cast
 
 from agentenv.core.by_name import did_you_mean, wanted_by
 from agentenv.core.errors import DependencyMissing, TaskError
+from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task, TaskFields, digest
@@ -92,7 +92,8 @@ class TaskSet:
         """
         if name not in self._sources:
             known = list(self._sources)
-            raise TaskError(f"no split {name!r}{did_you_mean(name, known)}; there are: {', '.join(known)}")
+            meant = did_you_mean(name, known)
+            raise TaskError(f"no split {name!r}", remedy=f"{meant} there are: {', '.join(known)}".lstrip())
         return self if name == self._chosen else TaskSet(self._sources, chosen=name)
 
     @property
@@ -285,15 +286,7 @@ def _json(value: object, where: str) -> JsonValue:
 def _source_from(record: Mapping[str, Any]) -> TaskSource:
     if "function" not in record:
         return record["name"] if "name" in record else record["rows"]
-    module, _, attribute = str(record["function"]).partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise TaskError(
-            f"the tasks come from {record['function']!r}, which cannot be imported: {error}"
-        ) from error
+    found = import_object(str(record["function"]), TaskError, where="function of the tasks")
     return partial(found, *record["arguments"]) if "arguments" in record else found
 
 

@@ -220,7 +220,7 @@ WRONG = [
     (["eval", "ADDER", "-m", "hf:./nomodel"], "./nomodel"),
     (["eval", "ADDER", "-m", "hf:./hollow"], "no weights"),
     (["eval", "ADDER", "-m", "gpt"], "names no engine"),
-    (["eval", "ADDER", "-o", "max_trns=3"], "did you mean 'max_turns'"),
+    (["eval", "ADDER", "-o", "max_trns=3"], "did you mean 'limits.max_turns' (Assistant turns)"),
     (["eval", "ADDER", "-o", "max_turns=many"], "max_turns"),
     (["eval", "ADDER", "-k", "0"], "at least 1"),
     (["eval", "ADDER", "--split", "nope"], "no split 'nope'"),
@@ -229,10 +229,10 @@ WRONG = [
     (["train", "ADDER", "-m", "./nomodel"], "./nomodel"),
     (["train", "ADDER", "-m", "./hollow"], "no weights"),
     (["train", "ADDER"], "no model to train"),
-    (["train", "ADDER", "-m", "./hollow", "-o", "learning_rat=1"], "did you mean 'learning_rate'"),
+    (["train", "ADDER", "-m", "./hollow", "-o", "learning_rat=1"], "did you mean 'train.learning_rate'"),
     (["train", "ADDER", "-m", "mock"], "no weights to train"),
     (["train", "ADDER", "-m", "./hollow", "-k", "1"], "num_generations=1 (-k 1) can never train"),
-    (["eval", "ADDER", "--max-turns", "3"], "-o max_turns=VALUE"),
+    (["eval", "ADDER", "--max-turns", "3"], "-o limits.max_turns=VALUE"),
     (["eval", "ADDER", "--modell", "mock"], "--model"),
     (["eval", "ADDER", "-n", "many"], "see agentenv eval --help"),
     (["diff", "last"], "AFTER"),
@@ -264,7 +264,9 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
 
 
 def test_an_error_of_several_episodes_at_once_is_said_as_one(capsys):
-    full = ExceptionGroup("tasks", [ExceptionGroup("members", [StoreError("the disk is full; free some")])])
+    full = ExceptionGroup(
+        "tasks", [ExceptionGroup("members", [StoreError("the disk is full", remedy="free some")])]
+    )
 
     assert report_error(full, ["eval"]) == 1
 
