@@ -125,11 +125,11 @@ def _evaluate(
     run = find_run(resume, runs_dir) if resume else None
     if run is not None and run.info.kind != "eval":
         verb = f"resume it with agentenv train --resume {run.id}" if run.info.kind == "train" else "play anew"
-        raise UsageError(f"run {run.id} is no evaluation; {verb}")
+        raise UsageError(f"run {run.id} is no evaluation", remedy=verb)
     config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(
-            f"run {run.id} is of {', '.join(config.envs)}; leave the environment out to resume it"
+            f"run {run.id} is of {', '.join(config.envs)}", remedy="leave the environment out to resume it"
         )
     specs = [spec(name) for name in config.envs]
     evaluation = Evaluation(config, specs=specs)

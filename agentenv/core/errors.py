@@ -93,12 +93,12 @@ class ModelNotFound(UsageError, FileNotFoundError):
 
 
 class DependencyMissing(UsageError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the remedy names the extra that brings it."""
 
     @classmethod
     def of(cls, package: str, extra: str, *, purpose: str) -> DependencyMissing:
         """Say which package is missing, what for, and how to install it."""
-        return cls(f"{purpose} needs {package}: pip install 'agentenv-rl[{extra}]'")
+        return cls(f"{purpose} needs {package}", remedy=f"pip install 'agentenv-rl[{extra}]'")
 
     @classmethod
     def require(cls, *packages: str, extra: str, purpose: str) -> None:

@@ -90,8 +90,8 @@ def weights_and_engine(model: str) -> tuple[str, str]:
             raise UsageError(f"{model} can be evaluated but not trained on: it gives no token ids")
         if report.model_path is None or not Path(report.model_path).exists():
             raise ModelNotFound(
-                f"the weights that {model} serves ({report.model_path}) are not on this machine; name both: "
-                f"-m PATH -o engine={model}"
+                f"the weights that {model} serves ({report.model_path}) are not on this machine",
+                remedy=f"name both: -m PATH -o engine={model}",
             )
         return report.model_path, model
     if kind == "vllm":

@@ -82,8 +82,8 @@ class Registry(Mapping[str, EnvSpec]):
         taken = self._specs.get(entry.id)
         if taken is not None and not override and taken.entry_point != entry.entry_point:
             raise UsageError(
-                f"environment {entry.id!r} is registered already, as {taken.entry_point}; "
-                "choose another id or version, or pass override=True"
+                f"environment {entry.id!r} is registered already, as {taken.entry_point}",
+                remedy="choose another id or version, or pass override=True",
             )
         self._specs[entry.id] = self._seen[entry.id] = entry
         for tell in self._watchers:
@@ -314,17 +314,19 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
             return registered[0]
         if registered:
             names = ", ".join(f"{id}:{entry.id}" for entry in registered)
-            raise UnknownEnvironment(f"{id} registers {len(registered)} environments; choose one: {names}")
+            raise UnknownEnvironment(
+                f"{id} registers {len(registered)} environments", remedy=f"choose one: {names}"
+            )
         classes = _env_classes(module)
         if len(classes) == 1:
             return _spec_of(classes[0], _made_up_id(classes[0]), "")
         if not classes:
             raise UnknownEnvironment(
-                f"{id} registers no environment and defines no class of one; "
-                "write a class of agentenv.Env or agentenv.ToolEnv, and register it"
+                f"{id} registers no environment and defines no class of one",
+                remedy="write a class of agentenv.Env or agentenv.ToolEnv, and register it",
             )
         found = ", ".join(f"{id}:{one.__name__}" for one in classes)
-        raise UnknownEnvironment(f"{id} defines {len(classes)} environments; choose one: {found}")
+        raise UnknownEnvironment(f"{id} defines {len(classes)} environments", remedy=f"choose one: {found}")
     for entry in registered:
         if attribute in (entry.id, entry.attribute):
             return entry

@@ -258,7 +258,9 @@ def _changed(limits: RunLimits) -> dict[str, JsonValue]:
 def _name_of(target: object) -> str:
     name = getattr(target, "__qualname__", None)
     if name is None:
-        raise UsageError(f"{target!r:.200} has no importable name; use a class, a function or 'module:attr'")
+        raise UsageError(
+            f"{target!r:.200} has no importable name", remedy="use a class, a function or 'module:attr'"
+        )
     return f"{getattr(target, '__module__', '__main__')}:{name}"
 
 

@@ -239,7 +239,7 @@ def task_from(given: object, source: TaskSource | None, seed: int) -> Mapping[st
     if isinstance(given, Mapping):
         return cast("Mapping[str, object]", given)
     if given is not None:
-        raise TaskError(f"options['task'] is {given!r:.200}; a task is a mapping of field to value")
+        raise TaskError(f"options['task'] is {given!r:.200}", remedy="a task is a mapping of field to value")
     return {} if source is None else TaskSet.of(source).sample(seed).data
 
 
@@ -256,7 +256,9 @@ def _check(source: TaskSource, where: str) -> None:
             raise TaskError(f"{where}: a function of tasks takes nothing, or a seed; not {wanted.required}")
         return
     if not isinstance(source, Iterable):
-        raise TaskError(f"{where}: {source!r:.200} gives no tasks; an iterable of mappings does, for example")
+        raise TaskError(
+            f"{where}: {source!r:.200} gives no tasks", remedy="an iterable of mappings does, for example"
+        )
 
 
 def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
@@ -271,7 +273,7 @@ def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
         return {"function": name}
     if not isinstance(source, Sequence):
         raise TaskError(
-            f"{where}: tasks from {type(source).__name__} cannot be written down; pass a function"
+            f"{where}: tasks from {type(source).__name__} cannot be written down", remedy="pass a function"
         )
     return {"rows": _json([dict(row) for row in source], where)}
 
@@ -318,7 +320,7 @@ def _hub_rows(name: str) -> Iterable[object]:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DependencyMissing(
-            f"tasks from {name} need the package datasets: pip install datasets"
+            f"tasks from {name} need the package datasets", remedy="pip install datasets"
         ) from error
     owner_name, _, split = name.removeprefix("hf:").partition(":")
     return cast("Iterable[object]", cast("Any", datasets).load_dataset(owner_name, split=split or "train"))
@@ -329,11 +331,15 @@ def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
     given: set[str] = set()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise TaskError(f"{where}, row {number} is {row!r:.200}; a task is a mapping of field to value")
+            raise TaskError(
+                f"{where}, row {number} is {row!r:.200}", remedy="a task is a mapping of field to value"
+            )
         fields = cast("Mapping[str, object]", row)
         unnamed = [name for name in fields if not isinstance(name, str)]
         if unnamed:
-            raise TaskError(f"{where}, row {number} has the field name {unnamed[0]!r}; names are text")
+            raise TaskError(
+                f"{where}, row {number} has the field name {unnamed[0]!r}", remedy="names are text"
+            )
         own = fields.get("id")
         if own is not None:
             if str(own) in given:
@@ -353,7 +359,9 @@ def _task(id: str, fields: Mapping[str, object]) -> Task:
 def _seeded(make: Callable[[int], Mapping[str, object]], seed: int) -> Task:
     fields = make(seed)
     if not isinstance(fields, Mapping):
-        raise TaskError(f"task of seed {seed} is {fields!r:.200}; a task is a mapping of field to value")
+        raise TaskError(
+            f"task of seed {seed} is {fields!r:.200}", remedy="a task is a mapping of field to value"
+        )
     return _task(f"seed-{seed}", fields)
 
 

@@ -320,7 +320,7 @@ def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
         tasks = tasks.split(split)
     if config.num_tasks is None:
         if tasks.endless:
-            raise UsageError(f"{one.id} makes tasks without end; say how many with num_tasks (-n)")
+            raise UsageError(f"{one.id} makes tasks without end", remedy="say how many with num_tasks (-n)")
         return list(tasks)
     return tasks.take(config.num_tasks)
 

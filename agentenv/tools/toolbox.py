@@ -56,8 +56,8 @@ class Toolbox:
             made = entry if isinstance(entry, Tool) else Tool.from_function(entry)
             if made.name in self._tools:
                 raise ToolDefinitionError(
-                    f"two tools are named {made.name!r} ({self._tools[made.name].function}, {made.function})"
-                    "; give one of them another name with name=..."
+                    f"two tools are named {made.name!r} ({self._tools[made.name].function}, {made.function})",
+                    remedy="give one of them another name with name=...",
                 )
             self._tools[made.name] = made
 

@@ -207,7 +207,8 @@ class GRPOConfig:
         if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
-                f"up to {updates} versions old (num_iterations * num_minibatches); give at least that or None"
+                f"up to {updates} versions old (num_iterations * num_minibatches)",
+                remedy="give at least that or None",
             )
 
     def _check_clips(self) -> None:
@@ -222,7 +223,8 @@ class GRPOConfig:
         if self.importance_correction is not None and self.old_logprobs == "sampler":
             raise UsageError(
                 f"importance_correction={self.importance_correction!r} corrects what lies between the old "
-                "logprobs and the sampler's: nothing with old_logprobs='sampler'; use 'recompute'"
+                "logprobs and the sampler's: nothing with old_logprobs='sampler'",
+                remedy="use 'recompute'",
             )
 
     def _check_reduction(self) -> None:
@@ -253,6 +255,6 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
     """
     if config.num_generations == 1:
         raise UsageError(
-            "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task; "
-            "play 2 or more, or give GRPOTrainer an advantage_fn of your own"
+            "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
+            remedy="play 2 or more, or give GRPOTrainer an advantage_fn of your own",
         )

@@ -115,7 +115,7 @@ def _arena() -> Any:
     try:
         import textarena  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise DependencyMissing("textarena:GAME needs a package: pip install textarena") from error
+        raise DependencyMissing("textarena:GAME needs a package", remedy="pip install textarena") from error
     return textarena
 
 

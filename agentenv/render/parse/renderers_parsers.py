@@ -72,7 +72,7 @@ def renderers_parser(name: str, tokenizer: ChatTokenizer, thinking_open: str = "
     try:
         package = import_module("renderers")
     except ImportError as error:
-        raise DependencyMissing(f"reading calls with renderers: {error}; {_INSTALL}") from error
+        raise DependencyMissing(f"reading calls with renderers: {error}", remedy=_INSTALL) from error
     try:
         renderer = package.create_renderer(_Tokenizer(tokenizer), package.config_from_name(name))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
