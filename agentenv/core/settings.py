@@ -22,13 +22,17 @@ import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from agentenv.core.bounds import check_value, kinds_of
 from agentenv.core.by_name import nearest
 from agentenv.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = ["Section", "build", "options_of", "parse_pairs", "read_settings", "read_toml"]
 
@@ -213,7 +217,7 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
     Raises:
         UsageError: A name is unknown, or a value does not fit its field.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     values: dict[str, Any] = {}
     for source in sources:
@@ -222,9 +226,8 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
         if name not in Section(kind).names:
             raise _unknown(name, {"": Section(kind)})
     values = {name: _spoken_none(kind, name, value) for name, value in values.items()}
-    adapter: TypeAdapter[_T] = TypeAdapter(kind)
     try:
-        return adapter.validate_python(values)
+        return _adapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -234,6 +237,13 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
             check_value(kind, str(first["loc"][0]), first["input"])  # says it in our words where it can
         where = ".".join(map(str, first["loc"])) or kind.__name__
         raise UsageError(f"setting {where} = {first['input']!r}: {first['msg']}") from error
+
+
+@cache
+def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def _spoken_none(kind: type, name: str, value: object) -> object:

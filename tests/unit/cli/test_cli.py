@@ -446,3 +446,50 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
     ours = {one.key: plain(again.load(one)) for one in again.summaries}
     assert ours == {one.key: plain(whole.load(one)) for one in whole.summaries}
     assert report["num_scored"] == 2000
+
+
+DIGITS = '''
+from agentenv.envs import ToolEnv, register
+
+
+class Digits(ToolEnv):
+    """Say a number of so many digits."""
+
+    def __init__(self, digits: int) -> None:
+        super().__init__()
+        self.digits = digits
+
+    def start(self, x: int) -> str:
+        return f"Say {x} with {self.digits} digits."
+
+    def reward(self, answer: str) -> float:
+        return float(self.digits == 2)
+
+
+register("cli/Digits-v0", Digits, tasks=[{"x": i} for i in range(5)])
+'''
+
+
+@pytest.fixture
+def digits(tmp_path):
+    path = tmp_path / "digits.py"
+    path.write_text(DIGITS)
+    yield f"{path}:cli/Digits-v0"
+    registry.remove("cli/Digits-v0")
+
+
+def test_arguments_of_the_environment_are_settings_of_eval_and_check(digits, tmp_path):
+    (tmp_path / "two.toml").write_text("[env]\ndigits = 2\n\n[limits]\nmax_turns = 3\n")
+
+    assert run("eval", digits, "-n", "3", "-o", "env.digits=2", "--fail-under", "1") == 0
+    assert run("eval", digits, "-n", "3", "--config", "two.toml", "--fail-under", "1") == 0
+    assert find_run("last").info.config["limits"]["max_turns"] == 3
+    assert evaluate(digits, num_tasks=3, env={"digits": 2}).report.reward.mean == 1.0
+    for only in ("schema", "runner"):
+        assert run("check", digits, "--only", only) == 1
+        assert run("check", digits, "--only", only, "-o", "env.digits=2", "-o", "max_turns=2") == 0
+
+
+def test_check_refuses_settings_that_it_does_not_know(digits, capsys):
+    assert run("check", digits, "-o", "max_trns=2") == 2
+    assert "did you mean 'limits.max_turns'" in capsys.readouterr().err
