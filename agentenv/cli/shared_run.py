@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +33,9 @@ class Plan:
     limits: Any
     names: Mapping[str, float]
     checkpoint: Path | None = None
+    runner: Any = None
+    env: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of the environments."""
 
 
 class SharedRun:

@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,8 @@ from agentenv.cli.options import (
 )
 from agentenv.cli.shared_run import Plan, SharedRun
 from agentenv.core.errors import DependencyMissing, UsageError
-from agentenv.core.settings import build, parse_pairs, read_toml
+from agentenv.core.imports import import_object
+from agentenv.core.settings import Section, build, parse_pairs, read_settings, read_toml
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.runs.store.writer import RunWriter
 
@@ -63,8 +64,9 @@ def run(
 ) -> None:
     """Train a model with GRPO on episodes of environments.
 
-    Settings for -o are those of GRPOConfig (learning_rate=1e-5, groups_per_step=4, eval_steps=5,
-    save_steps=10) and the limits of episodes (max_turns=3, max_tokens_per_turn=64).
+    Settings for -o: train.learning_rate=1e-5 and the other fields of GRPOConfig (groups_per_step,
+    eval_steps, save_steps), limits.max_turns=3, runner.concurrency=8, and env.NAME for the environment.
+    The section may be left out where one section alone has the name (max_turns=3), but not of env.
     """
     from agentenv.engine.factory import weights_and_engine
 
@@ -102,20 +104,25 @@ class _Job:
 
     def start(self, runs_dir: str) -> tuple[RunWriter, Plan]:
         """Begin a new run; return its writer and what is to be done."""
+        from agentenv.core.limits import RunLimits
         from agentenv.envs.registry import spec
+        from agentenv.runner.options import RunnerOptions
 
         if not self.envs:
             raise UsageError("name at least one environment; `agentenv list` shows what is installed")
         names = dict(map(_weighted, self.envs))
         ids = tuple(spec(name).id for name in names)
-        config, limits = _settings(self.given, self.sources)
+        found = read_settings(self.sources, _sections())
+        config, limits = build(_grpo_config(), self.given, found["train"]), build(RunLimits, found["limits"])
+        runner = build(RunnerOptions, found["runner"])
         if not config.model:
             raise UsageError("no model to train; give one with -m, such as -m ./SmolLM2 or a .gguf file")
         importlib.import_module("agentenv.train.config").refuse_groups_of_one(config)
         _locate(config.model)
         # An address of apprise may hold a password: it is given again with --resume, never written down.
         grpo = {name: value for name, value in asdict(config).items() if name != "notify"}
-        record = {"envs": self.envs, "grpo": grpo, "limits": asdict(limits), "demos": self.demos}
+        record = {"envs": self.envs, "env": found["env"], "grpo": grpo, "demos": self.demos}
+        record |= {"limits": asdict(limits), "runner": asdict(runner)}
         writer = RunWriter.create(
             ids[0],
             kind="train",
@@ -125,11 +132,12 @@ class _Job:
             seed=config.seed,
             config=record,
         )
-        return writer, Plan(writer.path, config, limits, names)
+        return writer, Plan(writer.path, config, limits, names, runner=runner, env=found["env"])
 
     def resume(self, name: str, runs_dir: str) -> tuple[RunWriter, Plan]:
         """Go on with a stopped run; return its writer and what is to be done."""
         from agentenv.core.limits import RunLimits
+        from agentenv.runner.options import RunnerOptions
         from agentenv.runs.store.reader import find_run
 
         run = find_run(name, runs_dir)
@@ -143,12 +151,15 @@ class _Job:
             )
         wanted = {**_mapping(record["grpo"]), "output_dir": str(run.path)}
         wanted["max_steps"] = max(wanted["max_steps"], self.given["max_steps"])
-        for source in self.sources:
-            wanted["notify"] = source.get("notify", wanted.get("notify", ()))
+        wanted["notify"] = read_settings(self.sources, _sections())["train"].get("notify", ())
         config = build(_grpo_config(), wanted)
         limits = build(RunLimits, _mapping(record["limits"]))
         names = dict(map(_weighted, cast("Sequence[str]", record["envs"])))
-        return RunWriter.resume(run.path), Plan(run.path, config, limits, names, checkpoint)
+        runner = build(RunnerOptions, _mapping(record.get("runner", {})))
+        env = _mapping(record.get("env", {}))
+        return RunWriter.resume(run.path), Plan(
+            run.path, config, limits, names, checkpoint, runner=runner, env=env
+        )
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -171,20 +182,10 @@ def _grpo_config() -> Any:
     return GRPOConfig
 
 
-def _settings(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
-    """Return trainer configuration and limits: each setting goes where its name belongs."""
-    from agentenv.core.limits import RunLimits
+def _sections() -> Mapping[str, Section]:
+    from agentenv.train.sections import TRAIN_SECTIONS
 
-    limit_names = {field.name for field in fields(RunLimits)}
-    limits: dict[str, Any] = {}
-    trainer = dict(given)
-    for source in sources:
-        for name, value in source.items():
-            if name == "limits" and isinstance(value, dict):
-                limits.update(value)
-            else:
-                (limits if name in limit_names else trainer)[name] = value
-    return build(_grpo_config(), trainer), build(RunLimits, limits)
+    return TRAIN_SECTIONS
 
 
 def _locate(model: str) -> None:
@@ -221,8 +222,9 @@ def _train(run: SharedRun, job: _Job, *, as_json: bool) -> int:
         )
         trainer = GRPOTrainer(
             replace(config, output_dir=str(run.plan.path)),
-            envs=dict(names),
+            envs=[(spec(name).with_kwargs(run.plan.env), weight) for name, weight in names.items()],
             limits=run.plan.limits,
+            runner=run.plan.runner,
             on_metrics=done,
             on_trajectory=run.append,
             on_trained=run.annotate,
@@ -232,7 +234,7 @@ def _train(run: SharedRun, job: _Job, *, as_json: bool) -> int:
             trainer.resume(run.plan.checkpoint)
             board.say(f" resumed at step {trainer.steps_done}")
         elif job.demos:
-            _warm_up(trainer, spec(next(iter(names))), job, run.plan.limits, board)
+            _warm_up(trainer, spec(next(iter(names))).with_kwargs(run.plan.env), job, run.plan.limits, board)
         stopped = False
         try:
             history = trainer.train()
@@ -249,13 +251,7 @@ def _train(run: SharedRun, job: _Job, *, as_json: bool) -> int:
 def _warm_up(trainer: Any, spec: Any, job: _Job, limits: Any, board: Any) -> None:
     from agentenv.train.loop.sft import demonstrate
 
-    module, _, name = job.demos.partition(":")
-    try:
-        policy: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"--demos {job.demos}: {error}; give module:function of a scripted policy"
-        ) from error
+    policy: Callable[..., Any] = import_object(job.demos, where="--demos")
     seed = trainer.config.seed
     tasks = [task for task, _ in zip(spec.task_set().shuffle(seed), range(job.num_demos), strict=False)]
     shown = demonstrate(spec, tasks, policy, trainer.renderer, limits=limits, seed=seed)

@@ -8,14 +8,14 @@ is said with its name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["Wanted", "arguments_for", "did_you_mean", "wanted_by"]
+__all__ = ["Wanted", "arguments_for", "did_you_mean", "nearest", "wanted_by"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,23 @@ def arguments_for(
             arguments[name] = rest[name]
         elif name in wanted.required:
             known = sorted({*offered, *rest})
+            meant = did_you_mean(name, known)
             raise UsageError(
-                f"{_label(function)} asks for {name!r}, which is not on offer"
-                f"{did_you_mean(name, known)}; on offer: {', '.join(known)}"
+                f"parameter {name!r} of {_label(function)} is not available here",
+                remedy=f"{meant} available: {', '.join(known)}".lstrip(),
             )
     return arguments
 
 
-def did_you_mean(name: str, known: list[str]) -> str:
-    """Return `; did you mean ...?` for a near miss, else nothing."""
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that look most like a name, the nearest first; none if all are far."""
+    return get_close_matches(name, list(known), n=count, cutoff=cutoff)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean ...?` for a near miss, else nothing."""
+    close = nearest(name, known)
+    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _label(function: Callable[..., object]) -> str:

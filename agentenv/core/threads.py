@@ -59,8 +59,8 @@ def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
     if threading.current_thread() is private.thread:
         coroutine.close()
         raise EnvironmentMisuse(
-            "a synchronous call was made from asynchronous code on agentenv's own loop; "
-            "await the asynchronous method instead"
+            "a synchronous call was made from asynchronous code on agentenv's own loop",
+            remedy="await the asynchronous method instead",
         )
     future = asyncio.run_coroutine_threadsafe(coroutine, private.loop)
     try:

@@ -6,11 +6,11 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.scripted.mock import MockEngine
@@ -68,7 +68,9 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
         "mock": _mock,
     }
     if kind not in loaders or (kind != "mock" and not rest):
-        raise UsageError(f"{model!r} names no engine; {_hint(model, list(loaders))}the forms are {FORMS}")
+        raise UsageError(
+            f"{model!r} names no engine", remedy=f"{_hint(model, list(loaders))}the forms are {FORMS}"
+        )
     return loaders[kind](rest, tokenizer, options)
 
 
@@ -88,8 +90,8 @@ def weights_and_engine(model: str) -> tuple[str, str]:
             raise UsageError(f"{model} can be evaluated but not trained on: it gives no token ids")
         if report.model_path is None or not Path(report.model_path).exists():
             raise ModelNotFound(
-                f"the weights that {model} serves ({report.model_path}) are not on this machine; name both: "
-                f"-m PATH -o engine={model}"
+                f"the weights that {model} serves ({report.model_path}) are not on this machine",
+                remedy=f"name both: -m PATH -o engine={model}",
             )
         return report.model_path, model
     if kind == "vllm":
@@ -100,7 +102,7 @@ def weights_and_engine(model: str) -> tuple[str, str]:
 def _hint(model: str, kinds: list[str]) -> str:
     if Path(model).expanduser().exists() or (model.count("/") == 1 and ":" not in model):
         return f"did you mean hf:{model}? "
-    close = get_close_matches(model.partition(":")[0], kinds, n=1)
+    close = nearest(model.partition(":")[0], kinds)
     return f"did you mean {close[0]}:...? " if close else ""
 
 
@@ -207,9 +209,10 @@ def check_options(target: Callable[..., Any], model: str, options: Mapping[str, 
     known = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
     for name in options:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            meant = f"did you mean {close[0]!r}? " if close else ""
-            raise UsageError(f"{model} has no option {name!r}; {meant}options: {', '.join(known)}")
+            meant = did_you_mean(name, known)
+            raise UsageError(
+                f"{model} has no option {name!r}", remedy=f"{meant} options: {', '.join(known)}".lstrip()
+            )
 
 
 def _tokenizer(path: str, gguf_file: str | None = None) -> ChatTokenizer:

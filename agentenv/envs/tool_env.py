@@ -116,8 +116,8 @@ class ToolEnv(Env):
             if name not in offered:
                 has = ", ".join(task) or f"no fields: register the environment with tasks=[{{{name!r}: ...}}]"
                 raise TaskError(
-                    f"{where} lacks the field {name!r} that {type(self).__name__}.start() asks for"
-                    f"{did_you_mean(name, list(task))}; it has: {has}"
+                    f"{where} lacks the field {name!r} that {type(self).__name__}.start() asks for",
+                    remedy=f"{did_you_mean(name, task)} it has: {has}".lstrip(),
                 )
         self._refuse_unknown_fields(where)
         return arguments_for(self.start, offered, task)
@@ -136,5 +136,6 @@ class ToolEnv(Env):
             if name not in known:
                 raise TaskError(
                     f"{where} has the field {name!r}, which neither {type(self).__name__}.start() nor its "
-                    f"rewards ask for{did_you_mean(name, sorted(known - RESERVED_NAMES))}"
+                    "rewards ask for",
+                    remedy=did_you_mean(name, sorted(known - RESERVED_NAMES)),
                 )

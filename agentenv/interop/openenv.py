@@ -261,5 +261,5 @@ async def serve_forever(
             await asyncio.Event().wait()
     except OSError as error:
         raise UsageError(
-            f"the server cannot listen at {host}:{port}: {error}; choose another --port"
+            f"the server cannot listen at {host}:{port}: {error}", remedy="choose another --port"
         ) from error

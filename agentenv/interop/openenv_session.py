@@ -77,7 +77,7 @@ class Session:
             if kind == "list_tools":
                 return _answer({"tools": await self.tools()}, None, done=self._done and self._turns > 0)
             if self._env is None or self._done:
-                raise UsageError("there is no episode to step; send reset first")
+                raise UsageError("there is no episode to step", remedy="send reset first")
             message = self._message(action)
             result = await self._env.advance(message)
             self._turns += 1
@@ -229,7 +229,7 @@ class Sessions:
         """
         session = self[id]
         if id in self._attached:
-            raise UsageError(f"session {id!r} is in use by a socket; close that first")
+            raise UsageError(f"session {id!r} is in use by a socket", remedy="close that first")
         del self._open[id]
         await session.close()
 

@@ -21,9 +21,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.settings import build
+from agentenv.core.settings import build, options_of
 from agentenv.core.task import Task
 from agentenv.core.threads import run_sync
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
@@ -56,31 +57,35 @@ class EvalConfig:
     envs: tuple[str, ...]
     """Ids, files or modules."""
     model: str = "mock"
+    """An engine string."""
     tokenizer: str | None = None
-    num_tasks: int | None = 20
-    """The first so many tasks of each environment; all of them when None."""
-    group_size: int = 1
+    """Directory of the tokenizer, where it is not the model's."""
+    num_tasks: PositiveInt | None = 20
+    """Tasks per environment; None means all."""
+    group_size: PositiveInt = 1
     """Episodes of each task."""
     split: str = ""
     """The held-out split, where there is one, if empty."""
     seed: int = 0
     success_at: float = 1.0
     """Least reward that counts as a pass."""
-    stop_after_failures: int = 3
+    stop_after_failures: NonNegativeInt = 3
     """Stop when this many episodes, each first of its task while there are tasks, all fail alike; 0 never."""
     runner: RunnerOptions = field(default_factory=RunnerOptions)
     limits: RunLimits = field(default_factory=RunLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    env: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of the environments."""
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the engine."""
 
     def __post_init__(self) -> None:
         if not self.envs:
-            raise UsageError("name at least one environment, such as agentenv/Calculator-v0")
-        if self.group_size < 1:
-            raise UsageError(f"group_size (-k, --episodes) must be at least 1, not {self.group_size}")
-        if self.num_tasks is not None and self.num_tasks < 1:
-            raise UsageError(f"num_tasks (-n, --tasks) must be at least 1, not {self.num_tasks}")
+            raise UsageError(
+                "no environment is named",
+                remedy="name at least one environment, such as agentenv/Calculator-v0",
+            )
+        check_bounds(self)
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
@@ -93,15 +98,31 @@ class EvalConfig:
         Raises:
             UsageError: It is not the configuration of an evaluation.
         """
-        values = dict(record)
         try:
-            values["envs"] = tuple(values["envs"])
-            values["runner"] = build(RunnerOptions, values.get("runner", {}))
-            values["limits"] = build(RunLimits, values.get("limits", {}))
-            values["sampling"] = build(Sampling, values.get("sampling", {}))
-            return cls(**values)
-        except (KeyError, TypeError) as error:
+            return cls.of(**record)
+        except (TypeError, UsageError) as error:
             raise UsageError(f"this run is no evaluation that can be resumed: {error}") from error
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        runner: RunnerOptions | Mapping[str, Any] | None = None,
+        limits: RunLimits | Mapping[str, Any] | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        **values: Any,
+    ) -> EvalConfig:
+        """Make a configuration; its sections may be mappings of their fields.
+
+        Raises:
+            UsageError: A name is unknown, or a value does not fit its field.
+        """
+        sections = {
+            "runner": options_of(RunnerOptions, runner),
+            "limits": options_of(RunLimits, limits),
+            "sampling": options_of(Sampling, sampling),
+        }
+        return build(cls, {**values, **sections})
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +255,7 @@ class Evaluation:
             one,
             fresh,
             self.config.group_size,
-            env_kwargs=self.config.env_kwargs,
+            env_kwargs=self.config.env,
             on_trajectory=self._take,
         )
         async with aclosing(groups):
@@ -254,7 +275,7 @@ class Evaluation:
         async def play(task: Task, member: int) -> None:
             async with room:
                 trajectory = await runner.run_episode(
-                    one.make(**self.config.env_kwargs),
+                    one.make(**self.config.env),
                     task,
                     env_id=one.id,
                     group_id=f"{one.id}:{task.id}",
@@ -299,7 +320,7 @@ def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
         tasks = tasks.split(split)
     if config.num_tasks is None:
         if tasks.endless:
-            raise UsageError(f"{one.id} makes tasks without end; say how many with num_tasks (-n)")
+            raise UsageError(f"{one.id} makes tasks without end", remedy="say how many with num_tasks (-n)")
         return list(tasks)
     return tasks.take(config.num_tasks)
 
@@ -320,52 +341,61 @@ def load_model(config: EvalConfig) -> LoadedModel:
     Raises:
         ModelNotFound, UsageError, DependencyMissing: It cannot be loaded.
     """
-    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine_options)
+    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine)
 
 
 def evaluate(
-    env: str | EnvSpec | Sequence[str],
+    envs: str | EnvSpec | Sequence[str],
     model: str = "mock",
     *,
     num_tasks: int | None = 20,
     group_size: int = 1,
     seed: int = 0,
-    runner: RunnerOptions | None = None,
-    limits: RunLimits | None = None,
-    sampling: Sampling | None = None,
+    env: Mapping[str, Any] | None = None,
+    runner: RunnerOptions | Mapping[str, Any] | None = None,
+    limits: RunLimits | Mapping[str, Any] | None = None,
+    sampling: Sampling | Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
     runs_dir: str | Path | None = None,
     **settings: Any,
 ) -> EvalResult:
     """Play tasks with a model and return the report.
 
     Args:
-        env: an id, a file, a module or a specification; or several names.
+        envs: an id, a file, a module or a specification; or several names.
         model: an engine string; `mock` needs no model.
-        num_tasks: the first so many tasks; all when None.
+        num_tasks: tasks per environment; None means all.
         group_size: episodes of each task.
         seed: of the run; the same seed gives the same seeds to every episode.
+        env: keyword arguments of the environments.
         runner: how many episodes at once, retries and history.
         limits: of each episode.
         sampling: how completions are drawn.
+        engine: options of the engine.
         runs_dir: directory to keep the run in; in memory only when None.
         settings: further fields of `EvalConfig`.
 
     Raises:
         UsageError: Something named does not exist or is out of range.
     """
-    names = (env.id if isinstance(env, EnvSpec) else env,) if isinstance(env, (str, EnvSpec)) else tuple(env)
-    config = EvalConfig(
+    if isinstance(envs, EnvSpec):
+        specs, names = (envs,), (envs.id,)
+    else:
+        names = (envs,) if isinstance(envs, str) else tuple(envs)
+        specs = tuple(map(spec, names))
+    config = EvalConfig.of(
         envs=names,
         model=model,
         num_tasks=num_tasks,
         group_size=group_size,
         seed=seed,
-        runner=runner or RunnerOptions(),
-        limits=limits or RunLimits(),
-        sampling=sampling or Sampling(),
+        env=env or {},
+        runner=runner,
+        limits=limits,
+        sampling=sampling,
+        engine=engine or {},
         **settings,
     )
-    specs = (env,) if isinstance(env, EnvSpec) else tuple(map(spec, names))
     loaded = load_model(config)
     if runs_dir is None:
         return run_sync(Evaluation(config, model=loaded, specs=specs).play())
@@ -383,11 +413,16 @@ def evaluate(
 
 
 def rollout(
-    env: str | EnvSpec, model: str = "mock", *, num_tasks: int = 1, group_size: int = 1, **settings: Any
+    envs: str | EnvSpec | Sequence[str],
+    model: str = "mock",
+    *,
+    num_tasks: int = 1,
+    group_size: int = 1,
+    **settings: Any,
 ) -> list[TrajectoryGroup]:
     """Play tasks with a model and return the trajectories, in groups and in the order of the tasks.
 
     Takes what `evaluate` takes.
     """
     settings = {"stop_after_failures": 0, **settings}
-    return list(evaluate(env, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)
+    return list(evaluate(envs, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)

@@ -205,7 +205,7 @@ def create(
         backend, options = "local", {**options, "tier": backend}
     if backend not in _BACKENDS:
         known = ", ".join([*_BACKENDS, "namespace", "landlock"])
-        raise UsageError(f"unknown sandbox backend {backend!r}; there are: {known}")
+        raise UsageError(f"unknown sandbox backend {backend!r}", remedy=f"there are: {known}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"size must be a whole number of at least 1, not {size!r}")
     module, name = _BACKENDS[backend]

@@ -66,8 +66,8 @@ async def _try_tier(tier: str) -> Finding:
         async with create(tier, size=1) as sandbox:
             result = await sandbox.run_code("print('ok')", timeout_s=10)
     except (AgentEnvError, OSError) as error:
-        reason = str(error).split(". Fix one:")[0].removeprefix("no isolation on this machine. ")
-        return Finding(tier, False, reason)
+        reason = error.message if isinstance(error, AgentEnvError) else str(error)
+        return Finding(tier, False, reason.removeprefix("no isolation on this machine. "))
     return Finding(tier, result.stdout == "ok\n", f"runs; first execution {result.duration_s * 1000:.1f} ms")
 
 

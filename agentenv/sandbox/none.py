@@ -55,9 +55,9 @@ class UnsafeSandbox(Sandbox):
     async def execute(self, request: Request) -> ExecResult:
         """Run code or a command in a fresh process and a clean directory; `echo` is not to be had here."""
         if self._closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         if request.echo:
-            raise UsageError('backend "none" cannot echo a last expression; print it')
+            raise UsageError('backend "none" cannot echo a last expression', remedy="print it")
         given = self._files | request.files
         if request.command is None:
             given["main.py"] = request.code.encode("utf-8", errors="replace")
@@ -89,7 +89,7 @@ class UnsafeSandbox(Sandbox):
 
     def session(self) -> Session:
         """Refuse: state between calls needs a jail to hold it."""
-        raise UsageError('backend "none" has no sessions; use "local" or "e2b"')
+        raise UsageError('backend "none" has no sessions', remedy='use "local" or "e2b"')
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[UnsafeSandbox]:

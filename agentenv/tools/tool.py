@@ -191,7 +191,9 @@ class Tool(Generic[P, R]):
         """
         definition = self.definition
         if definition.binding is not None and self._receiver is None:
-            raise ToolDefinitionError(f"tool {self.name} is a method; call it through an object of its class")
+            raise ToolDefinitionError(
+                f"tool {self.name} is a method", remedy="call it through an object of its class"
+            )
         start = time.perf_counter()
         context = context if context is not None else Context()
         repaired = False
@@ -323,7 +325,7 @@ def _caller() -> FrameType | None:
 def _make(function: Any, options: ToolOptions, frame: FrameType | None) -> Tool[Any, Any]:
     if isinstance(function, Tool):
         raise ToolDefinitionError(
-            f"{function.name} is a tool already; use Tool.from_function to give it other options"
+            f"{function.name} is a tool already", remedy="use Tool.from_function to give it other options"
         )
     return Tool(Definition(function, options, _names_in_sight(function, frame)))
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any
 
+from agentenv.core.by_name import did_you_mean
 from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
@@ -56,8 +56,8 @@ class Toolbox:
             made = entry if isinstance(entry, Tool) else Tool.from_function(entry)
             if made.name in self._tools:
                 raise ToolDefinitionError(
-                    f"two tools are named {made.name!r} ({self._tools[made.name].function}, {made.function})"
-                    "; give one of them another name with name=..."
+                    f"two tools are named {made.name!r} ({self._tools[made.name].function}, {made.function})",
+                    remedy="give one of them another name with name=...",
                 )
             self._tools[made.name] = made
 
@@ -160,6 +160,6 @@ class Toolbox:
     def _unknown(self, name: str) -> str:
         if not self._tools:
             return f"unknown tool {name!r}; there are no tools"
-        near = get_close_matches(name, self._tools, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        meant = did_you_mean(name, self._tools)
+        hint = f"; {meant}" if meant else ""
         return f"unknown tool {name!r}{hint}; the tools are: {', '.join(self._tools)}"

@@ -27,7 +27,7 @@ class AdapterSwitch:
         names: list[str] = list(getattr(self._model, "peft_config", ()))
         if name is not None and name not in names:
             known = ", ".join(names) or "none"
-            raise UsageError(f"the model has no adapter {name!r}; adapters loaded: {known}")
+            raise UsageError(f"the model has no adapter {name!r}", remedy=f"adapters loaded: {known}")
 
     @contextmanager
     def on(self) -> Generator[None]:

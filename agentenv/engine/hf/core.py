@@ -140,7 +140,8 @@ class ForwardCore:
             raise UsageError(
                 f"decoding {type(self.model).__name__} with kept keys and values does not agree with a plain "
                 f"forward pass (relative difference {float(error):.3g}, limit {limit}): its attention is of "
-                "a kind this engine does not know; use vllm: or a vLLM server"
+                "a kind this engine does not know",
+                remedy="use vllm: or a vLLM server",
             )
 
 
@@ -161,7 +162,8 @@ def attention_windows(config: Any) -> dict[str, int | None]:
         what = ", ".join(unknown) or "an encoder"
         raise UsageError(
             f"the model type {config.model_type!r} has {what}, which the transformers engine cannot decode "
-            "row by row; use vllm: or a vLLM server"
+            "row by row",
+            remedy="use vllm: or a vLLM server",
         )
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:

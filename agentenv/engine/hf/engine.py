@@ -195,7 +195,8 @@ class TransformersEngine:
             wrong = min(prompt) if min(prompt) < 0 else max(prompt)
             raise UsageError(
                 f"the prompt has token id {wrong}, but the vocabulary of {self.name} ends at "
-                f"{self._vocab_size - 1}; is it another model's tokenizer?"
+                f"{self._vocab_size - 1}",
+                remedy="is it another model's tokenizer?",
             )
         if sampling.adapter is None:
             sampling = replace(sampling, adapter=self._adapter)

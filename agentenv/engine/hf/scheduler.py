@@ -263,7 +263,9 @@ class Scheduler:
                 failed = True
                 self._leave(row, keep=False)
                 request.fail(
-                    EngineError(f"the model gave a log-probability of {logprob}; are its weights finite?")
+                    EngineError(
+                        f"the model gave a log-probability of {logprob}", remedy="are its weights finite?"
+                    )
                 )
                 continue
             reason = request.add(tokens[row - first], logprob, self._version)

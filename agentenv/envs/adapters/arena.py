@@ -101,7 +101,7 @@ def arena_spec(game: str) -> EnvSpec:
     """
     known = sorted(_registry())
     if game not in known:
-        raise UnknownEnvironment(f"textarena has no game {game!r}{did_you_mean(game, known)}")
+        raise UnknownEnvironment(f"textarena has no game {game!r}", remedy=did_you_mean(game, known))
     return EnvSpec.of(
         f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",
         TextArena,
@@ -115,7 +115,7 @@ def _arena() -> Any:
     try:
         import textarena  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise DependencyMissing("textarena:GAME needs a package: pip install textarena") from error
+        raise DependencyMissing("textarena:GAME needs a package", remedy="pip install textarena") from error
     return textarena
 
 

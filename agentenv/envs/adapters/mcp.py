@@ -59,7 +59,9 @@ async def mcp_tools(
             missing = set(only or ()) - {one.name for one in offered}
             if missing:
                 names = ", ".join(one.name for one in offered)
-                raise UsageError(f"the MCP server has no tool {sorted(missing)[0]!r}; it has: {names}")
+                raise UsageError(
+                    f"the MCP server has no tool {sorted(missing)[0]!r}", remedy=f"it has: {names}"
+                )
             yield [_tool(client, one, timeout_s) for one in offered if only is None or one.name in only]
         except Exception as error:  # noqa: BLE001 - raised again below
             failure = error

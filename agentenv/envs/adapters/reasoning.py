@@ -58,7 +58,7 @@ def reasoning_spec(name: str) -> EnvSpec:
     """
     known = sorted(_factory().DATASETS)
     if name not in known:
-        raise UnknownEnvironment(f"reasoning-gym has no data set {name!r}{did_you_mean(name, known)}")
+        raise UnknownEnvironment(f"reasoning-gym has no data set {name!r}", remedy=did_you_mean(name, known))
     return EnvSpec.of(
         f"reasoning_gym/{name}-v0",
         ReasoningGym,

@@ -174,8 +174,8 @@ def _package() -> Any:
         package.MultiTurnEnv  # noqa: B018 - the surface loads when it is first touched
     except (ImportError, AttributeError) as error:
         raise DependencyMissing(
-            "verifiers:NAME needs a verifiers that has environments a program can step, which 0.4 has not: "
-            "pip install 'verifiers>=0.1.14,<0.4' into an environment of its own"
+            "verifiers:NAME needs a verifiers that has environments a program can step, which 0.4 has not",
+            remedy="pip install 'verifiers>=0.1.14,<0.4' into an environment of its own",
         ) from error
     return package
 
@@ -204,7 +204,9 @@ def _check(inner: Any) -> type[Exception]:
     package = _package()
     what = type(inner).__name__
     if not isinstance(inner, package.MultiTurnEnv):
-        raise UsageError(f"{what} is no MultiTurnEnv of verifiers; of an EnvGroup take one environment")
+        raise UsageError(
+            f"{what} is no MultiTurnEnv of verifiers", remedy="of an EnvGroup take one environment"
+        )
     base = package.MultiTurnEnv
     for method in ("rollout", "get_model_response"):
         if getattr(type(inner), method) is not getattr(base, method):

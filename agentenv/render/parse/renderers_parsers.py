@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, WholeTurn
@@ -72,14 +72,15 @@ def renderers_parser(name: str, tokenizer: ChatTokenizer, thinking_open: str = "
     try:
         package = import_module("renderers")
     except ImportError as error:
-        raise DependencyMissing(f"reading calls with renderers: {error}; {_INSTALL}") from error
+        raise DependencyMissing(f"reading calls with renderers: {error}", remedy=_INSTALL) from error
     try:
         renderer = package.create_renderer(_Tokenizer(tokenizer), package.config_from_name(name))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         known: list[str] = sorted(import_module("renderers.base").RENDERER_REGISTRY)
-        near = get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near and name not in known else ""
-        raise UsageError(f"renderers cannot read {name!r} with {tokenizer.name}: {error}{hint}") from error
+        raise UsageError(
+            f"renderers cannot read {name!r} with {tokenizer.name}: {error}",
+            remedy="" if name in known else did_you_mean(name, known),
+        ) from error
     prompt = tokenizer.encode(thinking_open) if thinking_open else None
 
     def read(turn: TurnText, outside: str, tools: ToolIndex) -> WholeTurn:

@@ -64,7 +64,7 @@ class Cloud:
             SandboxUnavailable: The service refuses or cannot be reached.
         """
         if self.closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         await self.room.acquire()
         try:
             while self._idle:

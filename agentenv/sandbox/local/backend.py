@@ -64,7 +64,7 @@ class LocalSandbox(Sandbox):
         python: str | None = None,
     ) -> None:
         if tier is not None and tier not in TIERS:
-            raise UsageError(f"unknown sandbox tier {tier!r}; there are: {', '.join(TIERS)}")
+            raise UsageError(f"unknown sandbox tier {tier!r}", remedy=f"there are: {', '.join(TIERS)}")
         self.limits = limits or SandboxLimits()
         self._size = size
         self._tiers: tuple[Tier, ...] = (tier,) if tier else TIERS
@@ -100,7 +100,7 @@ class LocalSandbox(Sandbox):
 
     async def _started(self) -> Pool:
         if self._closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         async with self._starting:
             if self._pool is None:
                 self._pool = await self._first_that_works()
@@ -132,7 +132,7 @@ class LocalSandbox(Sandbox):
             else:
                 return pool
         raise SandboxUnavailable(
-            f"no isolation on this machine. {'; '.join(reasons)}. Fix one: {' | '.join(FIXES)}"
+            f"no isolation on this machine. {'; '.join(reasons)}", remedy=f"fix one: {' | '.join(FIXES)}"
         )
 
     async def execute(self, request: Request) -> ExecResult:
@@ -169,7 +169,7 @@ class LocalSandbox(Sandbox):
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Put a file into the working directory of every later execution."""
         if self._closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         clean = checks.clean_path(path)
         self._files[clean] = checks.as_bytes(data, f"file {path!r}")
         self._left = {name: left for name, left in self._left.items() if name != clean}

@@ -110,8 +110,8 @@ class Layout:
             for path in (self.python, self.stdlib):
                 if not _open_to_all(path):
                     raise SandboxUnavailable(
-                        f"as root, the code runs as nobody (uid {_NOBODY}), who cannot read {path}; "
-                        "pass python='/usr/bin/python3' or run as an ordinary user"
+                        f"as root, the code runs as nobody (uid {_NOBODY}), who cannot read {path}",
+                        remedy="pass python='/usr/bin/python3' or run as an ordinary user",
                     )
         hidden = self._hidden()
         tops = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", *_ETC]

@@ -124,7 +124,9 @@ class Pool:
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and loop is not self._loop:
-            raise UsageError("a sandbox belongs to the event loop that started it; make one for each loop")
+            raise UsageError(
+                "a sandbox belongs to the event loop that started it", remedy="make one for each loop"
+            )
         self._loop = loop
         async with self._starting:
             if self._control is not None or self.closed:
@@ -306,7 +308,7 @@ class Pool:
         """
         while True:
             if self.closed:
-                raise UsageError("the sandbox is closed; make a new one")
+                raise UsageError("the sandbox is closed", remedy="make a new one")
             if self._control is None:
                 self._restarts += 1
                 if self._restarts > _MAX_RESTARTS:

@@ -63,7 +63,7 @@ class LocalSession(Session):
     async def start(self) -> None:
         """Start the process."""
         if self.closed:
-            raise UsageError("the session is closed; open a new one")
+            raise UsageError("the session is closed", remedy="open a new one")
         async with self._starting:
             if self._worker is None and not self._why:
                 self._pool = await self._find_pool()
@@ -81,10 +81,12 @@ class LocalSession(Session):
         A command that runs out of time ends alone; the session goes on.
         """
         if request.limits is not None:
-            raise UsageError("what runs in a session has the session's limits; leave them out")
+            raise UsageError("what runs in a session has the session's limits", remedy="leave them out")
         is_code = request.command is None
         if is_code and (request.env or request.stdin is not None):
-            raise UsageError("a session's code has the session's environment and input; leave them out")
+            raise UsageError(
+                "a session's code has the session's environment and input", remedy="leave them out"
+            )
         job = {**request.job(), "files": {}}
         files = request.files
         if (size := sum(map(len, files.values())) + len(pack(job))) > checks.MAX_JOB_BYTES:

@@ -8,15 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.errors import AgentEnvError
+from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
+from agentenv.runner.options import RunnerOptions
 from agentenv.testing.episodes import Played, Policy, oracle_of, play
 from agentenv.testing.fuzz import random_call
 
-__all__ = ["Problem", "Skipped", "Subject", "function_of", "random_policy"]
+__all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy"]
+
+
+CHECK_LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context_tokens": 65_536}
+"""Limits of the episodes that the runner plays, where the caller sets none."""
 
 
 class Problem(Exception):
@@ -36,6 +42,9 @@ class Subject:
     fuzz_calls: int
     seed: int
     trivial_limit: float
+    runner: RunnerOptions
+    limits: RunLimits
+    """Both are of the episodes that the runner plays."""
     plays: list[Played] = field(default_factory=list[Played])
 
     def some_tasks(self) -> list[Task]:

@@ -39,8 +39,8 @@ def check_name(name: str) -> str:
         return name
     better = re.sub(r"[^a-zA-Z0-9_-]+", "_", name).strip("_")[:64] or "my_tool"
     raise ToolDefinitionError(
-        f"tool name {name!r} is refused by providers: 1 to 64 of the characters a-z A-Z 0-9 _ - are allowed; "
-        f"pass name={better!r}"
+        f"tool name {name!r} is refused by providers: 1 to 64 of the characters a-z A-Z 0-9 _ - are allowed",
+        remedy=f"pass name={better!r}",
     )
 
 

@@ -104,13 +104,15 @@ def read_signature(
     inner = _innermost(function)
     label = getattr(function, "__name__", None) or getattr(inner, "__name__", type(function).__name__)
     if not callable(function):
-        raise ToolDefinitionError(f"{function!r} cannot be called; a tool is made from a function")
+        raise ToolDefinitionError(f"{function!r} cannot be called", remedy="a tool is made from a function")
     if inspect.isclass(function):
         raise ToolDefinitionError(
-            f"{label} is a class; make the tool from a function or from a method of an object"
+            f"{label} is a class", remedy="make the tool from a function or from a method of an object"
         )
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise ToolDefinitionError(f"{label} is a generator; a tool returns one value (return a list instead)")
+        raise ToolDefinitionError(
+            f"{label} is a generator", remedy="a tool returns one value (return a list instead)"
+        )
     try:
         raw = inspect.signature(function)
     except NameError as error:
@@ -136,8 +138,8 @@ def _parameters(
     description = doc.parameters.get(entry.name, ParameterDoc())
     if entry.annotation is EMPTY:
         raise ToolDefinitionError(
-            f"tool {resolve.label}: parameter {entry.name!r} has no annotation; "
-            f"write its type, for example {entry.name}: str (Any takes every JSON value)"
+            f"tool {resolve.label}: parameter {entry.name!r} has no annotation",
+            remedy=f"write its type, for example {entry.name}: str (Any takes every JSON value)",
         )
     annotation = resolve(entry.name, entry.annotation)
     if _is_injected(annotation, injected):
@@ -203,8 +205,8 @@ class _Resolver:
             hints = typing_extensions.get_type_hints(holder, self._globals, self._locals, include_extras=True)
         except NameError as error:
             raise UnresolvedAnnotation(
-                f"tool {self.label}: parameter {name!r} is annotated {annotation!r}, but {error}; "
-                "import the name at run time (not under TYPE_CHECKING) or define it before the tool"
+                f"tool {self.label}: parameter {name!r} is annotated {annotation!r}, but {error}",
+                remedy="import the name at run time (not under TYPE_CHECKING) or define it before the tool",
             ) from error
         except Exception as error:  # an annotation is any expression and can fail in any way
             raise ToolDefinitionError(

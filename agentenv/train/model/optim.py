@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
+from agentenv.core.imports import import_object
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.shards import like
 from agentenv.train.sums import applies
@@ -162,11 +162,6 @@ def _make(config: GRPOConfig, masters: list[Tensor]) -> torch.optim.Optimizer:
     }
     if config.optim == "adamw":
         return torch.optim.AdamW(masters, foreach=True, **options)
-    module, _, name = config.optim.partition(":")
-    if not name:
+    if ":" not in config.optim:
         raise UsageError(f"optim must be 'adamw' or an import string 'module:Class', not {config.optim!r}")
-    try:
-        factory = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"optim {config.optim!r} cannot be loaded: {error}") from error
-    return factory(masters, **options)
+    return import_object(config.optim, where="optim")(masters, **options)

@@ -137,7 +137,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
         return d * d / 2
     if estimator == "k3":
         return torch.exp(d) - d - 1
-    raise UsageError(f"unknown KL estimator {estimator!r}; one of k1, k2, k3")
+    raise UsageError(f"unknown KL estimator {estimator!r}", remedy="one of k1, k2, k3")
 
 
 def grpo_loss(
@@ -212,8 +212,9 @@ def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
         return loss_N
     given = f"shape {tuple(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
     raise UsageError(
-        f"loss_fn returned {given}; wanted is one loss for each token, a tensor of shape {wanted} like "
-        "logprobs_N: take no mean or sum, the tokens' weights are applied afterwards"
+        f"loss_fn returned {given}",
+        remedy=f"wanted is one loss for each token, a tensor of shape {wanted} like "
+        "logprobs_N: take no mean or sum, the tokens' weights are applied afterwards",
     )
 
 

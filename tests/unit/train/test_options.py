@@ -211,9 +211,9 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"epsilon": 1.5}, "epsilon must be below 1"),
+        ({"epsilon": 1.5}, "epsilon must be 0 or more and below 1"),
         ({"delta": 1.1}, "delta must be above"),
-        ({"dual_clip": 0.5}, "dual_clip must be above 1"),
+        ({"dual_clip": 0.5}, "dual_clip must be more than 1"),
         ({"importance_correction": "token_mask"}, "nothing with old_logprobs='sampler'"),
         ({"loss_type": "dr_grpo"}, "needs max_completion_length"),
         ({"overlong_penalty_tokens": 5}, "needs max_completion_length"),
@@ -238,7 +238,7 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"turn_discount": -0.5}, "turn_discount must be 0 or more"),
         ({"adam_beta1": 2.0}, "adam_beta1 must be 0 or more and below 1, not 2.0"),
         ({"adam_beta2": 1.0}, "adam_beta2 must be 0 or more and below 1"),
-        ({"max_completion_length": 0}, "max_completion_length must be more than 0"),
+        ({"max_completion_length": 0}, "max_completion_length must be at least 1"),
         ({"overlong_penalty_tokens": -1}, "overlong_penalty_tokens must be 0 or more"),
         (
             {"overlong_penalty_tokens": 6, "max_completion_length": 5},
