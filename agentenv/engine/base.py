@@ -22,6 +22,7 @@ __all__ = [
     "Connected",
     "Engine",
     "FinishReason",
+    "MayBeUntrainable",
     "Sampling",
     "Usage",
 ]
@@ -133,6 +134,16 @@ class Connected(Protocol):
 
     async def disconnect(self) -> None:
         """Close them before the loop ends."""
+        ...
+
+
+@runtime_checkable
+class MayBeUntrainable(Protocol):
+    """An engine whose completions may be of no use for training, for example without exact logprobs."""
+
+    @property
+    def untrainable_reason(self) -> str:
+        """Why its completions must not be trained on; empty if they may."""
         ...
 
 

@@ -10,16 +10,16 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolErrorKind, ToolResult, text_of
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 
-__all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View"]
+__all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View", "with_recall"]
 
 RECALL_TOOL: dict[str, JsonValue] = {
     "type": "function",
@@ -34,6 +34,18 @@ RECALL_TOOL: dict[str, JsonValue] = {
         },
     },
 }
+
+
+def with_recall(tools: Sequence[Mapping[str, JsonValue]]) -> tuple[Mapping[str, JsonValue], ...]:
+    """Return the tools of an episode whose conversation may be condensed.
+
+    Raises:
+        UsageError: One of them has the name of the tool that is added.
+    """
+    names = [cast("Mapping[str, object]", tool["function"])["name"] for tool in tools]
+    if "recall_block" in names:
+        raise UsageError("the environment has a tool recall_block of its own: it cannot be condensed")
+    return (*tools, RECALL_TOOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +100,7 @@ class Condenser:
 
     def recall(self, call: ToolCall) -> ToolResult:
         """Answer a call of `recall_block`; what is wrong with it is said to the model."""
-        try:
-            arguments = json.loads(call.arguments)
-        except ValueError:
-            arguments = None
-        number = arguments.get("block") if isinstance(arguments, dict) and len(arguments) == 1 else None
+        number = call.values.get("block") if call.values is not None and len(call.values) == 1 else None
         if not isinstance(number, int) or isinstance(number, bool):
             why = "recall_block takes one whole number: block"
             return ToolResult(call.id, call.name, why, ToolErrorKind.BAD_ARGUMENTS)

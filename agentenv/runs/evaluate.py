@@ -11,11 +11,10 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -193,13 +192,20 @@ class Evaluation:
         Raises:
             StoreError: An episode could not be written; those before it are kept.
         """
-        if self._writer is not None:
-            self._writer.expect(self.num_episodes)
         engine, tokenizer = self._model.engine, self._model.tokenizer
         try:
-            if self._writer is not None and tokenizer is not None:
-                self._writer.keep_texts(tokenizer.backend)
-            await self._play_all(engine, tokenizer)
+            if self._writer is not None:
+                self._writer.expect(self.num_episodes)
+                if tokenizer is not None:
+                    self._writer.keep_texts(tokenizer.backend)
+            for entry, tasks in zip(self.specs, self.tasks, strict=True):
+                # Awaited here and not deeper, so that few frames lie above the engine.
+                async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
+                    async for group in groups:
+                        if self._writer is None:
+                            self._groups.append(group)
+                        if self.stopped:
+                            return self.result()
         finally:
             await engine.close()
         return self.result()
@@ -219,77 +225,34 @@ class Evaluation:
         report = report_on(summaries, success_at=self.config.success_at)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 
-    async def _play_all(self, engine: Engine | ChatEngine, tokenizer: Any) -> None:
-        renderer = None if tokenizer is None else _renderer(tokenizer)
+    def _groups_of(
+        self, entry: EnvSpec, tasks: Sequence[Task], engine: Engine | ChatEngine, tokenizer: Any
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        """Play the tasks of one environment, without the members that an earlier run finished."""
         config = self.config
-        for one, tasks in zip(self.specs, self.tasks, strict=True):
-            async with AsyncExitStack() as stack:
-                sandbox = await _sandbox(one, stack)
-                runner = Runner(
-                    engine,
-                    renderer,
-                    config.limits,
-                    options=config.runner,
-                    sampling=config.sampling,
-                    run_seed=config.seed,
-                    sandbox=sandbox,
-                    full_outputs=self._writer.path / "outputs" if self._writer else None,
-                )
-                await self._play_env(runner, one, tasks)
-            if self.stopped:
-                return
-
-    async def _play_env(self, runner: Runner, one: EnvSpec, tasks: Sequence[Task]) -> None:
-        whole = range(self.config.group_size)
-        in_order = (self._key(one, task, member) for member in whole for task in tasks)
-        first = list(islice(in_order, self.config.stop_after_failures))
+        members = range(config.group_size)
+        in_order = (self._key(entry, task, member) for member in members for task in tasks)
+        first = list(islice(in_order, config.stop_after_failures))
         self._first = {} if self._finished.intersection(first) else dict.fromkeys(first)
-        missing = {
-            task.id: [m for m in whole if self._key(one, task, m) not in self._finished] for task in tasks
-        }
-        fresh = [task for task in tasks if len(missing[task.id]) == len(whole)]
-        await self._play_members(
-            runner, one, [task for task in tasks if 0 < len(missing[task.id]) < len(whole)], missing
+        runner = Runner(
+            engine,
+            None if tokenizer is None else _renderer(tokenizer),
+            config.limits,
+            options=config.runner,
+            sampling=config.sampling,
+            run_seed=config.seed,
+            full_outputs=self._writer.path / "outputs" if self._writer else None,
         )
-        groups = runner.run_groups(
-            one,
-            fresh,
-            self.config.group_size,
-            env_kwargs=self.config.env,
+        return runner.run_groups(
+            entry,
+            tasks,
+            config.group_size,
+            env_kwargs=config.env,
+            finished={
+                (group_id, member) for env_id, _, group_id, member in self._finished if env_id == entry.id
+            },
             on_trajectory=self._take,
         )
-        async with aclosing(groups):
-            async for group in groups:
-                if self._writer is None:
-                    self._groups.append(group)
-                if self.stopped:
-                    return
-
-    async def _play_members(
-        self, runner: Runner, one: EnvSpec, tasks: Sequence[Task], missing: Mapping[str, Sequence[int]]
-    ) -> None:
-        """Play the members that a stopped run lacks of groups it had begun; seeds are those of the group."""
-        limits = self.config.limits.stricter(one.limits)
-        room = asyncio.Semaphore(self.config.runner.concurrency)
-
-        async def play(task: Task, member: int) -> None:
-            async with room:
-                trajectory = await runner.run_episode(
-                    one.make(**self.config.env),
-                    task,
-                    env_id=one.id,
-                    group_id=f"{one.id}:{task.id}",
-                    member=member,
-                    limits=limits,
-                    user=one.user,
-                    done_policy=one.done_policy,
-                )
-            self._take(trajectory)
-
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                for member in missing[task.id]:
-                    group.create_task(play(task, member))
 
     def _key(self, one: EnvSpec, task: Task, member: int) -> EpisodeKey:
         return (one.id, task.id, f"{one.id}:{task.id}", member)
@@ -327,12 +290,6 @@ def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
 
 def _renderer(tokenizer: Any) -> Any:
     return importlib.import_module("agentenv.render").Renderer(tokenizer)
-
-
-async def _sandbox(one: EnvSpec, stack: AsyncExitStack) -> Any:
-    if one.sandbox is None:
-        return None
-    return await stack.enter_async_context(importlib.import_module("agentenv.sandbox").create(one.sandbox))
 
 
 def load_model(config: EvalConfig) -> LoadedModel:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from agentenv.core.context import Context
+from agentenv.core.episode_env import Action
 from agentenv.core.messages import Message, ToolResult
 from agentenv.core.task import Task
 from agentenv.envs.env import Env
-from agentenv.envs.gym_values import action_message
 from agentenv.envs.spec import EnvSpec
 
 __all__ = ["Played", "Policy", "oracle_of", "play", "play_by_turns"]
@@ -97,9 +97,9 @@ async def _turn(
     env: Env, policy: Policy, task: Mapping[str, object], rng: random.Random, played: Played, *, last: bool
 ) -> None:
     said = policy(list(played.messages), task, rng)
-    action = action_message(await cast("Awaitable[Any]", said) if inspect.isawaitable(said) else said)
-    played.messages.append(action)
-    if last and action.get("tool_calls"):
+    action = Action.of(await cast("Awaitable[Any]", said) if inspect.isawaitable(said) else said)
+    played.messages.append(action.message)
+    if last and action.tool_calls:
         # As in a run: calls that nobody could read the answers of are not made.
         played.turn_rewards.append(0.0)
         played.stop_reason = "max_turns"
@@ -115,7 +115,7 @@ async def _turn(
         played.stop_reason = "env_terminated"
     elif result.truncated:
         played.stop_reason = "env_truncated"
-    elif env.ends_on_text and not action.get("tool_calls"):
+    elif env.ends_on_text and not action.tool_calls:
         played.stop_reason = "final_answer"
     elif await env.is_finished():
         played.stop_reason = "env_done"

@@ -13,10 +13,11 @@ from pickle import PicklingError
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from agentenv.core.arguments import ArgumentError
 from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import ToolResult
-from agentenv.tools.arguments import ArgumentError, Arguments, read_arguments
+from agentenv.tools.arguments import Arguments, read_arguments
 from agentenv.tools.definition import Definition, ToolOptions
 from agentenv.tools.process import Place, run_isolated
 from agentenv.tools.run import Outcome, failure, run_async, run_sync
@@ -175,6 +176,7 @@ class Tool(Generic[P, R]):
         context: Context | None = None,
         tool_call_id: str = "call_0",
         *,
+        values: Mapping[str, object] | None = None,
         repair_json: bool = False,
     ) -> ToolResult:
         """Run the tool as the model asked, and answer whatever happens.
@@ -183,6 +185,7 @@ class Tool(Generic[P, R]):
             arguments: JSON text as the model wrote it, or a dictionary.
             context: The episode's surroundings, for time limits and `Context` parameters.
             tool_call_id: Id that the answer carries.
+            values: What was read from the JSON text already, if it was (`ToolCall.values`).
             repair_json: Mend broken JSON (needs json-repair); the answer says when it did.
 
         Raises:
@@ -198,7 +201,7 @@ class Tool(Generic[P, R]):
         context = context if context is not None else Context()
         repaired = False
         try:
-            given = read_arguments(definition.arguments, arguments, repair=repair_json)
+            given = read_arguments(definition.arguments, arguments, values, repair=repair_json)
             repaired = given.repaired
         except ArgumentError as error:
             outcome = Outcome(f"bad arguments for {self.name}: {error.text}", error.kind)

@@ -5,7 +5,6 @@ It reads token ids, thinking included, and gives each call a status of its own; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, WholeTurn
+from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, WholeTurn, as_arguments
 from agentenv.render.parse.scan import TurnText
 
 if TYPE_CHECKING:
@@ -98,6 +97,6 @@ def _call(call: Any) -> RawCall:
     arguments = call.arguments if call.arguments is not None else {}
     if status is CallStatus.OK and not isinstance(arguments, dict):
         status = CallStatus.BAD_ARGUMENTS
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    text, parsed = (arguments, None) if isinstance(arguments, str) else as_arguments(arguments)
     error = "" if status is CallStatus.OK else f"the call was not run: {str(call.status).replace('_', ' ')}"
-    return RawCall(call.name or "", text, id=call.id or "", status=status, error=error)
+    return RawCall(call.name or "", text, parsed, id=call.id or "", status=status, error=error)

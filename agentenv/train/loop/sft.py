@@ -14,7 +14,7 @@ from random import Random
 from typing import Literal, TypeAlias, TypedDict
 
 from agentenv.core.context import Context
-from agentenv.core.episode_env import EpisodeEnv, Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message
@@ -101,9 +101,13 @@ class _Watched:
         self.messages = list(reset.messages)
         return reset
 
-    async def advance(self, action: Message) -> StepResult:
+    async def advance(self, action: Action) -> StepResult:
         step = await self._env.advance(action)
-        self.messages += [action, *(result.to_message() for result in step.tool_results), *step.messages]
+        self.messages += [
+            action.to_message(),
+            *(result.to_message() for result in step.tool_results),
+            *step.messages,
+        ]
         return step
 
     async def is_finished(self) -> bool:
