@@ -22,7 +22,6 @@ from agentenv.core.errors import (
     UnknownEnvironment,
     UsageError,
 )
-from agentenv.core.limits import RunLimits
 
 __all__ = ["report_error"]
 
@@ -68,6 +67,8 @@ def report_error(error: BaseException, words: list[str]) -> int:
 
 def _setting_meant(what: str) -> str:
     """Return how a limit is set that was given as an option of its own; empty where none was."""
+    from agentenv.core.limits import RunLimits
+
     option = what.rpartition("--")[2].rstrip(".").replace("-", "_") if what.startswith("No such") else ""
     near = nearest(option, [field.name for field in fields(RunLimits)], cutoff=0.8)
     return f"limits are settings: -o limits.{near[0]}=VALUE" if near else ""

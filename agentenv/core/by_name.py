@@ -1,8 +1,8 @@
 """Call a function with the arguments that it names.
 
-Authors of environments and rewards write the parameters they need, in any order; what is on offer
-is passed by name. A parameter that is not on offer and has no default is the author's mistake, and
-is said with its name.
+Authors of environments and rewards write the parameters they need, in any order; what is available is
+passed by name. A parameter that is not available and has no default is the author's mistake, and the
+error names it and what comes nearest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def arguments_for(
         rest: more named values; a `**parameter` gets all of these, and only these.
 
     Raises:
-        UsageError: A required parameter is not on offer.
+        UsageError: A required parameter is not available.
     """
     wanted = wanted_by(function)
     arguments: dict[str, object] = dict(rest) if wanted.takes_rest else {}
