@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.engine.ask import Answer as Answer
+    from agentenv.engine.ask import TextModel as TextModel
     from agentenv.engine.base import ChatCompletion as ChatCompletion
     from agentenv.engine.base import ChatEngine as ChatEngine
     from agentenv.engine.base import Completion as Completion
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
+        "ask": ["Answer", "TextModel"],
         "base": ["ChatCompletion", "ChatEngine", "Completion", "Engine", "FinishReason", "Sampling", "Usage"],
         "doctor": ["EngineFinding", "examine_engine", "examine_model"],
         "factory": ["LoadedModel", "load_engine"],
