@@ -57,9 +57,7 @@ class TextModel:
         from agentenv.render.renderer import Renderer
 
         loaded = load_engine(model)
-        return cls(
-            loaded.engine, None if loaded.tokenizer is None else Renderer(loaded.tokenizer), role=role
-        )
+        return cls(loaded.engine, None if loaded.tokenizer is None else Renderer(loaded.tokenizer), role=role)
 
     async def ask(self, messages: Sequence[Message], sampling: Sampling) -> Answer:
         """Return the model's answer to a conversation.

@@ -187,7 +187,9 @@ class Summarise(Condenser):
             return None
         self.keep(text)
         told: Message = {"role": "user", "content": note}
-        return View((*messages[:first], told, *messages[last:]), "summary", summary, answer.usage.completion_tokens)
+        return View(
+            (*messages[:first], told, *messages[last:]), "summary", summary, answer.usage.completion_tokens
+        )
 
 
 def _told(message: Message) -> str:

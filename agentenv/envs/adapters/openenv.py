@@ -20,7 +20,7 @@ from agentenv.core.threads import off_loop
 from agentenv.envs.adapters.gym import test_seeds, train_seeds
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tool_env import ToolEnv
-from agentenv.tools.toolbox import Tool
+from agentenv.tools.tool import Tool
 
 __all__ = ["OpenEnv", "openenv_spec"]
 

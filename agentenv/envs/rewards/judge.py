@@ -189,8 +189,8 @@ class Judge:
         return [{"role": "user", "content": f"{filled}\n\n{rules}"}]
 
     def _key(self, question: Sequence[Message]) -> str:
-        drawn = self._sampling.record()
-        text = json.dumps([self._model_name, list(question), drawn, self._scale], sort_keys=True, ensure_ascii=True)
+        asked = [self._model_name, list(question), self._sampling.record(), self._scale]
+        text = json.dumps(asked, sort_keys=True, ensure_ascii=True)
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def _keep(self, key: str, score: float) -> None:
