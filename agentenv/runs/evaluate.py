@@ -30,6 +30,7 @@ from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
+from agentenv.runner.leasing import own_pool
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.report import EvalReport, report_on
@@ -203,7 +204,7 @@ class Evaluation:
         config = self.config
         for one, tasks in zip(self.specs, self.tasks, strict=True):
             async with AsyncExitStack() as stack:
-                sandbox = await _sandbox(one, stack)
+                sandbox = await own_pool(one.sandbox, stack)
                 runner = Runner(
                     engine,
                     renderer,
@@ -306,12 +307,6 @@ def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
 
 def _renderer(tokenizer: Any) -> Any:
     return importlib.import_module("agentenv.render").Renderer(tokenizer)
-
-
-async def _sandbox(one: EnvSpec, stack: AsyncExitStack) -> Any:
-    if one.sandbox is None:
-        return None
-    return await stack.enter_async_context(importlib.import_module("agentenv.sandbox").create(one.sandbox))
 
 
 def load_model(config: EvalConfig) -> LoadedModel:

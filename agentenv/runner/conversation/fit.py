@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, ToolResult
+from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 from agentenv.runner.conversation.overflow import Keep, Measure, cut
 
 __all__ = ["Observation", "fit_observation", "least", "max_tokens_left", "share"]
 
 _ROUNDS = 6
 """Attempts at an exact fit: tokens may merge across the edge of a content, so sums are estimates."""
-_CHARS_PER_TOKEN = 16
-"""Contents longer than this for each token of room are cut before they are encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ def fit_observation(
     texts = observation.texts
     limits = [least(result.max_tokens, max_output_tokens) for result in observation.results]
     ceiling = least(room, *limits)
-    if ceiling is None or sum(map(len, texts)) <= ceiling * _CHARS_PER_TOKEN:
+    if ceiling is None or sum(map(len, texts)) <= ceiling * MAX_CHARS_PER_TOKEN:
         # No content has more tokens than the whole: usually one encoding settles everything.
         ids = render(observation)
         if ceiling is None or len(ids) <= ceiling:
@@ -146,7 +145,9 @@ def fit_observation(
                 )
         return observation.with_texts(short)
 
-    sizes = [measure.count(text) if len(text) <= room * _CHARS_PER_TOKEN else len(text) for text in limited]
+    sizes = [
+        measure.count(text) if len(text) <= room * MAX_CHARS_PER_TOKEN else len(text) for text in limited
+    ]
     return _fit_context(shorten, sizes, render, room)
 
 

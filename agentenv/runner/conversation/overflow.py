@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from agentenv.core.messages import ToolResult
+from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 
 __all__ = ["FullOutputs", "Keep", "Measure", "cut"]
 
@@ -17,8 +18,6 @@ Keep: TypeAlias = Literal["middle", "head", "tail"]
 """What stays of a text that is too long: `middle` cuts out its middle, `head` and `tail` keep one end."""
 
 _log = logging.getLogger(__name__)
-_CHARS_PER_TOKEN = 16
-"""More characters than this for each token are not looked at: a huge output costs no more than its end."""
 _ROUNDS = 24
 
 
@@ -38,7 +37,7 @@ def cut(text: str, max_tokens: int, measure: Measure, keep: Keep = "middle") -> 
     """Return the text if it has at most `max_tokens` tokens, else what is kept of it with a marker."""
     if max_tokens < 1:
         return ""
-    window = _CHARS_PER_TOKEN * max_tokens
+    window = MAX_CHARS_PER_TOKEN * max_tokens
     if len(text) <= window and measure.count(text) <= max_tokens:
         return text
     # Invariant: `fits` characters fit together with their marker, `over` characters do not.

@@ -18,13 +18,11 @@ from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
+from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import Observation, fit_observation, least
 from agentenv.runner.guard import at
 
 __all__ = ["ChatConversation"]
-
-CHARS_PER_TOKEN = 4
-"""Estimate used where an API counts tokens but gives no tokenizer."""
 
 
 class _Estimate:

@@ -18,12 +18,12 @@ from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
+from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import Observation, fit_observation, least
 from agentenv.runner.guard import at
 
 __all__ = ["TokenConversation"]
 
-_CHARS_PER_TOKEN = 4
 """Estimate with which it is asked whether to condense."""
 
 
@@ -207,7 +207,7 @@ class TokenConversation:
 
     def used_with(self, observation: Observation) -> tuple[int, int | None]:
         """Tokens in use with an observation: its texts are estimated, not encoded."""
-        return len(self._builder) + sum(map(len, observation.texts)) // _CHARS_PER_TOKEN, self._max_context
+        return len(self._builder) + sum(map(len, observation.texts)) // CHARS_PER_TOKEN, self._max_context
 
     def go_on_with(self, view: View) -> None:
         """Let the next observation follow a condensed view."""
