@@ -83,6 +83,7 @@ class _Replay:
         kwargs = {} if self.env else dict(config.get("env_kwargs") or {})
         async with AsyncExitStack() as stack:
             live = self._live(stack)
+            sandbox = await own_pool(entry.sandbox, stack)
             return await replay_episode(
                 old,
                 entry.make(**kwargs),
@@ -94,7 +95,7 @@ class _Replay:
                 run_seed=self.info.seed,
                 user=entry.user,
                 done_policy=entry.done_policy,
-                sandbox=await own_pool(entry.sandbox, stack),
+                sandbox=sandbox,
             )
 
     @property

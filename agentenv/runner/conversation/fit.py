@@ -145,9 +145,8 @@ def fit_observation(
                 )
         return observation.with_texts(short)
 
-    sizes = [
-        measure.count(text) if len(text) <= room * MAX_CHARS_PER_TOKEN else len(text) for text in limited
-    ]
+    longest = room * MAX_CHARS_PER_TOKEN
+    sizes = [measure.count(text) if len(text) <= longest else len(text) for text in limited]
     return _fit_context(shorten, sizes, render, room)
 
 
