@@ -7,7 +7,7 @@ from math import inf
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["Request", "SandboxLimits"]
+__all__ = ["ExecRequest", "SandboxLimits"]
 
 _MIB = 1 << 20
 
@@ -63,7 +63,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ExecRequest:
     """Code or a command, and what it runs with; every field has passed `agentenv.sandbox.checks`."""
 
     code: str = ""

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 
 from agentenv.core.errors import UnknownEnvironment
-from agentenv.envs.adapters.views import View, view_of
+from agentenv.envs.adapters.views import GymnasiumView, view_of
 from agentenv.envs.env import Env
 from agentenv.envs.spaces import Text
 
@@ -37,7 +37,7 @@ class GymnasiumText(Env):
 
     def __init__(self, env: gymnasium.Env[Any, Any] | str, **arguments: Any) -> None:
         self.inner = _made(env, arguments) if isinstance(env, str) else env
-        self.view: View = view_of(self.inner)
+        self.view: GymnasiumView = view_of(self.inner)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Start an episode; the task's field `seed` is the environment's seed."""
