@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from agentenv.runner.groups import GroupPolicy as GroupPolicy
     from agentenv.runner.options import RunnerOptions as RunnerOptions
     from agentenv.runner.runner import Runner as Runner
+    from agentenv.runner.users import FunctionUser as FunctionUser
     from agentenv.runner.users import ModelUser as ModelUser
     from agentenv.runner.users import ScriptedUser as ScriptedUser
     from agentenv.runner.users import User as User
@@ -85,7 +86,7 @@ __all__ = sorted(
                 "runner.groups": ["GroupPolicy"],
                 "runner.options": ["RunnerOptions"],
                 "runner.runner": ["Runner"],
-                "runner.users": ["ModelUser", "ScriptedUser", "User", "UserTurn"],
+                "runner.users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
                 "runs.evaluate": ["evaluate", "rollout"],
                 "runs.replay": ["replay_episode"],
                 "runs.store.reader": ["find_run"],

@@ -75,15 +75,15 @@ class _Replay:
         from agentenv.core.settings import build
         from agentenv.engine.base import Sampling
         from agentenv.envs.registry import spec
+        from agentenv.runner.leasing import own_pool
         from agentenv.runs.replay import replay_episode
-        from agentenv.sandbox.base import create
 
         config = self.info.config
         entry = spec(self.env or self._source(old.env_id))
         kwargs = {} if self.env else dict(config.get("env") or {})
         async with AsyncExitStack() as stack:
             live = self._live(stack)
-            sandbox = entry.sandbox and await stack.enter_async_context(create(entry.sandbox))
+            sandbox = await own_pool(entry.sandbox, stack)
             return await replay_episode(
                 old,
                 entry.make(**kwargs),
@@ -95,7 +95,7 @@ class _Replay:
                 run_seed=self.info.seed,
                 user=entry.user,
                 done_policy=entry.done_policy,
-                sandbox=sandbox or None,
+                sandbox=sandbox,
             )
 
     @property

@@ -147,7 +147,7 @@ async def check_sync(
 
 
 async def push_weights(
-    engine: Any,
+    engine: Engine,
     model: Any,
     *,
     version: int,

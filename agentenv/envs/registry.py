@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.envs.peers import PEERS
 from agentenv.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["EnvSpec", "Listing", "Registry", "make", "register", "registry", "spec"]
 
 ENTRY_POINT_GROUP = "agentenv.envs"
-
-_PEERS = {
-    "gymnasium": ("agentenv.envs.adapters.gym", "gymnasium_spec"),
-    "reasoning_gym": ("agentenv.envs.adapters.reasoning", "reasoning_spec"),
-    "textarena": ("agentenv.envs.adapters.arena", "arena_spec"),
-    "openenv": ("agentenv.envs.adapters.openenv", "openenv_spec"),
-    "verifiers": ("agentenv.envs.adapters.verifiers", "verifiers_spec"),
-}
-"""Prefixes of ids that name environments of others, and what makes a specification of them."""
 
 _ID = re.compile(r"^(?P<namespace>[\w.-]+)/(?P<name>[\w.-]+?)-v(?P<version>\d+)$")
 
@@ -267,9 +259,8 @@ def spec(id: str | EnvSpec) -> EnvSpec:
     if id in registry:
         return registry[id]
     peer, _, name = id.partition(":")
-    if peer in _PEERS:
-        module, function = _PEERS[peer]
-        return getattr(importlib.import_module(module), function)(name)
+    if peer in PEERS:
+        return PEERS[peer](name)
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
         files = importlib.import_module("agentenv.envs.files")

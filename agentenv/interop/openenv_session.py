@@ -16,10 +16,10 @@ from agentenv.core.seeds import derive_seed
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["EnvSession", "Sessions"]
 
 
-class Session:
+class EnvSession:
     """One client's environment."""
 
     def __init__(self, entry: EnvSpec) -> None:
@@ -176,10 +176,10 @@ class Sessions:
     def __init__(self, entry: EnvSpec, limit: int) -> None:
         self._entry = entry
         self._limit = limit
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, EnvSession] = {}
         self._attached: set[str] = set()
 
-    def __getitem__(self, id: str) -> Session:
+    def __getitem__(self, id: str) -> EnvSession:
         """Return an open session.
 
         Raises:
@@ -201,10 +201,10 @@ class Sessions:
                 raise UsageError(f"all {self._limit} sessions are taken")
             await self.close(idle)
         id = uuid.uuid4().hex
-        self._open[id] = Session(self._entry)
+        self._open[id] = EnvSession(self._entry)
         return id
 
-    def attach(self, id: str) -> Session:
+    def attach(self, id: str) -> EnvSession:
         """Give an open session to a socket.
 
         Raises:

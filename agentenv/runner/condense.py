@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolErrorKind, ToolResult, text_of
+from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 
@@ -169,12 +170,9 @@ class Summarise(Condenser):
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(at=at)
-        if not isinstance(engine, ChatEngine) and renderer is None:
-            raise UsageError("a summariser on tokens needs that model's renderer")
         if keep_last < 1:
             raise UsageError(f"keep_last must be at least 1, not {keep_last}")
-        self._engine = engine
-        self._renderer = None if renderer is None else renderer.bind(())
+        self._model = TextModel(engine, renderer, role="a summariser")
         self.keep_last = keep_last
         self._instructions = instructions
         self._sampling = sampling or Sampling(max_tokens=512)
@@ -189,26 +187,17 @@ class Summarise(Condenser):
         if not middle:
             return None
         text = "\n\n".join(map(_told, middle))
-        summary, tokens = await self._ask(text)
+        asked: Message = {"role": "user", "content": f"{self._instructions}\n\n{text}"}
+        answer = await self._model.ask([asked], self._sampling)
+        summary = answer.text.strip()
         note = f"[block {len(self.blocks) + 1}: summary of {len(middle)} messages]\n{summary}"
         if len(note) >= len(text):
             return None
         self.keep(text)
         told: Message = {"role": "user", "content": note}
-        return View((*messages[:first], told, *messages[last:]), "summary", summary, tokens)
-
-    async def _ask(self, text: str) -> tuple[str, int]:
-        asked: list[Message] = [{"role": "user", "content": f"{self._instructions}\n\n{text}"}]
-        if isinstance(self._engine, ChatEngine):
-            answer = await self._engine.chat(asked, (), self._sampling)
-            return text_of(answer.message).strip(), answer.usage.completion_tokens
-        assert self._renderer is not None
-        completion = await self._engine.generate(
-            self._renderer.start(asked), self._sampling, stop_token_ids=self._renderer.stop_token_ids
+        return View(
+            (*messages[:first], told, *messages[last:]), "summary", summary, answer.usage.completion_tokens
         )
-        if completion.finish_reason == "abort":
-            raise EngineUnavailable("the engine that summarises gave up")
-        return text_of(self._renderer.parse(completion.token_ids).message).strip(), len(completion.token_ids)
 
 
 def _told(message: Message) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from agentenv.core.bounds import PositiveInt, PositiveSeconds, check_bounds
 
-__all__ = ["Request", "SandboxLimits"]
+__all__ = ["ExecRequest", "SandboxLimits"]
 
 _MIB = 1 << 20
 
@@ -58,7 +58,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ExecRequest:
     """Code or a command, and what it runs with; every field has passed `agentenv.sandbox.checks`."""
 
     code: str = ""

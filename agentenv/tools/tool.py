@@ -20,7 +20,7 @@ from agentenv.core.messages import ToolResult
 from agentenv.tools.arguments import Arguments, read_arguments
 from agentenv.tools.definition import Definition, ToolOptions
 from agentenv.tools.process import Place, run_isolated
-from agentenv.tools.run import Outcome, failure, run_async, run_sync
+from agentenv.tools.run import ToolOutcome, failure, run_coroutine, run_function
 from agentenv.tools.schema.dialects import Dialect, Schema
 
 __all__ = ["Tool", "tool"]
@@ -204,7 +204,7 @@ class Tool(Generic[P, R]):
             given = read_arguments(definition.arguments, arguments, values, repair=repair_json)
             repaired = given.repaired
         except ArgumentError as error:
-            outcome = Outcome(f"bad arguments for {self.name}: {error.text}", error.kind)
+            outcome = ToolOutcome(f"bad arguments for {self.name}: {error.text}", error.kind)
         except Exception as error:  # noqa: BLE001 - a type's own validator is the author's code and may raise anything
             outcome = failure(error)
         else:
@@ -220,7 +220,7 @@ class Tool(Generic[P, R]):
             max_tokens=self.options.max_output_tokens,
         )
 
-    async def _run(self, given: Arguments, context: Context) -> Outcome:
+    async def _run(self, given: Arguments, context: Context) -> ToolOutcome:
         limits = [
             limit for limit in (self.options.timeout_s, context.limits.tool_timeout_s) if limit is not None
         ]
@@ -232,8 +232,8 @@ class Tool(Generic[P, R]):
         if self._receiver is not None:
             args.insert(0, self._receiver)
         if self.definition.signature.is_async:
-            return await run_async(function, args, kwargs, limit_s)
-        return await run_sync(function, args, kwargs, limit_s, self.name)
+            return await run_coroutine(function, args, kwargs, limit_s)
+        return await run_function(function, args, kwargs, limit_s, self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as if it were no tool."""

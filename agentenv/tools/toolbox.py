@@ -16,12 +16,10 @@ from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult, malformed
 from agentenv.tools.arguments import check_repair
-from agentenv.tools.content import Image
 from agentenv.tools.schema.dialects import Dialect, Schema
-from agentenv.tools.threads import abandoned_threads
-from agentenv.tools.tool import Tool, tool
+from agentenv.tools.tool import Tool
 
-__all__ = ["Image", "Tool", "Toolbox", "abandoned_threads", "tool"]
+__all__ = ["Toolbox"]
 
 
 class Toolbox:

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentenv.core.errors import UsageError
+from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.attention import use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
 
@@ -38,7 +39,7 @@ class ForwardCore:
         self.device: torch.device = model.device
         self.windows = attention_windows(self.config)
         self.buffers = RowBuffers()
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner = base_model(model)
         if isinstance(inner, PreTrainedModel):
             use_grouped_attention(inner)
         if check:

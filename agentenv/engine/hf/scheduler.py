@@ -15,7 +15,7 @@ from agentenv.engine.hf.adapters import AdapterSwitch
 from agentenv.engine.hf.buffers import SavedRow
 from agentenv.engine.hf.core import PREFILL_TOKENS, ForwardCore
 from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
-from agentenv.engine.hf.request import Request
+from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.sampler import draw
 
 __all__ = ["Scheduler"]
@@ -28,14 +28,14 @@ SHARED_TOKENS = 32
 class Joining:
     """A request about to be prefilled."""
 
-    request: Request
+    request: GenerationRequest
     context: list[int]
     kept: KeptRow | None
     reused: int
     """Leading tokens whose keys and values are kept."""
 
     @classmethod
-    def of(cls, request: Request, kept: KeptRow | None) -> Joining:
+    def of(cls, request: GenerationRequest, kept: KeptRow | None) -> Joining:
         """Say what of a request's context is kept; its last token is always computed."""
         context = request.context
         reused = 0 if kept is None else min(common_prefix(kept.tokens, context), len(context) - 1)
@@ -60,8 +60,8 @@ class Scheduler:
         self._max_batch = max_batch
         self._kept_limit = kept_bytes
         self._live_tokens = live_tokens
-        self._waiting: deque[Request] = deque()
-        self._live: list[Request] = []
+        self._waiting: deque[GenerationRequest] = deque()
+        self._live: list[GenerationRequest] = []
         self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
         self._kept_bytes = 0
         self._beginnings = Beginnings(kept_bytes // 4)
@@ -86,7 +86,7 @@ class Scheduler:
             "live_bytes": self.core.buffers.nbytes,
         }
 
-    def take(self, requests: Sequence[Request], released: Sequence[str]) -> None:
+    def take(self, requests: Sequence[GenerationRequest], released: Sequence[str]) -> None:
         """Take new requests and forget released episodes."""
         self._waiting.extend(requests)
         if released:
@@ -130,7 +130,7 @@ class Scheduler:
         self._waiting.clear()
         self._drop_computed()
 
-    def close(self, requests: Sequence[Request], reason: str) -> None:
+    def close(self, requests: Sequence[GenerationRequest], reason: str) -> None:
         """Fail what is left and free the memory."""
         self._waiting.extend(requests)
         self.fail(EngineError(reason), EngineError(reason))
@@ -148,7 +148,7 @@ class Scheduler:
                 # A cancelled request's episode may be released already: nobody would free its row.
                 self._leave(row, keep=not request.cancelled)
                 request.finish("abort")
-        still: deque[Request] = deque()
+        still: deque[GenerationRequest] = deque()
         for request in self._waiting:
             if request.cancelled or request.expired:
                 request.finish("abort")
@@ -174,7 +174,7 @@ class Scheduler:
             joining.append(self._join(request))
         return joining
 
-    def _join(self, request: Request) -> Joining:
+    def _join(self, request: GenerationRequest) -> Joining:
         key = request.key
         kept = None if key is None else self._forget(key)
         return Joining.of(request, kept or self._beginnings.find(self._adapters.current, request.context))
@@ -220,7 +220,7 @@ class Scheduler:
         """Compute the new tokens of a group; equal contexts are computed once and copied."""
         leaders: dict[tuple[int, ...], int] = {}
         entries: list[tuple[SavedRow | None, int, Sequence[int]]] = []
-        followers: list[tuple[Request, int]] = []
+        followers: list[tuple[GenerationRequest, int]] = []
         first = len(self._live)
         for entry in group:
             content = tuple(entry.context)
@@ -243,7 +243,7 @@ class Scheduler:
             logits = logits[torch.tensor(order, device=logits.device)]
         self._sample(logits, first)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: GenerationRequest) -> None:
         request.start()
         self._live.append(request)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from agentenv.core.errors import DependencyMissing, ToolError, UsageError
 from agentenv.tools.content import Image
-from agentenv.tools.toolbox import Tool
+from agentenv.tools.tool import Tool
 
 __all__ = ["mcp_tools"]
 

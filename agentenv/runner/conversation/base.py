@@ -16,10 +16,7 @@ from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.fit import Observation
 
-__all__ = ["CHARS_PER_TOKEN", "Conversation", "Reply"]
-
-CHARS_PER_TOKEN = 4
-"""Estimate of a token's length, where text is not encoded."""
+__all__ = ["Conversation", "Reply"]
 
 
 @dataclass(frozen=True, slots=True)

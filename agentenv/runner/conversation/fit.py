@@ -17,6 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, ToolResult
+from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 
 __all__ = ["Keep", "Measure", "Observation", "cut", "fit_observation", "least", "max_tokens_left", "share"]
 
@@ -27,8 +28,6 @@ _FIT_ROUNDS = 6
 """Attempts at an exact fit: tokens may merge across the edge of a content, so sums are estimates."""
 _CUT_ROUNDS = 24
 """Attempts at the longest cut of one text; each halves the interval or better."""
-_MAX_CHARS_PER_TOKEN = 16
-"""More characters than this for each token are not encoded: a huge output costs no more than its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def fit_observation(
     texts = observation.texts
     limits = [least(result.max_tokens, max_output_tokens) for result in observation.results]
     ceiling = least(room, *limits)
-    if ceiling is None or sum(map(len, texts)) <= ceiling * _MAX_CHARS_PER_TOKEN:
+    if ceiling is None or sum(map(len, texts)) <= ceiling * MAX_CHARS_PER_TOKEN:
         # No content has more tokens than the whole: usually one encoding settles everything.
         ids = render(observation)
         if ceiling is None or len(ids) <= ceiling:
@@ -152,7 +151,7 @@ def fit_observation(
         return observation.with_texts(short)
 
     sizes = [
-        measure.count(text) if len(text) <= room * _MAX_CHARS_PER_TOKEN else len(text) for text in limited
+        measure.count(text) if len(text) <= room * MAX_CHARS_PER_TOKEN else len(text) for text in limited
     ]
     return _fit_context(shorten, sizes, render, room)
 
@@ -215,7 +214,7 @@ def cut(text: str, max_tokens: int, measure: Measure, keep: Keep = "middle") -> 
     """Return the text if it has at most `max_tokens` tokens, else what is kept of it with a marker."""
     if max_tokens < 1:
         return ""
-    window = _MAX_CHARS_PER_TOKEN * max_tokens
+    window = MAX_CHARS_PER_TOKEN * max_tokens
     if len(text) <= window and measure.count(text) <= max_tokens:
         return text
     # Invariant: `fits` characters fit together with their marker, `over` characters do not.

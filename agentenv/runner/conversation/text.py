@@ -18,7 +18,8 @@ from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, Too
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling
 from agentenv.runner.condense import View
-from agentenv.runner.conversation.base import CHARS_PER_TOKEN, Reply
+from agentenv.runner.conversation.base import Reply
+from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import Observation, fit_observation, least
 from agentenv.runner.guard import at
 

@@ -16,7 +16,8 @@ from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
-from agentenv.runner.conversation.base import CHARS_PER_TOKEN, Reply
+from agentenv.runner.conversation.base import Reply
+from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import Observation, fit_observation, least
 from agentenv.runner.guard import at
 

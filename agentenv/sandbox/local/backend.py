@@ -16,11 +16,11 @@ from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Sandbox
-from agentenv.sandbox.local.layout import Layout
+from agentenv.sandbox.local.layout import JailLayout
 from agentenv.sandbox.local.pool import Pool, Tier
 from agentenv.sandbox.local.running import Lost, pack, run
 from agentenv.sandbox.local.session import LocalSession
-from agentenv.sandbox.request import Request, SandboxLimits
+from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["FIXES", "TIERS", "LocalSandbox"]
 
@@ -71,7 +71,7 @@ class LocalSandbox(Sandbox):
         at_once = concurrency or len(os.sched_getaffinity(0))
         self._gate = asyncio.Semaphore(at_once)
         self._most = max(size, at_once)
-        self._layout = Layout.find(python, [*packages, *preload])
+        self._layout = JailLayout.find(python, [*packages, *preload])
         self._preload = tuple(preload)
         self._pool: Pool | None = None
         self._starting = asyncio.Lock()
@@ -119,7 +119,7 @@ class LocalSandbox(Sandbox):
             )
             try:
                 await pool.start()
-                probe = Request(code="print(6 * 7)", timeout_s=30.0)
+                probe = ExecRequest(code="print(6 * 7)", timeout_s=30.0)
                 result = await run(await pool.take(), pack(probe.job()), probe.timeout_s, self.limits)
                 if result.stdout != "42\n":
                     raise SandboxCrashed(f"{tier}: the first execution failed: {result.text()}")
@@ -135,7 +135,7 @@ class LocalSandbox(Sandbox):
             f"no isolation on this machine. {'; '.join(reasons)}", remedy=f"fix one: {' | '.join(FIXES)}"
         )
 
-    async def execute(self, request: Request) -> ExecResult:
+    async def execute(self, request: ExecRequest) -> ExecResult:
         """Run code or a command in a fresh process and a clean directory."""
         given = self._files | request.files
         payload = pack({**request.job(), "files": given})

@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 
 from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox.local.jail.launch import BOOT, FLAGS
-from agentenv.sandbox.local.layout import JAIL_CODE, Layout
+from agentenv.sandbox.local.layout import JAIL_CODE, JailLayout
 from agentenv.sandbox.request import SandboxLimits
 
 __all__ = ["MAX_MESSAGE_BYTES", "Pool", "Tier", "Worker"]
@@ -94,7 +94,7 @@ class Pool:
         most: int,
         limits: SandboxLimits,
         tier: Tier,
-        layout: Layout,
+        layout: JailLayout,
         preload: Sequence[str],
     ) -> None:
         self.size = size

@@ -15,7 +15,7 @@ from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
-from agentenv.testing.episodes import Played, Policy, oracle_of, play
+from agentenv.testing.episodes import MessagePolicy, Played, oracle_of, play
 from agentenv.testing.fuzz import random_call
 
 __all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy"]
@@ -58,7 +58,7 @@ class Subject:
         """Return the seed of a task's episode."""
         return derive_seed(self.seed, task.id)
 
-    async def play(self, policy: Policy, task: Task) -> Played:
+    async def play(self, policy: MessagePolicy, task: Task) -> Played:
         """Play a task; an exception says which task it was."""
         try:
             played = await play(self.entry, policy, task, seed=self.seed_of(task))
@@ -70,7 +70,7 @@ class Subject:
         self.plays.append(played)
         return played
 
-    def policy(self) -> Policy:
+    def policy(self) -> MessagePolicy:
         """Return the oracle, or a policy that calls tools at random and then speaks."""
         return oracle_of(self.entry) or random_policy(self.entry.make())
 
@@ -80,7 +80,7 @@ def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     return schema["function"]
 
 
-def random_policy(env: Env) -> Policy:
+def random_policy(env: Env) -> MessagePolicy:
     """Call tools at random for three turns, then speak."""
 
     def policy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:

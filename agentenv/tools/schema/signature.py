@@ -28,7 +28,7 @@ from agentenv.tools.schema.docstrings import FunctionDoc, ParameterDoc, read_doc
 __all__ = ["ABSENT", "Parameter", "Signature", "UnresolvedAnnotation", "read_signature"]
 
 _NO_DOC = ParameterDoc()
-Kind = Literal["positional", "keyword", "args", "kwargs"]
+ParameterKind = Literal["positional", "keyword", "args", "kwargs"]
 EMPTY = inspect.Parameter.empty
 
 
@@ -56,7 +56,7 @@ class Parameter:
     name: str
     annotation: object
     """The resolved type, `Annotated` metadata included."""
-    kind: Kind
+    kind: ParameterKind
     """How the function takes it; `args` and `kwargs` are the starred ones."""
     default: object = EMPTY
     """`inspect.Parameter.empty` when required, `ABSENT` when it may be left out of the call."""
@@ -143,7 +143,7 @@ def _parameters(
         )
     annotation = resolve(entry.name, entry.annotation)
     if _is_injected(annotation, injected):
-        kind: Kind = "keyword" if entry.kind is entry.KEYWORD_ONLY else "positional"
+        kind: ParameterKind = "keyword" if entry.kind is entry.KEYWORD_ONLY else "positional"
         return [Parameter(entry.name, annotation, kind, injected=True)]
     if entry.kind is entry.VAR_POSITIONAL:
         return [Parameter(entry.name, annotation, "args", ABSENT, description)]

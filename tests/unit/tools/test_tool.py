@@ -19,8 +19,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from agentenv.core import Context, RunLimits, SandboxCrashed, ToolDefinitionError, ToolError, ToolErrorKind
-from agentenv.tools import Tool, Toolbox, tool
-from agentenv.tools.toolbox import abandoned_threads
+from agentenv.tools import Tool, Toolbox, abandoned_threads, tool
 
 
 @tool

@@ -17,8 +17,7 @@ from agentenv.core import (
     ToolDefinitionError,
     ToolErrorKind,
 )
-from agentenv.tools import Tool, Toolbox, tool
-from agentenv.tools.toolbox import abandoned_threads
+from agentenv.tools import Tool, Toolbox, abandoned_threads, tool
 
 
 def calls(*entries: tuple[str, Any]) -> list[ToolCall]:

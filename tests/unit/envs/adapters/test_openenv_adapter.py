@@ -7,7 +7,7 @@ import pytest
 
 from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
 from agentenv.envs import EnvSpec, ToolEnv, spec
-from agentenv.envs.adapters import OpenEnv, openenv_spec
+from agentenv.envs.adapters import OpenEnv
 from agentenv.interop import serve
 from agentenv.tools import tool
 
@@ -43,7 +43,7 @@ def call(name, **arguments):
 async def test_a_served_environment_is_played_over_the_wire():
     entry = EnvSpec.of("test/Door-v0", Door, tasks=[{"code": 4}])
     async with serve(entry) as url:
-        env = openenv_spec(url).make()
+        env = spec(f"openenv:{url}").make()
         first = await env.begin({"seed": 1}, seed=0, context=Context())
         wrong = await env.advance(Action.of(call("press", number=3)))
         bad = await env.advance(Action.of(call("press", number="x")))
@@ -58,7 +58,7 @@ async def test_a_served_environment_is_played_over_the_wire():
 
 
 async def test_a_server_that_is_not_there_is_named():
-    env = openenv_spec("http://127.0.0.1:9").make()
+    env = spec("openenv:http://127.0.0.1:9").make()
 
     with pytest.raises(EnvironmentMisuse, match=r"http://127.0.0.1:9 does not answer"):
         await env.begin({"seed": 1}, seed=0, context=Context())
@@ -137,7 +137,7 @@ async def test_a_server_of_openenv_is_played_over_the_wire(guessing):
         await asyncio.sleep(0.01)
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
-        await assert_guessing_is_played(openenv_spec(f"http://127.0.0.1:{port}").make())
+        await assert_guessing_is_played(spec(f"openenv:http://127.0.0.1:{port}").make())
     finally:
         server.should_exit = True
         await serving
