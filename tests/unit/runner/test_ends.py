@@ -79,7 +79,8 @@ async def play(script, env, task=None, *, user=None, done_policy="stop", **limit
     return record
 
 
-async def test_a9_an_environment_that_ends_at_step_two_is_not_stepped_again():
+async def test_an_environment_that_ends_at_step_two_is_not_stepped_again():
+    """Acceptance A9."""
     env = Steps(2)
 
     record = await play(["a", "b", "c"], env, max_turns=10)
@@ -103,7 +104,8 @@ async def test_an_environment_that_truncates_itself_is_truncated():
 
 
 @pytest.mark.parametrize("last", ["is_done", "step"])
-async def test_c3_done_after_the_first_call_asks_the_engine_no_more(last):
+async def test_done_after_the_first_call_asks_the_engine_no_more(last):
+    """Acceptance C3."""
     env = Counter()
 
     record = await play([call("tick"), "never"], env, {"done_after": 1})
@@ -118,7 +120,8 @@ async def test_c3_done_after_the_first_call_asks_the_engine_no_more(last):
     assert record.reward == 1.0
 
 
-async def test_c3_with_explain_the_model_is_told_and_answers_once_more():
+async def test_with_explain_the_model_is_told_and_answers_once_more():
+    """Acceptance C3."""
     env = Counter()
 
     record = await play(
@@ -134,7 +137,8 @@ async def test_c3_with_explain_the_model_is_told_and_answers_once_more():
     assert env.finishes == ["env_done"]
 
 
-async def test_c3_explain_without_a_turn_or_room_left_is_still_done():
+async def test_explain_without_a_turn_or_room_left_is_still_done():
+    """Acceptance C3."""
     script = [call("tick"), "over"]
     no_turn = await play(script, Counter(), {"done_after": 1}, done_policy="explain", max_turns=1)
     await play(script, Counter(), {"done_after": 1})
@@ -147,7 +151,8 @@ async def test_c3_explain_without_a_turn_or_room_left_is_still_done():
     assert len(play.requests) == 1
 
 
-async def test_b6_a_model_that_always_calls_is_stopped_by_max_turns():
+async def test_a_model_that_always_calls_is_stopped_by_max_turns():
+    """Acceptance B6."""
     env = Counter()
 
     record = await play([call("tick")] * 9, env, max_turns=2)
@@ -177,7 +182,8 @@ async def test_the_last_turn_s_text_is_a_final_answer_and_a_last_step_counts():
     assert step.turn_rewards == (0.5, 2.5)
 
 
-async def test_d6_when_the_user_ends_it_the_record_ends_on_a_sampled_token():
+async def test_when_the_user_ends_it_the_record_ends_on_a_sampled_token():
+    """Acceptance D6."""
     user = ScriptedUser(["more", UserTurn("thanks, bye", done=True, reward=0.25)])
 
     record = await play(["a", "b", "c"], Talk(), user=user)
@@ -191,7 +197,8 @@ async def test_d6_when_the_user_ends_it_the_record_ends_on_a_sampled_token():
     assert record.turn_rewards == (0.0, 1.25)
 
 
-async def test_d10_max_turns_and_max_user_turns_count_apart_and_tools_use_neither():
+async def test_max_turns_and_max_user_turns_count_apart_and_tools_use_neither():
+    """Acceptance D10."""
     script = [call("tick"), call("tick"), "a", "b", "c"]
     users = await play(script, Talk(), user=ScriptedUser(["u"] * 9, opening="hello"), max_user_turns=1)
     none = await play(["a"], Talk(), user=ScriptedUser(["u"] * 9), max_user_turns=0)
@@ -208,7 +215,9 @@ async def test_d10_max_turns_and_max_user_turns_count_apart_and_tools_use_neithe
     assert turns.metrics["user_turns"] == 1
 
 
-async def test_d8_users_reward_turns_and_give_rewards_back_to_earlier_ones():
+async def test_users_reward_turns_and_give_rewards_back_to_earlier_ones():
+    """Acceptance D8."""
+
     def judge(messages, task):
         spoken = sum(message["role"] == "assistant" for message in messages)
         if spoken == 3:
@@ -255,7 +264,8 @@ async def test_each_task_may_have_another_user_and_each_episode_a_fresh_one():
 
 
 @pytest.mark.parametrize("fate", ["normal", "error", "deadline", "aborted"])
-async def test_d7_user_and_environment_are_closed_exactly_once(fate):
+async def test_user_and_environment_are_closed_exactly_once(fate):
+    """Acceptance D7."""
     closed = []
 
     class Closing(User):

@@ -51,7 +51,8 @@ def assert_each_sampled_token_is_trained_once(record: Trajectory) -> None:
         assert sequence.turn_index[turn.start] == turn.index
 
 
-async def test_c15_rewriting_drops_thinking_as_the_template_does_and_forks():
+async def test_rewriting_drops_thinking_as_the_template_does_and_forks():
+    """Acceptance C15."""
     script = [
         "<think>hmm</think>" + call("page", number=1),
         "<think>so</think>" + call("page", number=2),
@@ -110,7 +111,8 @@ async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     assert_each_sampled_token_is_trained_once(record)
 
 
-async def test_a12_what_is_not_condensed_stays_byte_for_byte():
+async def test_what_is_not_condensed_stays_byte_for_byte():
+    """Acceptance A12."""
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q\n\n  x"},

@@ -98,7 +98,8 @@ async def collect(runner, spec, tasks, **options):
 WHERE = ["", "start", "tool", "env", "exit", "cancel", "reward", "engine", "sandbox", "close"]
 
 
-async def test_b9_one_failing_episode_leaves_the_others_alone_and_is_delivered_with_its_cause():
+async def test_one_failing_episode_leaves_the_others_alone_and_is_delivered_with_its_cause():
+    """Acceptance B9."""
     Faulty.closed.clear()
     runner = Runner(ScriptedEngine(script, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retries=0))
 
@@ -131,7 +132,8 @@ async def test_b9_one_failing_episode_leaves_the_others_alone_and_is_delivered_w
     assert all(Faulty.closed[where] == 1 for where in WHERE if where != "start")
 
 
-async def test_b9_a_parser_that_raises_fails_its_episode_only():
+async def test_a_parser_that_raises_fails_its_episode_only():
+    """Acceptance B9."""
     renderer = BrokenParser(TOKENIZER)
     engine = ScriptedEngine(
         lambda request: "parser" if "1" in request.prompt_text else "fine", tokenizer=TOKENIZER
@@ -149,7 +151,9 @@ async def test_b9_a_parser_that_raises_fails_its_episode_only():
 
 
 @pytest.mark.parametrize("failure", [ValueError, SystemExit])
-async def test_b9_an_environment_that_cannot_be_made_is_an_error_of_each_episode(failure):
+async def test_an_environment_that_cannot_be_made_is_an_error_of_each_episode(failure):
+    """Acceptance B9."""
+
     def broken(**kwargs):
         raise failure("no such world")
 
@@ -162,7 +166,9 @@ async def test_b9_an_environment_that_cannot_be_made_is_an_error_of_each_episode
     assert runner.ledger.balanced
 
 
-async def test_b10_b11_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usable():
+async def test_failed_members_stay_in_the_group_as_data_and_out_of_what_is_usable():
+    """Acceptance B10, B11."""
+
     def sometimes(request):
         if "/2/" in request.session_id:
             raise EngineUnavailable("gone")
@@ -180,7 +186,9 @@ async def test_b10_b11_failed_members_stay_in_the_group_as_data_and_out_of_what_
     assert len({one.seed for one in group}) == 1
 
 
-async def test_b10_a_failed_member_can_be_refilled_by_another():
+async def test_a_failed_member_can_be_refilled_by_another():
+    """Acceptance B10."""
+
     def sometimes(request):
         if "/2/" in request.session_id:
             raise RuntimeError("gone")
@@ -200,7 +208,9 @@ async def test_b10_a_failed_member_can_be_refilled_by_another():
     assert runner.ledger.balanced
 
 
-async def test_b11_a_group_below_its_minimum_is_marked_and_says_why():
+async def test_a_group_below_its_minimum_is_marked_and_says_why():
+    """Acceptance B11."""
+
     def sometimes(request):
         if "/0/" not in request.session_id:
             raise RuntimeError("gone")
@@ -217,7 +227,8 @@ async def test_b11_a_group_below_its_minimum_is_marked_and_says_why():
     assert group.trajectories[0].reward == 1.0
 
 
-async def test_b1_a_retry_is_equal_to_a_fresh_run():
+async def test_a_retry_is_equal_to_a_fresh_run():
+    """Acceptance B1."""
     tries = Counter()
 
     def flaky(request):
@@ -262,7 +273,8 @@ async def test_b1_a_retry_is_equal_to_a_fresh_run():
         (RuntimeError("400 bad request"), 1),
     ],
 )
-async def test_c6_retries_are_bounded_and_only_for_what_may_pass(error, tries):
+async def test_retries_are_bounded_and_only_for_what_may_pass(error, tries):
+    """Acceptance C6."""
     engine = ScriptedEngine([ScriptedTurn(error=error)], tokenizer=TOKENIZER, repeat_last=True)
     runner = Runner(engine, RENDERER, options=RunnerOptions(retries=3, retry_wait_s=0.001))
 
@@ -273,7 +285,8 @@ async def test_c6_retries_are_bounded_and_only_for_what_may_pass(error, tries):
     assert record.stop_reason is StopReason.ABORTED
 
 
-async def test_c6_a_stop_request_is_honoured_while_waiting_for_a_retry():
+async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
+    """Acceptance C6."""
     engine = ScriptedEngine(
         [ScriptedTurn(error=EngineUnavailable("down"))], tokenizer=TOKENIZER, repeat_last=True
     )
@@ -292,7 +305,9 @@ async def test_c6_a_stop_request_is_honoured_while_waiting_for_a_retry():
     assert runner.ledger.balanced
 
 
-async def test_c14_a_reward_of_none_is_left_out_and_counted_nowhere():
+async def test_a_reward_of_none_is_left_out_and_counted_nowhere():
+    """Acceptance C14."""
+
     class Maybe(Faulty):
         def reward(self):
             return None if self.context.episode_id.split("/")[-2:][0] == "1" else 1.0
@@ -305,7 +320,8 @@ async def test_c14_a_reward_of_none_is_left_out_and_counted_nowhere():
     assert len(group.usable) == 2
 
 
-async def test_d13_cancelling_closes_every_environment_and_keeps_what_is_finished():
+async def test_cancelling_closes_every_environment_and_keeps_what_is_finished():
+    """Acceptance D13."""
     Faulty.closed.clear()
     Faulty.made = 0
     gate = asyncio.Event()
@@ -335,7 +351,8 @@ async def test_d13_cancelling_closes_every_environment_and_keeps_what_is_finishe
     assert runner.ledger.balanced
 
 
-async def test_d13_leaving_the_loop_early_closes_what_is_running():
+async def test_leaving_the_loop_early_closes_what_is_running():
+    """Acceptance D13."""
     Faulty.closed.clear()
     Faulty.made = 0
     runner = Runner(
@@ -404,7 +421,9 @@ async def test_a_task_met_again_is_another_group_and_sampled_anew():
     assert len(set(seeds)) == 3
 
 
-async def test_c16b_slow_hung_and_raising_resets_start_together():
+async def test_slow_hung_and_raising_resets_start_together():
+    """Acceptance C16b."""
+
     class Slow(Env):
         def reset(self, *, seed=None, options=None):
             raise NotImplementedError
@@ -438,7 +457,9 @@ async def test_c16b_slow_hung_and_raising_resets_start_together():
     assert sum(one.stop_reason is StopReason.ENV_TERMINATED for one in records.values()) == 14
 
 
-async def test_b8_blocking_tools_do_not_block_the_loop():
+async def test_blocking_tools_do_not_block_the_loop():
+    """Acceptance B8."""
+
     class Blocking(ToolEnv):
         def start(self) -> str:
             return "go"
@@ -519,7 +540,8 @@ async def test_a_user_s_broken_infrastructure_aborts_and_its_broken_code_is_an_e
     assert (error.stop_reason, error.error.boundary) == (StopReason.ERROR, "user")
 
 
-async def test_c17_a_thousand_episodes_close_every_environment_and_leak_nothing():
+async def test_a_thousand_episodes_close_every_environment_and_leak_nothing():
+    """Acceptance C17."""
     Faulty.closed.clear()
     Faulty.made = 0
     runner = Runner(

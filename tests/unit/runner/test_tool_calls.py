@@ -53,7 +53,8 @@ def tool_messages(record: Trajectory) -> list:
     return [message for message in record.messages if message["role"] == "tool"]
 
 
-async def test_c1_a10_parallel_calls_are_answered_in_call_order_with_their_ids():
+async def test_parallel_calls_are_answered_in_call_order_with_their_ids():
+    """Acceptance C1, A10."""
     broken = '<tool_call>{"name": "fast", "arguments": {"number": 1}</tool_call>'
     turn = call("slow", text="a") + call("fast", number=1) + call("nothing") + broken + call("slow", text="b")
     began = time.perf_counter()
@@ -76,7 +77,8 @@ async def test_c1_a10_parallel_calls_are_answered_in_call_order_with_their_ids()
 
 
 @pytest.mark.parametrize("body", ["[1]", "5", "null", '{"name":["f"]}', '{"arguments":{}}', "not json", ""])
-async def test_a2_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(body):
+async def test_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(body):
+    """Acceptance A2."""
     record = await play([f"<tool_call>{body}</tool_call>", "sorry"])
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
@@ -88,7 +90,9 @@ async def test_a2_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(
     assert message["content"] in RENDERER.decode(record.sequences[0].token_ids)
 
 
-async def test_a2_the_other_episode_of_the_batch_is_not_affected():
+async def test_the_other_episode_of_the_batch_is_not_affected():
+    """Acceptance A2."""
+
     def script(request):
         return "fine" if "bad" not in request.session_id else "<tool_call>[1]</tool_call>"
 
@@ -101,7 +105,8 @@ async def test_a2_the_other_episode_of_the_batch_is_not_affected():
     assert good.stop_reason is StopReason.FINAL_ANSWER
 
 
-async def test_a5_the_message_names_the_problem_and_errors_are_limited():
+async def test_the_message_names_the_problem_and_errors_are_limited():
+    """Acceptance A5."""
     broken = '<tool_call>{"name":"fast","arguments":{"number":1}</tool_call>'
 
     record = await play([broken] * 20, max_parse_errors=2, max_turns=30)
@@ -115,7 +120,8 @@ async def test_a5_the_message_names_the_problem_and_errors_are_limited():
     assert record.sequences[0].loss_mask[-1], "what no one reads has no tokens"
 
 
-async def test_a7_calls_in_thinking_and_other_formats_are_not_executed():
+async def test_calls_in_thinking_and_other_formats_are_not_executed():
+    """Acceptance A7."""
     env = Tools()
     text = f"<think>{call('fast', number=1)}</think>Action: fast[1] <config><name>fast</name></config>"
 
@@ -126,7 +132,8 @@ async def test_a7_calls_in_thinking_and_other_formats_are_not_executed():
     assert tool_messages(record) == []
 
 
-async def test_c9_wrong_arguments_never_run_and_name_the_field():
+async def test_wrong_arguments_never_run_and_name_the_field():
+    """Acceptance C9."""
     env = Tools()
     turn = call("fast", number="3") + call("fast", number="x") + call("fast") + call("fast", number=1, more=2)
 
@@ -141,7 +148,8 @@ async def test_c9_wrong_arguments_never_run_and_name_the_field():
     assert env.ran == ["fast"]
 
 
-async def test_d4_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_run():
+async def test_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_run():
+    """Acceptance D4."""
     env = Tools()
     turn = call("fast", number=1) + call("fast", number=2) + call("fast", number=3)
 
@@ -157,7 +165,8 @@ async def test_d4_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not
     assert record.truncated
 
 
-async def test_d4_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
+async def test_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
+    """Acceptance D4."""
     record = await play([call("fast", number=1) + call("fast", number=2), "done"], max_tool_calls=2)
     none = await play([call("fast", number=1), "done"], max_tool_calls=0)
 
@@ -166,7 +175,8 @@ async def test_d4_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
     assert len(none.turns) == 1
 
 
-async def test_b5_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand_in_it():
+async def test_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand_in_it():
+    """Acceptance B5."""
     seen = []
 
     class Stepping(Tools):
@@ -179,7 +189,9 @@ async def test_b5_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_st
     assert [len(action.get("tool_calls", ())) for action in seen] == [1, 0]
 
 
-async def test_c10_values_that_are_no_text_reach_the_model_as_json():
+async def test_values_that_are_no_text_reach_the_model_as_json():
+    """Acceptance C10."""
+
     class Odd(ToolEnv):
         def start(self) -> str:
             return "go"
@@ -205,7 +217,9 @@ async def test_c10_values_that_are_no_text_reach_the_model_as_json():
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
-async def test_a11_whatever_a_tool_does_the_process_and_the_episode_survive():
+async def test_whatever_a_tool_does_the_process_and_the_episode_survive():
+    """Acceptance A11."""
+
     class Wild(ToolEnv):
         def start(self) -> str:
             return "go"
