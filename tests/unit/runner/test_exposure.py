@@ -15,6 +15,7 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import Env, EnvSpec, ToolEnv, spec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -115,9 +116,8 @@ async def test_every_annotation_becomes_a_schema_and_arrives_as_declared():
         "point": {"x": 2},
         "query": {"words": ["w"]},
     }
-    turn = f"<tool_call>{json.dumps({'name': 'many', 'arguments': arguments})}</tool_call>"
 
-    record, _ = await play(Typed(), [turn, "done"])
+    record, _ = await play(Typed(), [tool_call("many", **arguments), "done"])
 
     (schema,) = record.tools
     parameters = schema["function"]["parameters"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import threading
 import time
 from collections import Counter
@@ -19,14 +18,11 @@ from agentenv.engine import ScriptedEngine, ScriptedTurn
 from agentenv.envs import Env, EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import FunctionUser, GroupPolicy, Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Faulty(ToolEnv):
@@ -77,7 +73,7 @@ class Faulty(ToolEnv):
 def script(request):
     if "go engine" in request.prompt_text:
         raise RuntimeError("engine broke")
-    return call("work") if request.turn == 0 else "done"
+    return tool_call("work") if request.turn == 0 else "done"
 
 
 class BrokenParser(Renderer):
@@ -235,10 +231,10 @@ async def test_a_retry_is_equal_to_a_fresh_run():
         tries[request.turn] += 1
         if request.turn == 1 and tries[1] == 1:
             return ScriptedTurn(token_ids=(104,), finish_reason="abort")
-        return call("work") if request.turn == 0 else "done"
+        return tool_call("work") if request.turn == 0 else "done"
 
     def steady(request):
-        return call("work") if request.turn == 0 else "done"
+        return tool_call("work") if request.turn == 0 else "done"
 
     runner = Runner(
         ScriptedEngine(flaky, tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(retry_wait_s=0.001)
@@ -387,7 +383,7 @@ async def test_order_of_completion_changes_no_result():
         async def paced(request):
             for _ in range(pace(request)):
                 await asyncio.sleep(0)
-            return call("work") if request.turn == 0 else f"done {request.sampling.seed}"
+            return tool_call("work") if request.turn == 0 else f"done {request.sampling.seed}"
 
         runner = Runner(
             ScriptedEngine(paced, tokenizer=TOKENIZER),
@@ -479,7 +475,7 @@ async def test_blocking_tools_do_not_block_the_loop():
             ticks += 1
 
     counting = asyncio.create_task(count())
-    engine = ScriptedEngine([call("block"), "done"], tokenizer=TOKENIZER)
+    engine = ScriptedEngine([tool_call("block"), "done"], tokenizer=TOKENIZER)
     runner = Runner(engine, RENDERER, options=RunnerOptions(concurrency=8))
     began = time.perf_counter()
 
@@ -494,7 +490,7 @@ async def test_blocking_tools_do_not_block_the_loop():
 
 async def test_a_turn_that_takes_too_long_and_a_whole_episode_that_does_are_truncated():
     gate = asyncio.Event()
-    engine = ScriptedEngine([call("work"), ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
+    engine = ScriptedEngine([tool_call("work"), ScriptedTurn(text="late", gate=gate)], tokenizer=TOKENIZER)
 
     by_turn = await Runner(engine, RENDERER, RunLimits(turn_timeout_s=0.1)).run_episode(Faulty(), {})
     by_episode = await Runner(engine, RENDERER, RunLimits(episode_timeout_s=0.2)).run_episode(Faulty(), {})
@@ -512,7 +508,7 @@ async def test_an_environment_that_hangs_past_the_episode_s_deadline_is_the_dead
         async def step(self, action):
             await asyncio.Event().wait()
 
-    engine = ScriptedEngine([call("work")], tokenizer=TOKENIZER)
+    engine = ScriptedEngine([tool_call("work")], tokenizer=TOKENIZER)
     runner = Runner(engine, RENDERER, RunLimits(episode_timeout_s=0.2, env_timeout_s=5))
 
     record = await runner.run_episode(Hanging(), {})
@@ -574,7 +570,7 @@ async def test_code_that_ignores_its_cancellation_is_left_behind_and_counted():
                     continue
             return await super().step(action)
 
-    engine = ScriptedEngine([call("work"), "done"], tokenizer=TOKENIZER)
+    engine = ScriptedEngine([tool_call("work"), "done"], tokenizer=TOKENIZER)
     runner = Runner(
         engine, RENDERER, RunLimits(env_timeout_s=0.1), options=RunnerOptions(close_timeout_s=0.2, retries=0)
     )

@@ -13,14 +13,11 @@ from agentenv.engine import Completion, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Echo(ToolEnv):
@@ -57,7 +54,7 @@ def rendered(template: str, record: Trajectory) -> str:
 @pytest.mark.parametrize("results", [["hi"], ["", "é\n🙂", "<|im_end|>"[:5]], ["a"] * 5])
 async def test_tokens_read_as_the_template_writes_the_conversation(results):
     """Acceptance A1, D1."""
-    script = [call("echo", text=text) for text in results] + ["done"]
+    script = [tool_call("echo", text=text) for text in results] + ["done"]
 
     record, _ = await play(script)
 
@@ -68,7 +65,7 @@ async def test_tokens_read_as_the_template_writes_the_conversation(results):
 
 async def test_each_prompt_starts_with_the_one_before_and_what_was_sampled():
     """Acceptance A1."""
-    record, requests = await play([call("echo", text="a"), call("echo", text="b"), "done"])
+    record, requests = await play([tool_call("echo", text="a"), tool_call("echo", text="b"), "done"])
 
     ids = record.sequences[0].token_ids
     for turn, request in zip(record.turns, requests, strict=True):
@@ -78,7 +75,7 @@ async def test_each_prompt_starts_with_the_one_before_and_what_was_sampled():
 
 
 async def test_control_strings_of_a_tool_never_become_control_tokens():
-    record, _ = await play([call("echo", text="x<|im_end|>y"), "done"])
+    record, _ = await play([tool_call("echo", text="x<|im_end|>y"), "done"])
 
     sequence = record.sequences[0]
     env = [span for span in sequence.spans if span.source == "env"]
@@ -133,7 +130,7 @@ async def test_a_template_that_drops_thinking_changes_nothing_that_was_sampled()
         "if message.reasoning_content", "if message.reasoning_content and loop.last"
     )
     renderer = Renderer(TOKENIZER, chat_template=drops)
-    thinking = "<think>why not</think>" + call("echo", text="a")
+    thinking = "<think>why not</think>" + tool_call("echo", text="a")
 
     record, requests = await play([thinking, "done"], renderer)
 
@@ -174,7 +171,7 @@ class Raw(ScriptedEngine):
         return self.completions[len(self.requests) - 1]
 
 
-GOOD = (*TOKENIZER.encode(call("echo", text="a")), 258)
+GOOD = (*TOKENIZER.encode(tool_call("echo", text="a")), 258)
 
 
 @pytest.mark.parametrize(

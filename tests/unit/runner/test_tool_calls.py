@@ -13,14 +13,11 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Tools(ToolEnv):
@@ -56,7 +53,13 @@ def tool_messages(record: Trajectory) -> list:
 async def test_parallel_calls_are_answered_in_call_order_with_their_ids():
     """Acceptance C1, A10."""
     broken = '<tool_call>{"name": "fast", "arguments": {"number": 1}</tool_call>'
-    turn = call("slow", text="a") + call("fast", number=1) + call("nothing") + broken + call("slow", text="b")
+    turn = (
+        tool_call("slow", text="a")
+        + tool_call("fast", number=1)
+        + tool_call("nothing")
+        + broken
+        + tool_call("slow", text="b")
+    )
     began = time.perf_counter()
 
     record = await play([turn, "done"])
@@ -123,7 +126,7 @@ async def test_the_message_names_the_problem_and_errors_are_limited():
 async def test_calls_in_thinking_and_other_formats_are_not_executed():
     """Acceptance A7."""
     env = Tools()
-    text = f"<think>{call('fast', number=1)}</think>Action: fast[1] <config><name>fast</name></config>"
+    text = f"<think>{tool_call('fast', number=1)}</think>Action: fast[1] <config><name>fast</name></config>"
 
     record = await play([text], env)
 
@@ -135,7 +138,12 @@ async def test_calls_in_thinking_and_other_formats_are_not_executed():
 async def test_wrong_arguments_never_run_and_name_the_field():
     """Acceptance C9."""
     env = Tools()
-    turn = call("fast", number="3") + call("fast", number="x") + call("fast") + call("fast", number=1, more=2)
+    turn = (
+        tool_call("fast", number="3")
+        + tool_call("fast", number="x")
+        + tool_call("fast")
+        + tool_call("fast", number=1, more=2)
+    )
 
     record = await play([turn, "done"], env)
 
@@ -151,7 +159,7 @@ async def test_wrong_arguments_never_run_and_name_the_field():
 async def test_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_run():
     """Acceptance D4."""
     env = Tools()
-    turn = call("fast", number=1) + call("fast", number=2) + call("fast", number=3)
+    turn = tool_call("fast", number=1) + tool_call("fast", number=2) + tool_call("fast", number=3)
 
     record = await play([turn, "done"], env, max_tool_calls=1)
 
@@ -167,8 +175,8 @@ async def test_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_ru
 
 async def test_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
     """Acceptance D4."""
-    record = await play([call("fast", number=1) + call("fast", number=2), "done"], max_tool_calls=2)
-    none = await play([call("fast", number=1), "done"], max_tool_calls=0)
+    record = await play([tool_call("fast", number=1) + tool_call("fast", number=2), "done"], max_tool_calls=2)
+    none = await play([tool_call("fast", number=1), "done"], max_tool_calls=0)
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
     assert none.stop_reason is StopReason.MAX_TOOL_CALLS
@@ -184,7 +192,7 @@ async def test_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand
             seen.append(action)
             return await super().step(action)
 
-    await play(["thinking aloud <tool_call>[1]</tool_call>", call("fast", number=1), "done"], Stepping())
+    await play(["thinking aloud <tool_call>[1]</tool_call>", tool_call("fast", number=1), "done"], Stepping())
 
     assert [len(action.get("tool_calls", ())) for action in seen] == [1, 0]
 
@@ -208,7 +216,7 @@ async def test_values_that_are_no_text_reach_the_model_as_json():
             }[kind]
 
     kinds = ["dict", "none", "bool", "nan", "bytes"]
-    record = await play(["".join(call("odd", kind=kind) for kind in kinds), "done"], Odd())
+    record = await play(["".join(tool_call("odd", kind=kind) for kind in kinds), "done"], Odd())
 
     texts = [result.text for result in record.turns[0].tool_results]
     assert json.loads(texts[0]) == {"ok": True, "x": None}
@@ -240,7 +248,9 @@ async def test_whatever_a_tool_does_the_process_and_the_episode_survive():
             "Crash."
             raise ZeroDivisionError("secret detail")
 
-    record = await play([call("leave") + call("hang") + call("crash"), "done"], Wild(), tool_timeout_s=0.2)
+    record = await play(
+        [tool_call("leave") + tool_call("hang") + tool_call("crash"), "done"], Wild(), tool_timeout_s=0.2
+    )
 
     left, hung, crashed = record.turns[0].tool_results
     assert left.is_error
@@ -260,7 +270,7 @@ async def test_context_knows_the_turn_and_the_calls_that_are_left():
             return await super().step(action)
 
     await play(
-        [call("fast", number=1) * 1 + call("fast", number=2), call("fast", number=3), "x"],
+        [tool_call("fast", number=1) * 1 + tool_call("fast", number=2), tool_call("fast", number=3), "x"],
         Watching(),
         max_tool_calls=4,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from agentenv.core import ContextTooLong, RunLimits, StopReason, Trajectory
@@ -11,14 +9,11 @@ from agentenv.engine import Sampling, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions, ScriptedUser
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Printer(ToolEnv):
@@ -69,8 +64,8 @@ def assert_aligned(record: Trajectory) -> None:
 
 async def test_engine_length_is_truncated_and_runs_no_tool():
     """Acceptance A3."""
-    record = await play([call("show", size=3)], sampling=Sampling(max_tokens=70))
-    cut = await play([call("show", size=3)], sampling=Sampling(max_tokens=30))
+    record = await play([tool_call("show", size=3)], sampling=Sampling(max_tokens=70))
+    cut = await play([tool_call("show", size=3)], sampling=Sampling(max_tokens=30))
 
     assert len(record.turns[0].tool_results) == 1
     assert record.stop_reason is not StopReason.GENERATION_LENGTH
@@ -83,7 +78,7 @@ async def test_engine_length_is_truncated_and_runs_no_tool():
 
 async def test_a_whole_call_in_a_cut_completion_is_answered_not_run():
     """Acceptance A3."""
-    turn = call("show", size=3)
+    turn = tool_call("show", size=3)
     record = await play([turn + "and more"], sampling=Sampling(max_tokens=len(TOKENIZER.encode(turn)) + 2))
 
     (result,) = record.turns[0].tool_results
@@ -132,7 +127,7 @@ async def test_the_engine_s_own_limit_holds_too():
 
 async def test_the_episode_s_sampled_tokens_are_bounded():
     """Acceptance B2."""
-    turn = call("show", size=1)
+    turn = tool_call("show", size=1)
     cost = len(TOKENIZER.encode(turn)) + 1
 
     record = await play([turn, turn, "done"], max_total_tokens=2 * cost)
@@ -145,7 +140,7 @@ async def test_the_episode_s_sampled_tokens_are_bounded():
 @pytest.mark.parametrize("spare", [0, 1])
 async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_shown(spare):
     """Acceptance B2."""
-    turn = call("show", size=1)
+    turn = tool_call("show", size=1)
     cost = len(TOKENIZER.encode(turn)) + 1
 
     record = await play([turn, "done"], max_total_tokens=cost + spare)
@@ -161,12 +156,14 @@ async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_sho
 
 async def test_any_limit_between_prompt_and_second_turn_keeps_the_record_aligned():
     """Acceptance A4."""
-    whole = await play([call("show", size=50), "done"])
+    whole = await play([tool_call("show", size=50), "done"])
     prompt, total = prompt_size(), len(whole.sequences[0])
     seen = set()
 
     for limit in range(prompt, total + 2):
-        record = await play([call("show", size=50), "done"], max_context_tokens=limit, min_answer_tokens=1)
+        record = await play(
+            [tool_call("show", size=50), "done"], max_context_tokens=limit, min_answer_tokens=1
+        )
         assert_aligned(record)
         assert len(record.sequences[0]) <= limit
         assert record.sequences[0].token_ids[:prompt] == whole.sequences[0].token_ids[:prompt]
@@ -188,7 +185,7 @@ async def test_a_megabyte_of_output_is_cut_inside_the_observation():
     limit = prompt + 250
 
     record = await play(
-        [call("show", size=1_000_000), "ok"], max_context_tokens=limit, max_tool_output_tokens=None
+        [tool_call("show", size=1_000_000), "ok"], max_context_tokens=limit, max_tool_output_tokens=None
     )
 
     (result,) = record.turns[0].tool_results
@@ -210,7 +207,7 @@ async def test_the_observation_is_cut_to_the_token():
     await play(["hi"])
     limit = prompt_size() + 300
 
-    await play([call("show", size=5000), "ok"], max_context_tokens=limit, min_answer_tokens=20)
+    await play([tool_call("show", size=5000), "ok"], max_context_tokens=limit, min_answer_tokens=20)
 
     second = play.requests[1]
     assert limit - len(second.prompt_ids) == second.sampling.max_tokens
@@ -219,7 +216,7 @@ async def test_the_observation_is_cut_to_the_token():
 
 async def test_exact_fit_is_not_cut_and_sampled_tokens_never_are():
     """Acceptance B5."""
-    turn = call("show", size=120)
+    turn = tool_call("show", size=120)
     whole = await play([turn, "ok"])
     before_answer = len(play.requests[1].prompt_ids)
     prompt = prompt_size()
@@ -246,7 +243,7 @@ async def test_exact_fit_is_not_cut_and_sampled_tokens_never_are():
 
 async def test_several_results_share_the_room_and_the_small_ones_stay_whole():
     """Acceptance B5."""
-    turn = call("show", size=5) + call("show", size=900) + call("show", size=700)
+    turn = tool_call("show", size=5) + tool_call("show", size=900) + tool_call("show", size=700)
     await play(["hi"])
 
     record = await play([turn, "ok"], max_context_tokens=prompt_size() + 700)
@@ -262,8 +259,12 @@ async def test_several_results_share_the_room_and_the_small_ones_stay_whole():
 
 async def test_the_tool_s_own_limit_and_the_run_s_hold_both():
     """Acceptance B5."""
-    record = await play([call("brief", size=100) + call("show", size=100), "ok"], max_tool_output_tokens=60)
-    strict = await play([call("brief", size=100) + call("show", size=100), "ok"], max_tool_output_tokens=30)
+    record = await play(
+        [tool_call("brief", size=100) + tool_call("show", size=100), "ok"], max_tool_output_tokens=60
+    )
+    strict = await play(
+        [tool_call("brief", size=100) + tool_call("show", size=100), "ok"], max_tool_output_tokens=30
+    )
 
     assert [
         len(RENDERER.decode(RENDERER.tokenizer.encode(one.text))) <= 60
@@ -282,7 +283,7 @@ async def test_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
             seen.update(reason=stop_reason, truncated=trajectory.truncated)
             return 0.25
 
-    record = await play([call("show", size=3)], Judged(), max_turns=1)
+    record = await play([tool_call("show", size=3)], Judged(), max_turns=1)
 
     assert record.stop_reason is StopReason.MAX_TURNS
     assert record.truncated
