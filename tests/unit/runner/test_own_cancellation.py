@@ -16,7 +16,7 @@ RENDERER = Renderer(TOKENIZER)
 
 class AwaitsWhatItCancelled(ToolEnv):
     async def start(self) -> str:
-        self.background = asyncio.create_task(asyncio.sleep(3600))
+        self.background = asyncio.create_task(asyncio.Event().wait())
         return "go"
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from agentenv.envs.adapters import OpenEnv, openenv_spec
 from agentenv.interop import serve
 from agentenv.testing import tool_call_message
 from agentenv.tools import tool
+from helpers.waiting import until
 
 REASON = "UNTESTED: openenv is not installed"
 
@@ -127,8 +128,7 @@ async def test_a_server_of_openenv_is_played_over_the_wire(guessing):
 
     server = uvicorn.Server(uvicorn.Config(create_fastapi_app(*guessing), port=0, log_level="error"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn tells it by this flag alone
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
         await assert_guessing_is_played(openenv_spec(f"http://127.0.0.1:{port}").make())
