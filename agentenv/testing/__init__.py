@@ -2,6 +2,7 @@
 
 - `check_env` tries an environment in every way a run would, and says what is wrong;
 - `play` plays one episode with a scripted policy, without a model;
+- `tool_call` and `tool_call_message` write the calls that a scripted model makes;
 - `RecordedChat` keeps the answers of a chat engine in a file and plays them again;
 - the pytest plugin gives the fixtures `play_episode`, `scripted_engine`, `scripted_runner`,
   `recorded_chat` and `assert_env_ok`.
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.testing.calls import tool_call as tool_call
+    from agentenv.testing.calls import tool_call_message as tool_call_message
     from agentenv.testing.checker import CheckReport as CheckReport
     from agentenv.testing.checker import Finding as Finding
     from agentenv.testing.checker import check_env as check_env
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
+        "calls": ["tool_call", "tool_call_message"],
         "checker": ["CheckReport", "Finding", "check_env"],
         "episodes": ["MessagePolicy", "Played", "oracle_of", "play"],
         "fuzz": ["random_arguments"],

@@ -6,13 +6,13 @@ either order and with any operator. The answer counts if its last number is the 
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentenv.core import Message, derive_seed, text_of
 from agentenv.envs import ToolEnv, register
+from agentenv.testing import tool_call_message
 from agentenv_tools.arithmetic import calculator
 
 __all__ = ["Calculator", "oracle", "sloppy", "tasks"]
@@ -109,12 +109,7 @@ def _last_result(messages: Sequence[Message]) -> str | None:
 
 def _call(argument: str, task: Mapping[str, object]) -> Message:
     expression = f"{task['a']} {task['op']} {task['b']}"
-    function = {"name": "calculator", "arguments": json.dumps({argument: expression})}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],  # pyright: ignore[reportReturnType]
-    }
+    return tool_call_message("calculator", **{argument: expression})
 
 
 def _answer(text: str) -> Message:

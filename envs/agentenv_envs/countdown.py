@@ -7,17 +7,17 @@ both splits. The model may try an expression with a tool before it answers.
 from __future__ import annotations
 
 import ast
-import json
 import operator
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import permutations, product
-from typing import Any, cast
+from typing import cast
 
 import agentenv as ae
 from agentenv.core import Message, derive_seed
+from agentenv.testing import tool_call_message
 
 __all__ = ["Countdown", "oracle", "value_of"]
 
@@ -102,9 +102,7 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
     solution = next(text for text, value in _expressions(numbers) if value == target)
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": solution}
-    function = {"name": "try_out", "arguments": json.dumps({"expression": solution})}
-    call: Any = {"id": "call_0", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return tool_call_message("try_out", expression=solution)
 
 
 def _expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:

@@ -7,13 +7,13 @@ call). Questions are drawn from eight families; no question of one split occurs 
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from agentenv.core import Message, derive_seed, text_of
 from agentenv.envs import register
+from agentenv.testing import tool_call_message
 from agentenv_envs.sandboxed import SandboxedEnv
 from agentenv_tools.python import python_session
 
@@ -143,12 +143,7 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
         return {"role": "assistant", "content": f"The answer is {results[-1].strip()}."}
     numbers: Mapping[str, int] = task["numbers"]  # pyright: ignore[reportAssignmentType]
     code = _FAMILIES[str(task["family"])][1].format(**numbers)
-    function = {"name": "python", "arguments": json.dumps({"code": code})}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],  # pyright: ignore[reportReturnType]
-    }
+    return tool_call_message("python", code=code)
 
 
 register(

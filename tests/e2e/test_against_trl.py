@@ -18,13 +18,10 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class Tools(ToolEnv):
@@ -133,9 +130,9 @@ def through_ours(made, script: list[str], **limits):
 @pytest.mark.parametrize(
     "script",
     [
-        [call("echo", text="hi"), "done"],
-        [call("echo", text="a"), call("echo", text="b"), "done"],
-        [call("echo", text="a") + "\n" + call("echo", text="b"), "done"],
+        [tool_call("echo", text="hi"), "done"],
+        [tool_call("echo", text="a"), tool_call("echo", text="b"), "done"],
+        [tool_call("echo", text="a") + "\n" + tool_call("echo", text="b"), "done"],
         ["no call at all"],
     ],
 )
@@ -148,7 +145,7 @@ def test_sane_episodes_give_the_same_tokens_mask_and_logprobs(trl, script):
 
 
 def test_parallel_results_are_reordered_there_and_not_here(trl):
-    script = [call("later", text="1") + "\n" + call("echo", text="2"), "done"]
+    script = [tool_call("later", text="1") + "\n" + tool_call("echo", text="2"), "done"]
     record, prompt, *_ = through_ours(trl, script)
 
     *_, messages = through_trl(trl, prompt, script)
@@ -158,7 +155,7 @@ def test_parallel_results_are_reordered_there_and_not_here(trl):
 
 
 def test_an_overlong_result_is_dropped_without_a_word_there_and_trimmed_and_flagged_here(trl):
-    script = [call("echo", text="x" * 400), "done"]
+    script = [tool_call("echo", text="x" * 400), "done"]
     _, prompt, *_ = through_ours(trl, script)
     room = len(prompt) + len(trl.encode(script[0] + "<|im_end|>")) + 300
 
@@ -173,7 +170,7 @@ def test_an_overlong_result_is_dropped_without_a_word_there_and_trimmed_and_flag
 
 
 def test_a_mapping_is_python_there_and_json_here(trl):
-    script = [call("table"), "done"]
+    script = [tool_call("table"), "done"]
     record, prompt, *_ = through_ours(trl, script)
 
     *_, messages = through_trl(trl, prompt, script)

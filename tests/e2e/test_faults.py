@@ -26,6 +26,7 @@ from agentenv.engine import Completion
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions, User
+from agentenv.testing import tool_call
 from agentenv.tools import Tool, abandoned_threads, close_idle_workers, tool
 
 TOKENIZER = byte_tokenizer()
@@ -66,8 +67,8 @@ closed: Counter[int] = Counter()
 release = threading.Event()
 
 
-def call(name: str) -> tuple[int, ...]:
-    return (*TOKENIZER.encode(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'), STOP)
+def call_ids(name: str) -> tuple[int, ...]:
+    return (*TOKENIZER.encode(tool_call(name)), STOP)
 
 
 def fault_of(number: int) -> str:
@@ -168,7 +169,7 @@ class Engine:
         logprobs = tuple(-draw.random() for _ in range(200))
         ids = (*TOKENIZER.encode(f"done {draw.randrange(100)}"), STOP)
         if turn < calls_of(int(number)):
-            ids = call(FIRST_TOOL.get(fault, "f") if turn == 0 else "f")
+            ids = call_ids(FIRST_TOOL.get(fault, "f") if turn == 0 else "f")
         match fault:
             case "engine raises":
                 raise RuntimeError("engine")

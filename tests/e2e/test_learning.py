@@ -174,13 +174,13 @@ def learn(warm: SimpleNamespace, output_dir, **options) -> SimpleNamespace:
     )
 
 
-def test_check_17_a_tiny_model_learns_a_tool_task(warm, synchronous):
+def test_a_tiny_model_learns_a_tool_task(warm, synchronous):
     history = synchronous.history
     assert warm.before["eval/success"] == 0.0
     assert warm.shown[-1]["sft/nll"] < 0.5
     assert synchronous.last - synchronous.first >= 0.25
     assert synchronous.success >= 11 / 12
-    # The sampler's logprobs are those of the trainer on the same weights (check 8, in the real loop).
+    # The sampler's logprobs are those of the trainer on the same weights.
     assert max(metrics.get("mismatch/abs_max", 0.0) for metrics in history) < 1e-4
     assert all(math.isfinite(value) for metrics in history for value in metrics.values())
     lines = (synchronous.output_dir / "metrics.jsonl").read_text().splitlines()
@@ -189,7 +189,7 @@ def test_check_17_a_tiny_model_learns_a_tool_task(warm, synchronous):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old_logprobs", ["sampler", "recompute"])
-def test_check_17_one_step_ahead_it_learns_as_well(warm, synchronous, tmp_path, old_logprobs):
+def test_one_step_ahead_it_learns_as_well(warm, synchronous, tmp_path, old_logprobs):
     correction = "token_truncate" if old_logprobs == "recompute" else None
 
     ahead = learn(

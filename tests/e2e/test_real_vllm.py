@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from dataclasses import replace
 from importlib.util import find_spec
@@ -28,6 +27,7 @@ from agentenv.engine import Sampling, VLLMServerEngine, check_sync, load_engine,
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer
 from agentenv.runner import Runner
+from helpers.waiting import until, wait_until
 
 pytestmark = [
     pytest.mark.engine,
@@ -161,9 +161,8 @@ class Served:
             self.process = subprocess.Popen(
                 [*command, "--vllm", f"--max-num-seqs 32 --max-lora-rank {RANK}"], stderr=out
             )
-        while "ready:" not in self.said.read_text():
-            assert self.process.poll() is None, f"{self.said.read_text()}\n{self.log.read_text()[-3000:]}"
-            time.sleep(0.2)
+        wait_until(lambda: self.process.poll() is not None or "ready:" in self.said.read_text(), seconds=600)
+        assert self.process.poll() is None, f"{self.said.read_text()}\n{self.log.read_text()[-3000:]}"
 
     def vllm_processes(self):
         import psutil
@@ -184,9 +183,7 @@ class Served:
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
     async def until_running(self, wanted):
-        async with asyncio.timeout(60):
-            while not wanted(await asyncio.to_thread(self.running_requests)):  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.05)
+        await until(lambda: asyncio.to_thread(lambda: wanted(self.running_requests())), seconds=60)
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,14 @@ from agentenv.engine import Completion
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 AT_ONCE = 1000
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
 STOP = RENDERER.stop_token_ids[0]
-CALL = (*TOKENIZER.encode('<tool_call>{"name": "look", "arguments": {}}</tool_call>'), STOP)
+CALL = (*TOKENIZER.encode(tool_call("look")), STOP)
 DONE = (*TOKENIZER.encode("done"), STOP)
 
 

@@ -1,6 +1,6 @@
 """A headless Chromium for tests, driven over its DevTools socket; no package beyond aiohttp."""
 
-# ruff: noqa: ASYNC110, ASYNC240 - another process is waited for
+# ruff: noqa: ASYNC240 - another process is waited for
 from __future__ import annotations
 
 import asyncio
@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+
+from helpers.waiting import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -48,10 +50,7 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, expression: str, *, seconds: float = 20.0) -> object:
-        async with asyncio.timeout(seconds):
-            while not (value := await self.js(expression)):
-                await asyncio.sleep(0.02)
-        return value
+        return await until(lambda: self.js(expression), seconds=seconds)
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
@@ -87,9 +86,7 @@ async def open_browser(width: int = 1500, height: int = 900):
     )
     try:
         ports = Path(home) / "DevToolsActivePort"
-        async with asyncio.timeout(30):
-            while not ports.exists() or "\n" not in ports.read_text():
-                await asyncio.sleep(0.05)
+        await until(lambda: ports.exists() and "\n" in ports.read_text())
         port = ports.read_text().splitlines()[0]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from enum import Enum
 from pathlib import Path
 
@@ -29,8 +28,7 @@ def hang(note: str) -> None:
     """Start a grandchild and hang."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     Path(note).write_text(str(child.pid))
-    while True:
-        time.sleep(1)
+    child.wait()
 
 
 @tool(isolated=True)

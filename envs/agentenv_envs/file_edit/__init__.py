@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from agentenv.core import Message, ToolError, UsageError, derive_seed
 from agentenv.envs import register
 from agentenv.sandbox import clean_path
+from agentenv.testing import tool_call_message
 from agentenv.tools import tool
 from agentenv_envs.file_edit.exercises import goal_of, names, source_of
 from agentenv_envs.file_edit.inputs import INPUTS
@@ -147,13 +148,7 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
     if any(message["role"] == "tool" for message in messages):
         return {"role": "assistant", "content": "Done."}
     module = str(task["module"])
-    arguments = {"path": f"{module}.py", "content": source_of(module)}
-    function = {"name": "write", "arguments": json.dumps(arguments)}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],  # pyright: ignore[reportReturnType]
-    }
+    return tool_call_message("write", path=f"{module}.py", content=source_of(module))
 
 
 register(

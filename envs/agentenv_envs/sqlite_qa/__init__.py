@@ -16,6 +16,7 @@ from typing import Any
 
 import agentenv as ae
 from agentenv.core import Message, text_of
+from agentenv.testing import tool_call_message
 from agentenv_envs.sqlite_qa.shop import build, questions
 
 __all__ = ["SqliteQA", "oracle"]
@@ -92,9 +93,7 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": str(json.loads(text_of(messages[-1]))[0][0])}
     sql = next(one.sql for one in questions() if one.id == task["id"])
-    function = {"name": "query", "arguments": json.dumps({"sql": sql})}
-    call: Any = {"id": "call_0", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return tool_call_message("query", sql=sql)
 
 
 def _rows(split: str) -> list[dict[str, object]]:

@@ -1,13 +1,12 @@
 """Every bundled environment: enough tasks, held-out ones apart, full marks for its oracle."""
 
-import json
 import random
 
 import pytest
 
 from agentenv.core import ToolError
 from agentenv.envs import spec
-from agentenv.testing import check_env, oracle_of, play
+from agentenv.testing import check_env, oracle_of, play, tool_call_message
 from agentenv_envs.countdown import value_of
 from agentenv_envs.wordle import marks, solver, words
 
@@ -132,15 +131,6 @@ async def test_wordle_is_won_most_of_the_time_by_fair_play():
     assert sum(one.reward for one in played) >= 11
 
 
-def called(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "c", "type": "function", "function": function}],
-    }
-
-
 @pytest.mark.parametrize(
     "sql",
     [
@@ -162,8 +152,10 @@ def called(name, **arguments):
 )
 async def test_sqlite_refuses_all_but_small_reading_queries(play_episode, sql):
     entry = spec("agentenv/SqliteQA-v0")
-    count = called("query", sql="SELECT count(*) FROM orders")
-    played = await play_episode(entry, [called("query", sql=sql), count, "done"], entry.task_set()[0].data)
+    count = tool_call_message("query", sql="SELECT count(*) FROM orders")
+    played = await play_episode(
+        entry, [tool_call_message("query", sql=sql), count, "done"], entry.task_set()[0].data
+    )
 
     if sql:
         assert played.tool_results[0].is_error, played.tool_results[0]
@@ -189,7 +181,7 @@ async def test_sqlite_answers_are_read_to_the_cent_and_names_as_written(play_epi
 async def test_the_file_system_has_no_outside(play_episode, path):
     task = spec("agentenv/FileSystem-v0").task_set()[0].data
     played = await play_episode(
-        "agentenv/FileSystem-v0", [called("write_file", path=path, text="x"), "done"], task
+        "agentenv/FileSystem-v0", [tool_call_message("write_file", path=path, text="x"), "done"], task
     )
 
     assert played.tool_results[0].is_error
@@ -202,7 +194,7 @@ async def test_a_chore_done_with_something_else_changed_scores_nothing():
     def careless(messages, task, rng: random.Random):
         turn = sum(message["role"] == "assistant" for message in messages)
         if turn == 1:
-            return called("write_file", path="extra.txt", text="oops")
+            return tool_call_message("write_file", path="extra.txt", text="oops")
         return oracle(messages, task, rng)
 
     assert (await play(entry, oracle, task)).reward == 1.0

@@ -12,6 +12,7 @@ import pytest
 from agentenv.core import Action, Context, SandboxUnavailable
 from agentenv.envs import spec
 from agentenv.sandbox import create
+from agentenv.testing import tool_call_message
 
 pytestmark = pytest.mark.sandbox
 
@@ -205,9 +206,7 @@ async def test_file_names_of_any_length_are_answered_shortly():
         ("view", {"path": "a" * 800_000}),
         ("write", {"path": "a" * 800_000, "content": ""}),
     ):
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        calls = [{"id": "c", "type": "function", "function": function}]
-        result = await env.advance(Action.of({"role": "assistant", "content": None, "tool_calls": calls}))
+        result = await env.advance(Action.of(tool_call_message(name, **arguments)))
 
         assert result.tool_results[0].is_error
         assert len(result.tool_results[0].text) < 1_000

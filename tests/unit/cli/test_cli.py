@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from agentenv.core import RunLimits, StoreError, Trajectory
 from agentenv.envs import EnvSpec, registry
 from agentenv.runs import EvalConfig, Evaluation, evaluate, rollout
 from agentenv.runs.store import Run, RunStatus, RunWriter, encode_trajectory, find_run
+from helpers.waiting import wait_until
 
 ADDER = '''
 import asyncio
@@ -53,12 +53,18 @@ class Broken(Adder):
 
 
 class Uneven(Adder):
-    """Tasks from the fourth on fail at once, the first three take a moment."""
+    """Tasks from the fourth on fail, and only then do the first three start."""
+
+    failed = 0
+    all_failed = asyncio.Event()
 
     async def start(self, x: int, y: int) -> str:
         if x >= 3:
+            Uneven.failed += 1
+            if Uneven.failed == 9:
+                Uneven.all_failed.set()
             raise ValueError(f"no table for {x}")
-        await asyncio.sleep(0.05)
+        await Uneven.all_failed.wait()
         return Adder.start(self, x, y)
 
 
@@ -345,7 +351,7 @@ def test_ctrl_c_keeps_what_is_finished(adder, tmp_path):
     slow.write_text(
         ADDER.replace("cli/", "slow/")
         + "\nimport asyncio\nclass Slow(Adder):\n    async def start(self, x: int, y: int) -> str:\n"
-        "        await asyncio.sleep(0 if x < 5 else 60)\n        self.want = x + y\n        return 'go'\n"
+        "        await (asyncio.Event().wait() if x >= 5 else asyncio.sleep(0))\n        self.want = x + y\n        return 'go'\n"
         'register("slow/Slow-v0", Slow, tasks=[{"x": i, "y": 1} for i in range(10)])\n'
     )
     words = [sys.executable, "-m", "agentenv.cli", "eval", f"{slow}:slow/Slow-v0", "-n", "10"]
@@ -358,12 +364,11 @@ def test_ctrl_c_keeps_what_is_finished(adder, tmp_path):
         text=True,
         preexec_fn=heard,  # noqa: PLW1509
     )
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        found = list(tmp_path.glob("runs/*/index.jsonl"))
-        if found and len(found[0].read_bytes().splitlines()) == 5:
-            break
-        time.sleep(0.05)
+    wait_until(
+        lambda: any(
+            len(index.read_bytes().splitlines()) == 5 for index in tmp_path.glob("runs/*/index.jsonl")
+        )
+    )
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
 
@@ -425,12 +430,11 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*words, "--runs-dir", "whole", "--json"], check=True, capture_output=True, env=env)
     process = subprocess.Popen([*words, "--runs-dir", "cut", "--json"], stdout=subprocess.DEVNULL, env=env)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = list(tmp_path.glob("cut/*/trajectories.jsonl"))
-        if found and found[0].read_bytes().count(b"\n") > 700:
-            break
-        time.sleep(0.01)
+    wait_until(
+        lambda: any(
+            file.read_bytes().count(b"\n") > 700 for file in tmp_path.glob("cut/*/trajectories.jsonl")
+        )
+    )
     process.kill()
     process.wait()
     cut = find_run("last", "cut")

@@ -30,6 +30,7 @@ from agentenv.interop import from_atif, from_openai, to_atif, to_openai, to_sft
 from agentenv.runs import compare
 from agentenv.runs.compare import first_divergence
 from agentenv.runs.store import Run, RunStatus, RunWriter, find_run, list_runs
+from agentenv.testing import tool_call
 
 GUESSER = '''
 import agentenv as ae
@@ -229,8 +230,7 @@ ae.register("verbs/Runs-v0", Runs, tasks=[{"n": 1}], sandbox="none")
 
 def test_replay_gives_a_sandbox_to_an_environment_that_needs_one(tmp_path, capsys):
     (tmp_path / "runs.py").write_text(SANDBOXED)
-    call = '<tool_call>{"name": "run", "arguments": {"code": "print(2 * 3)"}}</tool_call>'
-    (tmp_path / "script.json").write_text(json.dumps([call, "six"]))
+    (tmp_path / "script.json").write_text(json.dumps([tool_call("run", code="print(2 * 3)"), "six"]))
     name = played(str(tmp_path / "runs.py"), f"scripted:{tmp_path / 'script.json'}", tmp_path)
     capsys.readouterr()
 

@@ -14,15 +14,13 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import DropToolOutputs, Runner
 from agentenv.runs.store import decode_trajectory, encode_trajectory
 from agentenv.runs.store.codec import dumps
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
+PAGES = [tool_call("page", number=number) for number in range(1, 6)]
 HINT = "(The answer is on page 3.)"
-
-
-def call(number: int) -> str:
-    return f"<tool_call>{json.dumps({'name': 'page', 'arguments': {'number': number}})}</tool_call>"
 
 
 class Reader(ToolEnv):
@@ -62,7 +60,7 @@ class Talks:
 
 
 async def play(last="done"):
-    engine = ScriptedEngine([*map(call, range(1, 6)), last], tokenizer=TOKENIZER)
+    engine = ScriptedEngine([*PAGES, last], tokenizer=TOKENIZER)
     limits = RunLimits(max_context_tokens=2000)
     runner = Runner(engine, RENDERER, limits, condenser=DropToolOutputs(at=0.6))
     return await runner.run_episode(Reader(), {})
@@ -103,7 +101,7 @@ async def test_an_oracle_decides_and_its_hint_stays_behind():
 
 
 async def test_episodes_without_tokens_are_condensed_and_exported_too():
-    engine = Talks([*map(call, range(1, 6)), "done"])
+    engine = Talks([*PAGES, "done"])
     runner = Runner(engine, None, RunLimits(max_context_tokens=700), condenser=DropToolOutputs(at=0.6))
     record = await runner.run_episode(Reader(), {})
     assert record.rewrites

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -19,6 +18,7 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.interop import environment_factory, environment_reward, environment_rows
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 
@@ -117,10 +117,6 @@ def in_our_runner(script: list[object]) -> float | None:
     return asyncio.run(runner.run_episode(SPEC.make(), task, env_id=SPEC.id)).reward
 
 
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 @pytest.mark.parametrize("answer", ["2", "no idea"])
 @pytest.mark.parametrize("amounts", [[2], [1, 1], [5], []])
 def test_the_reward_is_that_of_our_runner(amounts, answer):
@@ -130,7 +126,7 @@ def test_the_reward_is_that_of_our_runner(amounts, answer):
         env.add(amount=amount)
     (reward,) = environment_reward(completions=[[said(answer)]], environments=[env])
 
-    assert reward == in_our_runner([*(call("add", amount=amount) for amount in amounts), answer])
+    assert reward == in_our_runner([*(tool_call("add", amount=amount) for amount in amounts), answer])
 
 
 def test_what_the_model_is_shown_is_what_our_runner_shows():
@@ -223,7 +219,10 @@ def test_trl_makes_a_step_on_our_environment_through_its_own_tool_loop(trl_train
     )
     encode = trainer.processing_class.encode
     # A model of random weights calls no tool: what it would have said is put in its mouth.
-    script = [[call("add", amount=1), call("add", amount=2), call("add", amount=3), "hm"], ["2 3"] * 3]
+    script = [
+        [tool_call("add", amount=1), tool_call("add", amount=2), tool_call("add", amount=3), "hm"],
+        ["2 3"] * 3,
+    ]
     turns = iter(script)
 
     def speak(prompt_ids, *args, **kwargs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from agentenv.interop.split import split_sequence
 from agentenv.interop.trl import _Bounded, _sampling
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -86,9 +86,8 @@ def test_no_completion_is_longer_than_trl_allows(trl_trainer, limits):
     [(1, StopReason.GENERATION_LENGTH, 300), (300, StopReason.CONTEXT_LENGTH, None)],
 )
 def test_tool_output_counts_to_the_completions_length(times, reason, length):
-    call = json.dumps({"name": "echo", "arguments": {"text": "a", "times": times}})
-    call = f"<tool_call>\n{call}\n</tool_call>"
     tokenizer = byte_tokenizer()
+    call = tool_call("echo", text="a", times=times)
     engine = ScriptedEngine([call, "b" * 500], tokenizer=tokenizer)
     runner = Runner(_Bounded(engine, 300), Renderer(tokenizer))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from agentenv.core import RunLimits, StopReason, Trajectory
@@ -11,14 +9,11 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import Env, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import FunctionUser, Runner, RunnerOptions, ScriptedUser, User, UserTurn
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Counter(ToolEnv):
@@ -79,7 +74,8 @@ async def play(script, env, task=None, *, user=None, done_policy="stop", **limit
     return record
 
 
-async def test_a9_an_environment_that_ends_at_step_two_is_not_stepped_again():
+async def test_an_environment_that_ends_at_step_two_is_not_stepped_again():
+    """Acceptance A9."""
     env = Steps(2)
 
     record = await play(["a", "b", "c"], env, max_turns=10)
@@ -103,10 +99,11 @@ async def test_an_environment_that_truncates_itself_is_truncated():
 
 
 @pytest.mark.parametrize("last", ["is_done", "step"])
-async def test_c3_done_after_the_first_call_asks_the_engine_no_more(last):
+async def test_done_after_the_first_call_asks_the_engine_no_more(last):
+    """Acceptance C3."""
     env = Counter()
 
-    record = await play([call("tick"), "never"], env, {"done_after": 1})
+    record = await play([tool_call("tick"), "never"], env, {"done_after": 1})
 
     assert len(play.requests) == 1
     assert record.stop_reason is StopReason.ENV_DONE
@@ -118,11 +115,15 @@ async def test_c3_done_after_the_first_call_asks_the_engine_no_more(last):
     assert record.reward == 1.0
 
 
-async def test_c3_with_explain_the_model_is_told_and_answers_once_more():
+async def test_with_explain_the_model_is_told_and_answers_once_more():
+    """Acceptance C3."""
     env = Counter()
 
     record = await play(
-        [call("tick"), "It is over." + call("tick"), "never"], env, {"done_after": 1}, done_policy="explain"
+        [tool_call("tick"), "It is over." + tool_call("tick"), "never"],
+        env,
+        {"done_after": 1},
+        done_policy="explain",
     )
 
     assert len(play.requests) == 2
@@ -134,12 +135,13 @@ async def test_c3_with_explain_the_model_is_told_and_answers_once_more():
     assert env.finishes == ["env_done"]
 
 
-async def test_c3_explain_without_a_turn_or_room_left_is_still_done():
-    script = [call("tick"), "over"]
+async def test_explain_without_a_turn_or_room_left_is_still_done():
+    """Acceptance C3."""
+    script = [tool_call("tick"), "over"]
     no_turn = await play(script, Counter(), {"done_after": 1}, done_policy="explain", max_turns=1)
     await play(script, Counter(), {"done_after": 1})
     prompt = len(play.requests[0].prompt_ids)
-    room = prompt + len(TOKENIZER.encode(call("tick"))) + 30
+    room = prompt + len(TOKENIZER.encode(tool_call("tick"))) + 30
     no_room = await play(script, Counter(), {"done_after": 1}, done_policy="explain", max_context_tokens=room)
 
     assert no_turn.stop_reason is StopReason.MAX_TURNS, "the last turn's call is not run"
@@ -147,10 +149,11 @@ async def test_c3_explain_without_a_turn_or_room_left_is_still_done():
     assert len(play.requests) == 1
 
 
-async def test_b6_a_model_that_always_calls_is_stopped_by_max_turns():
+async def test_a_model_that_always_calls_is_stopped_by_max_turns():
+    """Acceptance B6."""
     env = Counter()
 
-    record = await play([call("tick")] * 9, env, max_turns=2)
+    record = await play([tool_call("tick")] * 9, env, max_turns=2)
 
     assert record.stop_reason is StopReason.MAX_TURNS
     assert record.truncated
@@ -167,7 +170,7 @@ async def test_b6_a_model_that_always_calls_is_stopped_by_max_turns():
 
 
 async def test_the_last_turn_s_text_is_a_final_answer_and_a_last_step_counts():
-    answer = await play([call("tick"), "done"], Counter(), max_turns=2)
+    answer = await play([tool_call("tick"), "done"], Counter(), max_turns=2)
     env = Steps(5)
     step = await play(["a", "b", "c"], env, max_turns=2)
 
@@ -177,7 +180,8 @@ async def test_the_last_turn_s_text_is_a_final_answer_and_a_last_step_counts():
     assert step.turn_rewards == (0.5, 2.5)
 
 
-async def test_d6_when_the_user_ends_it_the_record_ends_on_a_sampled_token():
+async def test_when_the_user_ends_it_the_record_ends_on_a_sampled_token():
+    """Acceptance D6."""
     user = ScriptedUser(["more", UserTurn("thanks, bye", done=True, reward=0.25)])
 
     record = await play(["a", "b", "c"], Talk(), user=user)
@@ -191,8 +195,9 @@ async def test_d6_when_the_user_ends_it_the_record_ends_on_a_sampled_token():
     assert record.turn_rewards == (0.0, 1.25)
 
 
-async def test_d10_max_turns_and_max_user_turns_count_apart_and_tools_use_neither():
-    script = [call("tick"), call("tick"), "a", "b", "c"]
+async def test_max_turns_and_max_user_turns_count_apart_and_tools_use_neither():
+    """Acceptance D10."""
+    script = [tool_call("tick"), tool_call("tick"), "a", "b", "c"]
     users = await play(script, Talk(), user=ScriptedUser(["u"] * 9, opening="hello"), max_user_turns=1)
     none = await play(["a"], Talk(), user=ScriptedUser(["u"] * 9), max_user_turns=0)
     turns = await play(script, Talk(), user=ScriptedUser(["u"] * 9), max_turns=3)
@@ -208,7 +213,9 @@ async def test_d10_max_turns_and_max_user_turns_count_apart_and_tools_use_neithe
     assert turns.metrics["user_turns"] == 1
 
 
-async def test_d8_users_reward_turns_and_give_rewards_back_to_earlier_ones():
+async def test_users_reward_turns_and_give_rewards_back_to_earlier_ones():
+    """Acceptance D8."""
+
     def judge(messages, task):
         spoken = sum(message["role"] == "assistant" for message in messages)
         if spoken == 3:
@@ -255,7 +262,8 @@ async def test_each_task_may_have_another_user_and_each_episode_a_fresh_one():
 
 
 @pytest.mark.parametrize("fate", ["normal", "error", "deadline", "aborted"])
-async def test_d7_user_and_environment_are_closed_exactly_once(fate):
+async def test_user_and_environment_are_closed_exactly_once(fate):
+    """Acceptance D7."""
     closed = []
 
     class Closing(User):
@@ -289,7 +297,7 @@ async def test_rewards_see_a_draft_without_reward_fields():
             seen.append(trajectory)
             return 1.0
 
-    record = await play([call("tick"), "done"], Judged())
+    record = await play([tool_call("tick"), "done"], Judged())
 
     (draft,) = seen
     assert draft.reward is None
@@ -306,7 +314,7 @@ async def test_an_episode_that_cannot_be_scored_has_no_reward_and_is_not_usable(
         def reward(self):
             return {"judge": None}
 
-    record = await play([call("tick"), "done"], Unscored())
+    record = await play([tool_call("tick"), "done"], Unscored())
 
     assert record.reward is None
     assert record.stop_reason is StopReason.FINAL_ANSWER
@@ -317,7 +325,7 @@ async def test_a_score_hook_adds_to_the_environment_s_reward():
     async def score(draft, env, task):
         return len(draft.turns) / 4, {"brevity": 0.5}
 
-    engine = ScriptedEngine([call("tick"), "done"], tokenizer=TOKENIZER)
+    engine = ScriptedEngine([tool_call("tick"), "done"], tokenizer=TOKENIZER)
     record = await Runner(engine, RENDERER).run_episode(Counter(), {}, score=score)
 
     assert record.reward == 1.5
@@ -326,7 +334,7 @@ async def test_a_score_hook_adds_to_the_environment_s_reward():
 
 
 async def test_timings_say_where_the_time_went():
-    record = await play([call("tick"), "done"], Counter())
+    record = await play([tool_call("tick"), "done"], Counter())
 
     names = {"generate_s", "queue_s", "env_s", "tools_s", "user_s", "render_s"}
     assert names | {"total_s", "reward_s"} == set(record.timings)

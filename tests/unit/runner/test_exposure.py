@@ -15,6 +15,7 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import Env, EnvSpec, ToolEnv, spec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -80,7 +81,8 @@ class Crowded(Helper, ToolEnv):
         return "x"
 
 
-async def test_c7_only_marked_methods_are_shown_to_the_model():
+async def test_only_marked_methods_are_shown_to_the_model():
+    """Acceptance C7."""
     record, _ = await play(Crowded())
 
     assert [one["function"]["name"] for one in record.tools] == ["only"]
@@ -104,7 +106,8 @@ class Typed(ToolEnv):
         return f"{mode} {maybe} {rows} {colour} {point} {query} {count}"
 
 
-async def test_c8_every_annotation_becomes_a_schema_and_arrives_as_declared():
+async def test_every_annotation_becomes_a_schema_and_arrives_as_declared():
+    """Acceptance C8."""
     arguments = {
         "mode": "b",
         "maybe": None,
@@ -113,9 +116,8 @@ async def test_c8_every_annotation_becomes_a_schema_and_arrives_as_declared():
         "point": {"x": 2},
         "query": {"words": ["w"]},
     }
-    turn = f"<tool_call>{json.dumps({'name': 'many', 'arguments': arguments})}</tool_call>"
 
-    record, _ = await play(Typed(), [turn, "done"])
+    record, _ = await play(Typed(), [tool_call("many", **arguments), "done"])
 
     (schema,) = record.tools
     parameters = schema["function"]["parameters"]
@@ -126,7 +128,8 @@ async def test_c8_every_annotation_becomes_a_schema_and_arrives_as_declared():
     assert said == "b None [{'k': 1}] Colour.RED Point(x=2, y=0) words=['w'] limit=5 3"
 
 
-async def test_d11_a_nested_schema_reaches_the_prompt_whole():
+async def test_a_nested_schema_reaches_the_prompt_whole():
+    """Acceptance D11."""
     old = TOKENIZER.chat_template
     start, end = old.index("{%- for tool in tools -%}"), old.index("{{- '\\nCall: ")
     as_json = Renderer(TOKENIZER, chat_template=old[:start] + "{{- '\\n' + tools | tojson -}}\n" + old[end:])
@@ -150,7 +153,9 @@ async def test_d11_a_nested_schema_reaches_the_prompt_whole():
         ),
     ],
 )
-async def test_c12_whatever_a_reset_returns_stands_once_in_the_messages(observation, messages):
+async def test_whatever_a_reset_returns_stands_once_in_the_messages(observation, messages):
+    """Acceptance C12."""
+
     class Free(Env):
         ends_on_text = True
 
@@ -169,19 +174,22 @@ async def test_c12_whatever_a_reset_returns_stands_once_in_the_messages(observat
     assert json.dumps(observation) == before
 
 
-def test_c12_an_unknown_environment_is_an_error_when_it_is_named():
+def test_an_unknown_environment_is_an_error_when_it_is_named():
+    """Acceptance C12."""
     with pytest.raises(UnknownEnvironment, match="nowhere/Nothing-v0"):
         spec("nowhere/Nothing-v0")
 
 
-def test_c13_a_list_that_is_shorter_is_refused_with_both_numbers():
+def test_a_list_that_is_shorter_is_refused_with_both_numbers():
+    """Acceptance C13."""
     with pytest.raises(AlignmentError, match="3 sampled tokens but 2 logprobs"):
         TokenSpan("model", (1, 2, 3), (-0.1, -0.2))
     with pytest.raises(AlignmentError, match="turn 4: 3 sampled tokens but 2 logprobs"):
         SequenceBuilder().append_completion((1, 2, 3), (-0.1, -0.2), ((0, 0, 3),), turn=4)
 
 
-async def test_a8_members_of_a_group_are_told_apart_in_every_record():
+async def test_members_of_a_group_are_told_apart_in_every_record():
+    """Acceptance A8."""
     engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)
     runner = Runner(engine, RENDERER)
     entry = EnvSpec.of("test/Crowded-v0", Crowded, tasks=[{}])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from agentenv.core import CallStatus, RunLimits, StopReason, ToolCall, Trajectory, UsageError
@@ -11,6 +9,7 @@ from agentenv.engine import ChatCompletion, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import DropToolOutputs, Runner, RunnerOptions, Summarise
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -18,10 +17,6 @@ DROPS = TOKENIZER.chat_template.replace(
     "if message.reasoning_content", "if message.reasoning_content and loop.last"
 )
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Reader(ToolEnv):
@@ -51,10 +46,11 @@ def assert_each_sampled_token_is_trained_once(record: Trajectory) -> None:
         assert sequence.turn_index[turn.start] == turn.index
 
 
-async def test_c15_rewriting_drops_thinking_as_the_template_does_and_forks():
+async def test_rewriting_drops_thinking_as_the_template_does_and_forks():
+    """Acceptance C15."""
     script = [
-        "<think>hmm</think>" + call("page", number=1),
-        "<think>so</think>" + call("page", number=2),
+        "<think>hmm</think>" + tool_call("page", number=1),
+        "<think>so</think>" + tool_call("page", number=2),
         "done",
     ]
 
@@ -73,7 +69,7 @@ async def test_c15_rewriting_drops_thinking_as_the_template_does_and_forks():
 
 
 async def test_rewriting_what_the_template_writes_the_same_way_forks_nothing():
-    script = [call("page", number=1), "done"]
+    script = [tool_call("page", number=1), "done"]
 
     verbatim = await play(script)
     rewritten = await play(script, history="rewrite")
@@ -84,12 +80,12 @@ async def test_rewriting_what_the_template_writes_the_same_way_forks_nothing():
 
 async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     script = [
-        call("page", number=1),
-        call("page", number=2),
-        call("page", number=3),
-        call("recall_block", block=1),
-        call("recall_block", block=1),
-        call("recall_block", block=True) + call("recall_block", block=99),
+        tool_call("page", number=1),
+        tool_call("page", number=2),
+        tool_call("page", number=3),
+        tool_call("recall_block", block=1),
+        tool_call("recall_block", block=1),
+        tool_call("recall_block", block=True) + tool_call("recall_block", block=99),
         "done",
     ]
 
@@ -110,7 +106,8 @@ async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     assert_each_sampled_token_is_trained_once(record)
 
 
-async def test_a12_what_is_not_condensed_stays_byte_for_byte():
+async def test_what_is_not_condensed_stays_byte_for_byte():
+    """Acceptance A12."""
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q\n\n  x"},
@@ -136,7 +133,7 @@ async def test_a_summariser_s_tokens_are_other_and_count_for_the_budget():
     class Both(ScriptedEngine):
         """The same engine plays the policy and the summariser."""
 
-    policy = ScriptedEngine([call("page", number=n) for n in (1, 2, 3)] + ["done"], tokenizer=TOKENIZER)
+    policy = ScriptedEngine([tool_call("page", number=n) for n in (1, 2, 3)] + ["done"], tokenizer=TOKENIZER)
     writer = Both([summary], tokenizer=TOKENIZER, repeat_last=True)
     condenser = Summarise(writer, renderer=RENDERER, at=0.6, keep_last=2)
 

@@ -16,7 +16,7 @@ RENDERER = Renderer(TOKENIZER)
 
 class AwaitsWhatItCancelled(ToolEnv):
     async def start(self) -> str:
-        self.background = asyncio.create_task(asyncio.sleep(3600))
+        self.background = asyncio.create_task(asyncio.Event().wait())
         return "go"
 
     async def close(self) -> None:
@@ -47,7 +47,8 @@ async def collect(runner: Runner, entry: type[ToolEnv], tasks: list, group_size:
     return [group async for group in runner.run_groups(spec, tasks, group_size)]
 
 
-async def test_b9_a_close_that_raises_cancelled_error_loses_no_finished_episode():
+async def test_a_close_that_raises_cancelled_error_loses_no_finished_episode():
+    """Acceptance B9."""
     runner = runner_of()
 
     (group,) = await collect(runner, AwaitsWhatItCancelled, [{}], 2)
@@ -56,13 +57,15 @@ async def test_b9_a_close_that_raises_cancelled_error_loses_no_finished_episode(
     assert runner.ledger.cancelled == 0
 
 
-async def test_b9_a_close_that_raises_cancelled_error_does_not_cancel_who_plays_one_episode():
+async def test_a_close_that_raises_cancelled_error_does_not_cancel_who_plays_one_episode():
+    """Acceptance B9."""
     record = await runner_of().run_episode(AwaitsWhatItCancelled(), {})
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
-async def test_b9_an_environment_that_cancels_its_caller_fails_its_episode_only():
+async def test_an_environment_that_cancels_its_caller_fails_its_episode_only():
+    """Acceptance B9."""
     runner = runner_of()
 
     groups = await collect(runner, CancelsItsCaller, [{"number": 0}, {"number": 1}], 1)

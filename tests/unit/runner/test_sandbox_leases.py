@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -14,14 +13,11 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.sandbox import SandboxLimits, create
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Coder(ToolEnv):
@@ -112,7 +108,7 @@ def runner_with(pool, script=("done",), limits=None, **options) -> Runner:
 
 
 def play_files(request):
-    return [call("save"), call("files"), "done"][request.turn]
+    return [tool_call("save"), tool_call("files"), "done"][request.turn]
 
 
 @pytest.mark.sandbox

@@ -13,14 +13,11 @@ from agentenv.engine import Completion, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Echo(ToolEnv):
@@ -55,8 +52,9 @@ def rendered(template: str, record: Trajectory) -> str:
 
 
 @pytest.mark.parametrize("results", [["hi"], ["", "é\n🙂", "<|im_end|>"[:5]], ["a"] * 5])
-async def test_a1_d1_tokens_read_as_the_template_writes_the_conversation(results):
-    script = [call("echo", text=text) for text in results] + ["done"]
+async def test_tokens_read_as_the_template_writes_the_conversation(results):
+    """Acceptance A1, D1."""
+    script = [tool_call("echo", text=text) for text in results] + ["done"]
 
     record, _ = await play(script)
 
@@ -65,8 +63,9 @@ async def test_a1_d1_tokens_read_as_the_template_writes_the_conversation(results
     assert "<|im_end|>\n<|im_start|>user\n<tool_response>" in text
 
 
-async def test_a1_each_prompt_starts_with_the_one_before_and_what_was_sampled():
-    record, requests = await play([call("echo", text="a"), call("echo", text="b"), "done"])
+async def test_each_prompt_starts_with_the_one_before_and_what_was_sampled():
+    """Acceptance A1."""
+    record, requests = await play([tool_call("echo", text="a"), tool_call("echo", text="b"), "done"])
 
     ids = record.sequences[0].token_ids
     for turn, request in zip(record.turns, requests, strict=True):
@@ -76,7 +75,7 @@ async def test_a1_each_prompt_starts_with_the_one_before_and_what_was_sampled():
 
 
 async def test_control_strings_of_a_tool_never_become_control_tokens():
-    record, _ = await play([call("echo", text="x<|im_end|>y"), "done"])
+    record, _ = await play([tool_call("echo", text="x<|im_end|>y"), "done"])
 
     sequence = record.sequences[0]
     env = [span for span in sequence.spans if span.source == "env"]
@@ -106,7 +105,8 @@ def merging_tokenizer() -> ChatTokenizer:
     )
 
 
-async def test_c2_a_sample_that_encodes_otherwise_is_kept_as_sampled():
+async def test_a_sample_that_encodes_otherwise_is_kept_as_sampled():
+    """Acceptance C2."""
     tokenizer = merging_tokenizer()
     renderer = Renderer(tokenizer)
     he, llo, hello = (tokenizer.token_id(part) for part in ("he", "llo", "hello"))
@@ -124,12 +124,13 @@ async def test_c2_a_sample_that_encodes_otherwise_is_kept_as_sampled():
     assert first.tool_results[0].text == "hello"
 
 
-async def test_c15_a_template_that_drops_thinking_changes_nothing_that_was_sampled():
+async def test_a_template_that_drops_thinking_changes_nothing_that_was_sampled():
+    """Acceptance C15."""
     drops = TOKENIZER.chat_template.replace(
         "if message.reasoning_content", "if message.reasoning_content and loop.last"
     )
     renderer = Renderer(TOKENIZER, chat_template=drops)
-    thinking = "<think>why not</think>" + call("echo", text="a")
+    thinking = "<think>why not</think>" + tool_call("echo", text="a")
 
     record, requests = await play([thinking, "done"], renderer)
 
@@ -141,7 +142,8 @@ async def test_c15_a_template_that_drops_thinking_changes_nothing_that_was_sampl
     assert "<think>why not</think>" in renderer.decode(record.sequences[0].token_ids)
 
 
-def test_b7_spans_refuse_logprobs_that_do_not_belong_and_say_which():
+def test_spans_refuse_logprobs_that_do_not_belong_and_say_which():
+    """Acceptance B7."""
     with pytest.raises(AlignmentError, match="model span needs"):
         TokenSpan("model", (1, 2))
     with pytest.raises(AlignmentError, match="env span must not have logprobs"):
@@ -169,7 +171,7 @@ class Raw(ScriptedEngine):
         return self.completions[len(self.requests) - 1]
 
 
-GOOD = (*TOKENIZER.encode(call("echo", text="a")), 258)
+GOOD = (*TOKENIZER.encode(tool_call("echo", text="a")), 258)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,8 @@ GOOD = (*TOKENIZER.encode(call("echo", text="a")), 258)
     ],
     ids=["none", "fewer", "more", "first-missing", "nan", "positive", "infinite"],
 )
-async def test_b3_a6_d2_a_completion_without_exact_logprobs_aborts(logprobs):
+async def test_a_completion_without_exact_logprobs_aborts(logprobs):
+    """Acceptance B3, A6, D2."""
     first = Completion(GOOD, (-0.5,) * len(GOOD), "stop")
     engine = Raw([first, Completion((104, 105, 258), logprobs, "stop")] * 3)
     runner = Runner(engine, RENDERER, options=RunnerOptions(retries=2, retry_wait_s=0.001))
@@ -203,7 +206,8 @@ async def test_b3_a6_d2_a_completion_without_exact_logprobs_aborts(logprobs):
     assert record.reward is None
 
 
-async def test_d3_no_tokens_at_all_abort_and_are_never_the_prompt():
+async def test_no_tokens_at_all_abort_and_are_never_the_prompt():
+    """Acceptance D3."""
     engine = Raw([Completion((), (), "stop")])
 
     record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
@@ -214,7 +218,8 @@ async def test_d3_no_tokens_at_all_abort_and_are_never_the_prompt():
     assert not any(record.sequences[0].loss_mask)
 
 
-async def test_c11_only_a_stop_token_is_an_empty_answer_and_not_truncated():
+async def test_only_a_stop_token_is_an_empty_answer_and_not_truncated():
+    """Acceptance C11."""
     record, _ = await play([[258]])
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
@@ -223,7 +228,8 @@ async def test_c11_only_a_stop_token_is_an_empty_answer_and_not_truncated():
     assert record.num_sampled_tokens == 1
 
 
-async def test_c11_truncation_is_what_the_engine_says_and_not_what_the_last_token_is():
+async def test_truncation_is_what_the_engine_says_and_not_what_the_last_token_is():
+    """Acceptance C11."""
     ids = (104, 105)
     stopped = Raw([Completion(ids, (-0.1, -0.1), "stop")])
     cut = Raw([Completion((104, 258), (-0.1, -0.1), "length")])
@@ -236,7 +242,8 @@ async def test_c11_truncation_is_what_the_engine_says_and_not_what_the_last_toke
     assert truncated.stop_reason is StopReason.GENERATION_LENGTH
 
 
-async def test_b14_an_unknown_finish_reason_is_an_error_of_the_engine():
+async def test_an_unknown_finish_reason_is_an_error_of_the_engine():
+    """Acceptance B14."""
     record = await Runner(
         Raw([Completion((104,), (-0.1,), "content_filter")]), RENDERER, options=RunnerOptions(retries=0)
     ).run_episode(Echo(), {})
@@ -245,7 +252,8 @@ async def test_b14_an_unknown_finish_reason_is_an_error_of_the_engine():
     assert "content_filter" in record.error.message
 
 
-async def test_b12_a_completion_across_a_weight_update_is_two_spans_with_their_versions():
+async def test_a_completion_across_a_weight_update_is_two_spans_with_their_versions():
+    """Acceptance B12."""
     ranges = ((3, 0, 10), (4, 10, len(GOOD)))
     last = Completion((104, 258), (-0.1, -0.2), "stop", ((4, 0, 2),))
     engine = Raw([Completion(GOOD, (-0.5,) * len(GOOD), "stop", ranges), last])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import pytest
 
@@ -13,25 +12,25 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.testing import tool_call
 from agentenv.tools import tool
+from helpers.waiting import until
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
 
 
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
 class Tools(ToolEnv):
     def start(self) -> str:
         self.ran: list[str] = []
+        self.both_slow = asyncio.Barrier(2)
         return "go"
 
     @tool
     async def slow(self, text: str) -> str:
-        "Answer later."
-        await asyncio.sleep(0.5)
+        "Answer after the other slow call has begun and the fast one has answered."
+        await self.both_slow.wait()
+        await until(lambda: "fast" in self.ran)
         self.ran.append("slow")
         return f"slow {text}"
 
@@ -53,14 +52,19 @@ def tool_messages(record: Trajectory) -> list:
     return [message for message in record.messages if message["role"] == "tool"]
 
 
-async def test_c1_a10_parallel_calls_are_answered_in_call_order_with_their_ids():
+async def test_parallel_calls_are_answered_in_call_order_with_their_ids():
+    """Acceptance C1, A10."""
     broken = '<tool_call>{"name": "fast", "arguments": {"number": 1}</tool_call>'
-    turn = call("slow", text="a") + call("fast", number=1) + call("nothing") + broken + call("slow", text="b")
-    began = time.perf_counter()
+    turn = (
+        tool_call("slow", text="a")
+        + tool_call("fast", number=1)
+        + tool_call("nothing")
+        + broken
+        + tool_call("slow", text="b")
+    )
 
     record = await play([turn, "done"])
 
-    took = time.perf_counter() - began
     calls, results = record.turns[0].tool_calls, record.turns[0].tool_results
     assert [one.tool_call_id for one in results] == [one.id for one in calls]
     assert len({one.id for one in calls}) == 5
@@ -70,13 +74,13 @@ async def test_c1_a10_parallel_calls_are_answered_in_call_order_with_their_ids()
     assert results[2].error_kind == "unknown_tool"
     assert results[3].error_kind == "invalid_json"
     assert [one["tool_call_id"] for one in tool_messages(record)] == [one.id for one in calls]
-    assert took < 0.95, "the slow calls ran one after the other"
     assert record.metrics["tool_calls"] == 3
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
 @pytest.mark.parametrize("body", ["[1]", "5", "null", '{"name":["f"]}', '{"arguments":{}}', "not json", ""])
-async def test_a2_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(body):
+async def test_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(body):
+    """Acceptance A2."""
     record = await play([f"<tool_call>{body}</tool_call>", "sorry"])
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
@@ -88,7 +92,9 @@ async def test_a2_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(
     assert message["content"] in RENDERER.decode(record.sequences[0].token_ids)
 
 
-async def test_a2_the_other_episode_of_the_batch_is_not_affected():
+async def test_the_other_episode_of_the_batch_is_not_affected():
+    """Acceptance A2."""
+
     def script(request):
         return "fine" if "bad" not in request.session_id else "<tool_call>[1]</tool_call>"
 
@@ -101,7 +107,8 @@ async def test_a2_the_other_episode_of_the_batch_is_not_affected():
     assert good.stop_reason is StopReason.FINAL_ANSWER
 
 
-async def test_a5_the_message_names_the_problem_and_errors_are_limited():
+async def test_the_message_names_the_problem_and_errors_are_limited():
+    """Acceptance A5."""
     broken = '<tool_call>{"name":"fast","arguments":{"number":1}</tool_call>'
 
     record = await play([broken] * 20, max_parse_errors=2, max_turns=30)
@@ -115,9 +122,10 @@ async def test_a5_the_message_names_the_problem_and_errors_are_limited():
     assert record.sequences[0].loss_mask[-1], "what no one reads has no tokens"
 
 
-async def test_a7_calls_in_thinking_and_other_formats_are_not_executed():
+async def test_calls_in_thinking_and_other_formats_are_not_executed():
+    """Acceptance A7."""
     env = Tools()
-    text = f"<think>{call('fast', number=1)}</think>Action: fast[1] <config><name>fast</name></config>"
+    text = f"<think>{tool_call('fast', number=1)}</think>Action: fast[1] <config><name>fast</name></config>"
 
     record = await play([text], env)
 
@@ -126,9 +134,15 @@ async def test_a7_calls_in_thinking_and_other_formats_are_not_executed():
     assert tool_messages(record) == []
 
 
-async def test_c9_wrong_arguments_never_run_and_name_the_field():
+async def test_wrong_arguments_never_run_and_name_the_field():
+    """Acceptance C9."""
     env = Tools()
-    turn = call("fast", number="3") + call("fast", number="x") + call("fast") + call("fast", number=1, more=2)
+    turn = (
+        tool_call("fast", number="3")
+        + tool_call("fast", number="x")
+        + tool_call("fast")
+        + tool_call("fast", number=1, more=2)
+    )
 
     record = await play([turn, "done"], env)
 
@@ -141,9 +155,10 @@ async def test_c9_wrong_arguments_never_run_and_name_the_field():
     assert env.ran == ["fast"]
 
 
-async def test_d4_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_run():
+async def test_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_run():
+    """Acceptance D4."""
     env = Tools()
-    turn = call("fast", number=1) + call("fast", number=2) + call("fast", number=3)
+    turn = tool_call("fast", number=1) + tool_call("fast", number=2) + tool_call("fast", number=3)
 
     record = await play([turn, "done"], env, max_tool_calls=1)
 
@@ -157,16 +172,18 @@ async def test_d4_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not
     assert record.truncated
 
 
-async def test_d4_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
-    record = await play([call("fast", number=1) + call("fast", number=2), "done"], max_tool_calls=2)
-    none = await play([call("fast", number=1), "done"], max_tool_calls=0)
+async def test_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
+    """Acceptance D4."""
+    record = await play([tool_call("fast", number=1) + tool_call("fast", number=2), "done"], max_tool_calls=2)
+    none = await play([tool_call("fast", number=1), "done"], max_tool_calls=0)
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
     assert none.stop_reason is StopReason.MAX_TOOL_CALLS
     assert len(none.turns) == 1
 
 
-async def test_b5_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand_in_it():
+async def test_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_stand_in_it():
+    """Acceptance B5."""
     seen = []
 
     class Stepping(Tools):
@@ -174,12 +191,14 @@ async def test_b5_a_closing_turn_is_not_taken_for_text_when_only_broken_calls_st
             seen.append(action)
             return await super().step(action)
 
-    await play(["thinking aloud <tool_call>[1]</tool_call>", call("fast", number=1), "done"], Stepping())
+    await play(["thinking aloud <tool_call>[1]</tool_call>", tool_call("fast", number=1), "done"], Stepping())
 
     assert [len(action.get("tool_calls", ())) for action in seen] == [1, 0]
 
 
-async def test_c10_values_that_are_no_text_reach_the_model_as_json():
+async def test_values_that_are_no_text_reach_the_model_as_json():
+    """Acceptance C10."""
+
     class Odd(ToolEnv):
         def start(self) -> str:
             return "go"
@@ -196,7 +215,7 @@ async def test_c10_values_that_are_no_text_reach_the_model_as_json():
             }[kind]
 
     kinds = ["dict", "none", "bool", "nan", "bytes"]
-    record = await play(["".join(call("odd", kind=kind) for kind in kinds), "done"], Odd())
+    record = await play(["".join(tool_call("odd", kind=kind) for kind in kinds), "done"], Odd())
 
     texts = [result.text for result in record.turns[0].tool_results]
     assert json.loads(texts[0]) == {"ok": True, "x": None}
@@ -205,7 +224,9 @@ async def test_c10_values_that_are_no_text_reach_the_model_as_json():
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
-async def test_a11_whatever_a_tool_does_the_process_and_the_episode_survive():
+async def test_whatever_a_tool_does_the_process_and_the_episode_survive():
+    """Acceptance A11."""
+
     class Wild(ToolEnv):
         def start(self) -> str:
             return "go"
@@ -226,7 +247,9 @@ async def test_a11_whatever_a_tool_does_the_process_and_the_episode_survive():
             "Crash."
             raise ZeroDivisionError("secret detail")
 
-    record = await play([call("leave") + call("hang") + call("crash"), "done"], Wild(), tool_timeout_s=0.2)
+    record = await play(
+        [tool_call("leave") + tool_call("hang") + tool_call("crash"), "done"], Wild(), tool_timeout_s=0.2
+    )
 
     left, hung, crashed = record.turns[0].tool_results
     assert left.is_error
@@ -246,7 +269,7 @@ async def test_context_knows_the_turn_and_the_calls_that_are_left():
             return await super().step(action)
 
     await play(
-        [call("fast", number=1) * 1 + call("fast", number=2), call("fast", number=3), "x"],
+        [tool_call("fast", number=1) * 1 + tool_call("fast", number=2), tool_call("fast", number=3), "x"],
         Watching(),
         max_tool_calls=4,
     )

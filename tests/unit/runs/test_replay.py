@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 
@@ -13,15 +12,12 @@ from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.runs import replay_episode
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
 LIMITS = RunLimits(max_tool_output_tokens=60)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Dice(ToolEnv):
@@ -49,7 +45,7 @@ class Unfair(Dice):
 
 
 async def record(env=None, script=None):
-    engine = ScriptedEngine(script or [call("roll"), call("roll"), "done"], tokenizer=TOKENIZER)
+    engine = ScriptedEngine(script or [tool_call("roll"), tool_call("roll"), "done"], tokenizer=TOKENIZER)
     runner = Runner(engine, RENDERER, LIMITS, run_seed=3)
     return await runner.run_episode(env or Dice(), {"sides": 1000})
 
@@ -93,7 +89,7 @@ async def test_other_limits_show_as_a_difference_and_a_changed_reward_too():
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 async def test_an_episode_goes_on_live_from_any_turn(turns):
     first = await record()
-    live = ScriptedEngine([call("roll"), "other answer"], tokenizer=TOKENIZER)
+    live = ScriptedEngine([tool_call("roll"), "other answer"], tokenizer=TOKENIZER)
 
     again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS, from_turn=turns, live=live)
 
@@ -105,7 +101,7 @@ async def test_an_episode_goes_on_live_from_any_turn(turns):
 
 
 async def test_versions_and_foreign_tokens_are_replayed_as_they_were():
-    ids = (*TOKENIZER.encode(call("roll")), 258)
+    ids = (*TOKENIZER.encode(tool_call("roll")), 258)
 
     class Mixed(ScriptedEngine):
         async def generate(self, prompt_ids, sampling, **request):

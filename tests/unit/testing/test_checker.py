@@ -9,19 +9,10 @@ import pytest
 
 from agentenv.core import ToolError
 from agentenv.envs import Env, EnvSpec, ToolEnv
-from agentenv.testing import check_env
+from agentenv.testing import check_env, tool_call_message
 from agentenv.tools import tool
 
 ROWS = [{"x": n, "y": n * n} for n in range(100, 120)]
-
-
-def call(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "c", "type": "function", "function": function}],
-    }
 
 
 class Fine(ToolEnv):
@@ -45,7 +36,7 @@ class Fine(ToolEnv):
     def oracle(messages, task, rng):
         if messages[-1]["role"] == "tool":
             return f"It is {messages[-1]['content']}"
-        return call("add", a=task["x"], b=task["y"])
+        return tool_call_message("add", a=task["x"], b=task["y"])
 
 
 class Undescribed(Fine):
@@ -114,7 +105,7 @@ class Shared(Fine):
     def oracle(messages, task, rng):
         if messages[-1]["role"] == "tool":
             return f"It is {int(messages[-1]['content']) + task['y']}"
-        return call("last")
+        return tool_call_message("last")
 
 
 class Bloated(Fine):

@@ -17,6 +17,7 @@ import pytest
 
 from agentenv.core import Context, SandboxCrashed, ToolDefinitionError, ToolErrorKind
 from agentenv.tools import Tool, close_idle_workers
+from helpers.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,7 @@ async def test_a_hung_function_is_killed_with_everything_it_started(
     assert result.error_kind is ToolErrorKind.TIMEOUT
     assert "0.5 s" in result.text
     grandchild = int(note.read_text())
-    async with asyncio.timeout(10):
-        while _alive(grandchild):  # noqa: ASYNC110 - another process ends, which no event tells
-            await asyncio.sleep(0.01)
+    await until(lambda: not _alive(grandchild))
 
 
 async def test_a_process_that_dies_is_an_answer_and_the_next_call_works(examples: ModuleType) -> None:
@@ -112,15 +111,12 @@ async def test_cancelling_the_caller_kills_the_process(examples: ModuleType, tmp
     note = tmp_path / "pid"
     patient = Tool.from_function(examples.hang.function, isolated=True, timeout_s=60)
     call = asyncio.create_task(patient.call({"note": str(note)}))
-    async with asyncio.timeout(20):
-        while not note.exists() or not note.read_text():  # noqa: ASYNC110 - written by another process
-            await asyncio.sleep(0.01)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        grandchild = int(note.read_text())
-        while _alive(grandchild):  # noqa: ASYNC110 - another process ends, which no event tells
-            await asyncio.sleep(0.01)
+    await until(lambda: note.exists() and note.read_text())
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    grandchild = int(note.read_text())
+    await until(lambda: not _alive(grandchild))
 
 
 def _alive(pid: int) -> bool:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, field_validator
 
 from agentenv.core import Context, RunLimits, SandboxCrashed, ToolDefinitionError, ToolError, ToolErrorKind
 from agentenv.tools import Tool, Toolbox, abandoned_threads, tool
+from helpers.waiting import until
 
 
 @tool
@@ -325,7 +326,7 @@ async def test_a_hung_thread_is_left_behind_named_and_counted() -> None:
     result = await Tool.from_function(hang, timeout_s=0.05).call("{}")
     names = [thread.name for thread in abandoned_threads()]
     release.set()
-    await _until(lambda: len(abandoned_threads()) == before)
+    await until(lambda: len(abandoned_threads()) == before)
 
     assert result.error_kind is ToolErrorKind.TIMEOUT
     assert "abandoned tool hang" in names
@@ -337,7 +338,7 @@ async def test_an_endless_loop_in_python_is_ended_after_its_limit() -> None:
             pass
 
     result = await Tool.from_function(spin, timeout_s=0.05).call("{}")
-    await _until(lambda: "abandoned tool spin" not in {thread.name for thread in abandoned_threads()})
+    await until(lambda: "abandoned tool spin" not in {thread.name for thread in abandoned_threads()})
 
     assert result.error_kind is ToolErrorKind.TIMEOUT
 
@@ -374,29 +375,33 @@ async def test_a_hung_tool_ends_also_on_a_loop_that_always_lags() -> None:
 
 
 async def test_time_in_which_the_loop_was_blocked_does_not_count() -> None:
+    go = asyncio.Event()
+
     async def quick() -> str:
-        await asyncio.sleep(0.01)
+        await go.wait()
         return "done"
 
     call = asyncio.create_task(Tool.from_function(quick, timeout_s=0.1).call("{}"))
     await asyncio.sleep(0)
     time.sleep(0.3)  # noqa: ASYNC251 - the blocked loop under test
+    go.set()
     result = await call
 
     assert result.content == "done"
 
 
 async def test_cancelling_the_caller_cancels_the_tool() -> None:
-    stopped = asyncio.Event()
+    hanging, stopped = asyncio.Event(), asyncio.Event()
 
     async def hang() -> None:
+        hanging.set()
         try:
             await asyncio.Event().wait()
         finally:
             stopped.set()
 
     call = asyncio.create_task(Tool.from_function(hang).call("{}"))
-    await asyncio.sleep(0.01)
+    await hanging.wait()
     call.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -689,9 +694,3 @@ async def test_a_default_model_is_not_shared_between_calls() -> None:
     made = Tool.from_function(put)
 
     assert [(await made.call("{}")).content for _ in range(3)] == ["1", "1", "1"]
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - a thread ends, which no event tells
-            await asyncio.sleep(0.005)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from agentenv.core import (
     ToolErrorKind,
 )
 from agentenv.tools import Tool, Toolbox, abandoned_threads, tool
+from helpers.waiting import let_others_run, until
 
 
 def calls(*entries: tuple[str, Any]) -> list[ToolCall]:
@@ -34,10 +34,18 @@ def add(a: int, b: int) -> int:
 
 
 async def test_every_call_gets_one_answer_in_call_order_with_its_id() -> None:
+    added = threading.Event()
+
     @tool
     async def slow() -> str:
-        await asyncio.sleep(0.05)
+        await until(added.is_set)
         return "slow"
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        added.set()
+        return a + b
 
     box = Toolbox([slow, add])
     results = await box.run(calls(("slow", {}), ("add", {"a": 1, "b": 2}), ("ad", {}), ("add", "{")))
@@ -66,27 +74,24 @@ async def test_async_calls_of_a_turn_run_at_the_same_time() -> None:
 
 
 async def test_blocking_calls_of_a_turn_run_at_the_same_time_and_the_loop_goes_on() -> None:
-    barrier = threading.Barrier(8)
-    ticks = 0
+    inside: list[int] = []
+    release = threading.Event()
 
-    @tool(timeout_s=20)
+    @tool(timeout_s=60)
     def meet() -> str:
-        barrier.wait()
-        time.sleep(0.2)
-        return "met"
+        inside.append(threading.get_ident())
+        return "released" if release.wait(60) else "forgotten"
 
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.01)
-            ticks += 1
+    async def release_all() -> None:
+        await until(lambda: len(inside) == 8)
+        release.set()
 
-    ticking = asyncio.create_task(tick())
+    releasing = asyncio.create_task(release_all())
     results = await Toolbox([meet]).run(calls(*[("meet", {})] * 8))
-    ticking.cancel()
+    await releasing
 
-    assert [result.content for result in results] == ["met"] * 8
-    assert ticks >= 4
+    assert [result.content for result in results] == ["released"] * 8
+    assert len(set(inside)) == 8
 
 
 async def test_calls_that_may_not_overlap_run_alone_and_in_order() -> None:
@@ -95,13 +100,13 @@ async def test_calls_that_may_not_overlap_run_alone_and_in_order() -> None:
     @tool(parallel=False)
     async def alone(name: str) -> None:
         log.append(f"+{name}")
-        await asyncio.sleep(0.01)
+        await let_others_run()
         log.append(f"-{name}")
 
     @tool
     async def beside(name: str) -> None:
         log.append(f"+{name}")
-        await asyncio.sleep(0.01)
+        await let_others_run()
         log.append(f"-{name}")
 
     order = [("beside", "a"), ("beside", "b"), ("alone", "c"), ("alone", "d"), ("beside", "e")]
@@ -131,10 +136,11 @@ async def test_repair_is_a_choice_of_the_toolbox() -> None:
 
 
 async def test_a_failing_sandbox_stops_the_turn_and_its_other_calls() -> None:
-    stopped = asyncio.Event()
+    hanging, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
     async def hang() -> None:
+        hanging.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -142,7 +148,7 @@ async def test_a_failing_sandbox_stops_the_turn_and_its_other_calls() -> None:
 
     @tool
     async def crash() -> None:
-        await asyncio.sleep(0.01)
+        await hanging.wait()
         raise SandboxUnavailable("no isolation here")
 
     with pytest.raises(SandboxUnavailable):
@@ -152,16 +158,19 @@ async def test_a_failing_sandbox_stops_the_turn_and_its_other_calls() -> None:
 
 async def test_cancelling_a_turn_cancels_its_calls() -> None:
     stopped: list[int] = []
+    hanging = asyncio.Barrier(3)
 
     @tool
     async def hang(n: int) -> None:
+        await hanging.wait()
         try:
             await asyncio.Event().wait()
         finally:
             stopped.append(n)
 
     turn = asyncio.create_task(Toolbox([hang]).run(calls(("hang", {"n": 1}), ("hang", {"n": 2}))))
-    await asyncio.sleep(0.01)
+    await hanging.wait()
+    await let_others_run()
     turn.cancel()
 
     with pytest.raises(asyncio.CancelledError):

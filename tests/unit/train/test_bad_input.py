@@ -110,7 +110,7 @@ NOTHING = {
 
 @pytest.mark.parametrize("drop_zero_std", [True, False])
 @pytest.mark.parametrize("case", NOTHING)
-def test_check_14_what_cannot_be_trained_makes_no_step(case, drop_zero_std):
+def test_what_cannot_be_trained_makes_no_step(case, drop_zero_std):
     make, reason = NOTHING[case]
     trainer = trainer_of(weight_decay=0.1, drop_zero_std=drop_zero_std)
     if reason == "rows_too_long":
@@ -131,7 +131,7 @@ def test_check_14_what_cannot_be_trained_makes_no_step(case, drop_zero_std):
     assert all(math.isfinite(value) for name, value in metrics.items() if not name.startswith("reward"))
 
 
-def test_check_14_an_empty_batch_makes_no_step():
+def test_an_empty_batch_makes_no_step():
     trainer = trainer_of(weight_decay=0.1)
     metrics = trainer.step([])
     assert metrics["updates"] == 0

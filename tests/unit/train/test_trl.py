@@ -147,7 +147,7 @@ def ours(case: dict, t) -> tuple[float, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_check_04_loss_and_gradient_equal_trls(trl_trainer, name):
+def test_loss_and_gradient_equal_trls(trl_trainer, name):
     case = {"loss_type": name} | CASES[name]
     t = tensors()
 

@@ -7,7 +7,6 @@ import math
 import subprocess
 import sys
 import threading
-import time
 from random import Random
 
 import pytest
@@ -26,6 +25,7 @@ from transformers import (
 from agentenv.core import ContextTooLong, EngineError, UsageError
 from agentenv.engine import Completion, Sampling, TransformersEngine
 from agentenv.engine.hf.request import GenerationRequest
+from helpers.waiting import wait_until
 
 SHAPE = {
     "vocab_size": 300,
@@ -261,8 +261,7 @@ async def test_tokens_carry_the_version_that_sampled_them_across_an_update():
     request = asyncio.create_task(say(engine, prompt, max_tokens=600, session="a"))
 
     def update():
-        while engine.stats()["decoded"] < 5:
-            time.sleep(0.001)
+        wait_until(lambda: engine.stats()["decoded"] >= 5)
         with engine.updating():
             model.load_state_dict(other)
 

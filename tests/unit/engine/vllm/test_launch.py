@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from agentenv.core import DependencyMissing, EngineError, ModelNotFound
 from agentenv.engine.vllm import ServeOptions, running_server
 from agentenv.engine.vllm.launch import is_for_cpu, server_command, stop, wait_healthy
+from helpers.waiting import wait_until
 
 
 @pytest.fixture
@@ -104,8 +104,6 @@ def test_workers_that_outlive_their_server_are_ended_too():
     stop(process, worker_grace_s=0.1)
 
     state = Path(f"/proc/{worker}/stat")
-    until = time.monotonic() + 30
-    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < until, "the worker lives on"
+    wait_until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
     process.stdin.close()
     process.stdout.close()

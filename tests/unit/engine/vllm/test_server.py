@@ -16,6 +16,7 @@ from aiohttp import web
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound
 from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.vllm import ServerReport, connect, probe
+from helpers.waiting import until
 
 STOP = 7
 
@@ -413,8 +414,7 @@ async def test_a_server_that_is_away_during_an_update_gets_it_when_it_is_back():
         port = int(fake.url.rsplit(":", 1)[1])
         await fake.stop()
         update = asyncio.create_task(engine.load_weights("/w/2", version=2))
-        while not engine._pool.servers[0].failures:  # noqa: ASYNC110 - the pool has no such event
-            await asyncio.sleep(0.01)
+        await until(lambda: engine._pool.servers[0].failures)
         await fake.start(port)
         await update
 

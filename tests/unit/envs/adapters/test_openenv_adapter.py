@@ -1,7 +1,6 @@
 """Environments of OpenEnv, played as ours: from its own server, and as objects of this process."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -9,7 +8,9 @@ from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
 from agentenv.envs import EnvSpec, ToolEnv, spec
 from agentenv.envs.adapters import OpenEnv
 from agentenv.interop import serve
+from agentenv.testing import tool_call_message
 from agentenv.tools import tool
+from helpers.waiting import until
 
 REASON = "UNTESTED: openenv is not installed"
 
@@ -34,20 +35,14 @@ class Door(ToolEnv):
         return float(self.open)
 
 
-def call(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    calls = [{"id": "c", "type": "function", "function": function}]
-    return {"role": "assistant", "content": None, "tool_calls": calls}
-
-
 async def test_a_served_environment_is_played_over_the_wire():
     entry = EnvSpec.of("test/Door-v0", Door, tasks=[{"code": 4}])
     async with serve(entry) as url:
         env = spec(f"openenv:{url}").make()
         first = await env.begin({"seed": 1}, seed=0, context=Context())
-        wrong = await env.advance(Action.of(call("press", number=3)))
-        bad = await env.advance(Action.of(call("press", number="x")))
-        right = await env.advance(Action.of(call("press", number=4)))
+        wrong = await env.advance(Action.of(tool_call_message("press", number=3)))
+        bad = await env.advance(Action.of(tool_call_message("press", number="x")))
+        right = await env.advance(Action.of(tool_call_message("press", number=4)))
         done = await env.is_finished()
         await env.shutdown()
 
@@ -109,8 +104,8 @@ async def assert_guessing_is_played(env):
     """Play seed 17, once wrong, once right, and check what came of it."""
     first = await env.begin({"seed": 17}, seed=0, context=Context())
     schema = env.tool_schemas[0]["function"]
-    missed = await env.advance(Action.of(call("act", number=3)))
-    hit = await env.advance(Action.of(call("act", number=7)))
+    missed = await env.advance(Action.of(tool_call_message("act", number=3)))
+    hit = await env.advance(Action.of(tool_call_message("act", number=7)))
     done = await env.is_finished()
     await env.shutdown()
     assert first.messages[-1]["content"] == '{"told": "guess"}'
@@ -133,8 +128,7 @@ async def test_a_server_of_openenv_is_played_over_the_wire(guessing):
 
     server = uvicorn.Server(uvicorn.Config(create_fastapi_app(*guessing), port=0, log_level="error"))
     serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn tells it by this flag alone
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
         await assert_guessing_is_played(spec(f"openenv:http://127.0.0.1:{port}").make())
@@ -170,7 +164,7 @@ async def test_an_openenv_mcp_environment_brings_its_tools():
 
     env = OpenEnv(Sums(server))
     await env.begin({"seed": 1}, seed=0, context=Context())
-    result = await env.advance(Action.of(call("add", a=2, b=3)))
+    result = await env.advance(Action.of(tool_call_message("add", a=2, b=3)))
     await env.shutdown()
 
     assert env.tool_schemas[0]["function"]["name"] == "add"

@@ -1,6 +1,5 @@
 """Environments of verifiers, played through the package itself where it is installed."""
 
-import json
 import sys
 import types
 
@@ -17,7 +16,7 @@ from agentenv.core import (
 )
 from agentenv.envs import make, spec
 from agentenv.envs.adapters import Verifiers
-from agentenv.testing import check_env, play
+from agentenv.testing import check_env, play, tool_call_message
 
 ROWS = [{"question": f"What is {n} + 20?", "answer": str(n + 20)} for n in range(30, 36)]
 
@@ -65,11 +64,9 @@ def sums(vf, rows):
     )
 
 
-def call(*pairs):
-    calls = [
-        {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-        for n, (name, arguments) in enumerate(pairs)
-    ]
+def calling(*pairs):
+    messages = [tool_call_message(name, **arguments) for name, arguments in pairs]
+    calls = [message["tool_calls"][0] | {"id": f"c{n}"} for n, message in enumerate(messages)]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
@@ -96,7 +93,7 @@ async def test_a_tool_environment_is_played_and_scored_by_its_rubric(installed):
     entry = spec(installed)
     task = entry.task_set("test")[0]
     solution = [
-        call(("add", {"a": 34, "b": 20}), ("add", {"a": 4, "b": "x"}), ("sub", {})),
+        calling(("add", {"a": 34, "b": 20}), ("add", {"a": 4, "b": "x"}), ("sub", {})),
         says("It is 54."),
     ]
 

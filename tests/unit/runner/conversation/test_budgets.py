@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from agentenv.core import ContextTooLong, RunLimits, StopReason, Trajectory
@@ -11,14 +9,11 @@ from agentenv.engine import Sampling, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions, ScriptedUser
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Printer(ToolEnv):
@@ -67,9 +62,10 @@ def assert_aligned(record: Trajectory) -> None:
         assert sum(sequence.loss_mask) == sum(turn.num_tokens for turn in record.turns)
 
 
-async def test_a3_engine_length_is_truncated_and_runs_no_tool():
-    record = await play([call("show", size=3)], sampling=Sampling(max_tokens=70))
-    cut = await play([call("show", size=3)], sampling=Sampling(max_tokens=30))
+async def test_engine_length_is_truncated_and_runs_no_tool():
+    """Acceptance A3."""
+    record = await play([tool_call("show", size=3)], sampling=Sampling(max_tokens=70))
+    cut = await play([tool_call("show", size=3)], sampling=Sampling(max_tokens=30))
 
     assert len(record.turns[0].tool_results) == 1
     assert record.stop_reason is not StopReason.GENERATION_LENGTH
@@ -80,8 +76,9 @@ async def test_a3_engine_length_is_truncated_and_runs_no_tool():
     assert all(result.error_kind == "not_run" for result in cut.turns[0].tool_results)
 
 
-async def test_a3_a_whole_call_in_a_cut_completion_is_answered_not_run():
-    turn = call("show", size=3)
+async def test_a_whole_call_in_a_cut_completion_is_answered_not_run():
+    """Acceptance A3."""
+    turn = tool_call("show", size=3)
     record = await play([turn + "and more"], sampling=Sampling(max_tokens=len(TOKENIZER.encode(turn)) + 2))
 
     (result,) = record.turns[0].tool_results
@@ -91,7 +88,8 @@ async def test_a3_a_whole_call_in_a_cut_completion_is_answered_not_run():
     assert len(record.sequences[0].spans) == 2
 
 
-async def test_b2_generation_is_clamped_to_what_the_context_leaves():
+async def test_generation_is_clamped_to_what_the_context_leaves():
+    """Acceptance B2."""
     await play(["hi"])
     prompt = prompt_size()
 
@@ -102,7 +100,8 @@ async def test_b2_generation_is_clamped_to_what_the_context_leaves():
     assert record.stop_reason is StopReason.GENERATION_LENGTH
 
 
-async def test_b2_with_nothing_left_the_engine_is_not_called():
+async def test_with_nothing_left_the_engine_is_not_called():
+    """Acceptance B2."""
     await play(["hi"])
     prompt = prompt_size()
 
@@ -116,7 +115,8 @@ async def test_b2_with_nothing_left_the_engine_is_not_called():
     assert len(record.sequences[0]) == prompt
 
 
-async def test_b2_the_engine_s_own_limit_holds_too():
+async def test_the_engine_s_own_limit_holds_too():
+    """Acceptance B2."""
     await play(["hi"])
     prompt = prompt_size()
 
@@ -125,8 +125,9 @@ async def test_b2_the_engine_s_own_limit_holds_too():
     assert sizes() == [5]
 
 
-async def test_b2_the_episode_s_sampled_tokens_are_bounded():
-    turn = call("show", size=1)
+async def test_the_episode_s_sampled_tokens_are_bounded():
+    """Acceptance B2."""
+    turn = tool_call("show", size=1)
     cost = len(TOKENIZER.encode(turn)) + 1
 
     record = await play([turn, turn, "done"], max_total_tokens=2 * cost)
@@ -137,8 +138,9 @@ async def test_b2_the_episode_s_sampled_tokens_are_bounded():
 
 
 @pytest.mark.parametrize("spare", [0, 1])
-async def test_b2_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_shown(spare):
-    turn = call("show", size=1)
+async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_shown(spare):
+    """Acceptance B2."""
+    turn = tool_call("show", size=1)
     cost = len(TOKENIZER.encode(turn)) + 1
 
     record = await play([turn, "done"], max_total_tokens=cost + spare)
@@ -152,13 +154,16 @@ async def test_b2_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_
         assert f"limit of {cost} sampled tokens" in result.text
 
 
-async def test_a4_any_limit_between_prompt_and_second_turn_keeps_the_record_aligned():
-    whole = await play([call("show", size=50), "done"])
+async def test_any_limit_between_prompt_and_second_turn_keeps_the_record_aligned():
+    """Acceptance A4."""
+    whole = await play([tool_call("show", size=50), "done"])
     prompt, total = prompt_size(), len(whole.sequences[0])
     seen = set()
 
     for limit in range(prompt, total + 2):
-        record = await play([call("show", size=50), "done"], max_context_tokens=limit, min_answer_tokens=1)
+        record = await play(
+            [tool_call("show", size=50), "done"], max_context_tokens=limit, min_answer_tokens=1
+        )
         assert_aligned(record)
         assert len(record.sequences[0]) <= limit
         assert record.sequences[0].token_ids[:prompt] == whole.sequences[0].token_ids[:prompt]
@@ -173,13 +178,14 @@ async def test_a4_any_limit_between_prompt_and_second_turn_keeps_the_record_alig
     }
 
 
-async def test_b4_a_megabyte_of_output_is_cut_inside_the_observation():
+async def test_a_megabyte_of_output_is_cut_inside_the_observation():
+    """Acceptance B4."""
     await play(["hi"])
     prompt = prompt_size()
     limit = prompt + 250
 
     record = await play(
-        [call("show", size=1_000_000), "ok"], max_context_tokens=limit, max_tool_output_tokens=None
+        [tool_call("show", size=1_000_000), "ok"], max_context_tokens=limit, max_tool_output_tokens=None
     )
 
     (result,) = record.turns[0].tool_results
@@ -196,19 +202,21 @@ async def test_b4_a_megabyte_of_output_is_cut_inside_the_observation():
     assert_aligned(record)
 
 
-async def test_b4_the_observation_is_cut_to_the_token():
+async def test_the_observation_is_cut_to_the_token():
+    """Acceptance B4."""
     await play(["hi"])
     limit = prompt_size() + 300
 
-    await play([call("show", size=5000), "ok"], max_context_tokens=limit, min_answer_tokens=20)
+    await play([tool_call("show", size=5000), "ok"], max_context_tokens=limit, min_answer_tokens=20)
 
     second = play.requests[1]
     assert limit - len(second.prompt_ids) == second.sampling.max_tokens
     assert 20 <= second.sampling.max_tokens <= 22
 
 
-async def test_b5_exact_fit_is_not_cut_and_sampled_tokens_never_are():
-    turn = call("show", size=120)
+async def test_exact_fit_is_not_cut_and_sampled_tokens_never_are():
+    """Acceptance B5."""
+    turn = tool_call("show", size=120)
     whole = await play([turn, "ok"])
     before_answer = len(play.requests[1].prompt_ids)
     prompt = prompt_size()
@@ -233,8 +241,9 @@ async def test_b5_exact_fit_is_not_cut_and_sampled_tokens_never_are():
             assert len(ids) == prompt + completion
 
 
-async def test_b5_several_results_share_the_room_and_the_small_ones_stay_whole():
-    turn = call("show", size=5) + call("show", size=900) + call("show", size=700)
+async def test_several_results_share_the_room_and_the_small_ones_stay_whole():
+    """Acceptance B5."""
+    turn = tool_call("show", size=5) + tool_call("show", size=900) + tool_call("show", size=700)
     await play(["hi"])
 
     record = await play([turn, "ok"], max_context_tokens=prompt_size() + 700)
@@ -248,9 +257,14 @@ async def test_b5_several_results_share_the_room_and_the_small_ones_stay_whole()
     assert record.stop_reason is StopReason.FINAL_ANSWER
 
 
-async def test_b5_the_tool_s_own_limit_and_the_run_s_hold_both():
-    record = await play([call("brief", size=100) + call("show", size=100), "ok"], max_tool_output_tokens=60)
-    strict = await play([call("brief", size=100) + call("show", size=100), "ok"], max_tool_output_tokens=30)
+async def test_the_tool_s_own_limit_and_the_run_s_hold_both():
+    """Acceptance B5."""
+    record = await play(
+        [tool_call("brief", size=100) + tool_call("show", size=100), "ok"], max_tool_output_tokens=60
+    )
+    strict = await play(
+        [tool_call("brief", size=100) + tool_call("show", size=100), "ok"], max_tool_output_tokens=30
+    )
 
     assert [
         len(RENDERER.decode(RENDERER.tokenizer.encode(one.text))) <= 60
@@ -260,7 +274,8 @@ async def test_b5_the_tool_s_own_limit_and_the_run_s_hold_both():
     assert all(len(one.text) <= 30 and one.trimmed for one in strict.turns[0].tool_results)
 
 
-async def test_c4_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
+async def test_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
+    """Acceptance C4."""
     seen = {}
 
     class Judged(Printer):
@@ -268,7 +283,7 @@ async def test_c4_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
             seen.update(reason=stop_reason, truncated=trajectory.truncated)
             return 0.25
 
-    record = await play([call("show", size=3)], Judged(), max_turns=1)
+    record = await play([tool_call("show", size=3)], Judged(), max_turns=1)
 
     assert record.stop_reason is StopReason.MAX_TURNS
     assert record.truncated
@@ -280,7 +295,9 @@ async def test_c4_a_call_on_the_last_turn_is_not_run_and_reward_sees_why():
     assert record.turn_rewards == (0.25,)
 
 
-async def test_c5_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_not_retried():
+async def test_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_not_retried():
+    """Acceptance C5."""
+
     class Refusing(ScriptedEngine):
         tries = 0
 
@@ -299,7 +316,8 @@ async def test_c5_a_prompt_that_the_engine_refuses_as_too_long_is_truncated_and_
     assert record.error is None
 
 
-async def test_d5_a_long_user_turn_is_cut_and_no_generation_is_wasted():
+async def test_a_long_user_turn_is_cut_and_no_generation_is_wasted():
+    """Acceptance D5."""
     await play(["hi"], Talker(), user=ScriptedUser([]))
     user = ScriptedUser(["u" * 500])
     limit = prompt_size() + 120
@@ -317,7 +335,8 @@ async def test_d5_a_long_user_turn_is_cut_and_no_generation_is_wasted():
 
 @pytest.mark.parametrize("text", ["x" * 400, "é" * 200, "🙂" * 100, "a\n" * 200, "日本語テキスト" * 40])
 @pytest.mark.parametrize("limit", [0, 1, 2, 7, 33, 64, 399, 400, 401])
-def test_d9_trimmed_text_never_exceeds_its_tokens(text: str, limit: int):
+def test_trimmed_text_never_exceeds_its_tokens(text: str, limit: int):
+    """Acceptance D9."""
     trimmed = RENDERER.trim(text, limit)
 
     assert RENDERER.count(trimmed) <= limit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,15 +13,12 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.runner.conversation.fit import Observation, cut, fit_observation
 from agentenv.runner.outputs import FullOutputs, file_name
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
 RENDERER = Renderer(TOKENIZER)
 LINES = "".join(f"line {number}\n" for number in range(200))
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class Logs(ToolEnv):
@@ -59,7 +54,7 @@ def marker(cut_chars: int) -> str:
 
 @pytest.mark.parametrize("keep", ["head", "tail"])
 async def test_the_end_that_is_wanted_is_kept_up_to_the_limit(keep):
-    record = await play([call("log"), "done"], max_tool_output_tokens=120, tool_output_keep=keep)
+    record = await play([tool_call("log"), "done"], max_tool_output_tokens=120, tool_output_keep=keep)
 
     (result,) = record.turns[0].tool_results
     kept = len(LINES) - missing(result.text)
@@ -72,11 +67,11 @@ async def test_the_end_that_is_wanted_is_kept_up_to_the_limit(keep):
 
 @pytest.mark.parametrize("keep", ["head", "middle", "tail"])
 async def test_what_is_cut_at_the_context_s_edge_is_counted_from_the_whole(keep):
-    whole = await play([call("short"), "done"])
+    whole = await play([tool_call("short"), "done"])
     room = len(whole.sequences[0]) + 150
 
     record = await play(
-        [call("log"), "done"], max_tool_output_tokens=400, max_context_tokens=room, tool_output_keep=keep
+        [tool_call("log"), "done"], max_tool_output_tokens=400, max_context_tokens=room, tool_output_keep=keep
     )
 
     (result,) = record.turns[0].tool_results
@@ -217,7 +212,7 @@ def test_whatever_the_frame_does_to_contents_the_result_fits(sizes, room, extra)
 
 
 async def test_the_whole_of_what_was_cut_is_kept_on_disk_if_asked_for(tmp_path):
-    script = [call("short") + call("log") + call("log"), "done"]
+    script = [tool_call("short") + tool_call("log") + tool_call("log"), "done"]
 
     record = await play(script, full_outputs=tmp_path / "outputs", max_tool_output_tokens=100)
     plain = await play(script, max_tool_output_tokens=100)
@@ -239,7 +234,9 @@ async def test_the_whole_of_what_was_cut_is_kept_on_disk_if_asked_for(tmp_path):
 async def test_a_disk_that_refuses_takes_no_episode_down(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
 
-    record = await play([call("log"), "done"], full_outputs=tmp_path / "file", max_tool_output_tokens=100)
+    record = await play(
+        [tool_call("log"), "done"], full_outputs=tmp_path / "file", max_tool_output_tokens=100
+    )
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
     assert record.turns[0].tool_results[0].full_output == ""

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from agentenv.core import SandboxUnavailable, UsageError
 from agentenv.sandbox import SandboxLimits, create
+from helpers.waiting import until
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.asyncio(loop_scope="module")]
 
@@ -188,7 +189,7 @@ async def test_closing_a_session_ends_the_step_in_flight(best):
     session = best.session()
     await session.run_code("x = 1")
     step = asyncio.ensure_future(session.run_code("while True: pass", timeout_s=30))
-    await asyncio.sleep(0.05)
+    await until(lambda: session._current)
 
     await session.close()
     result = await asyncio.wait_for(step, 5)

@@ -89,7 +89,7 @@ def test_an_interrupt_ends_the_work_of_a_notebook_cell():
     async def work():
         began.set()
         try:
-            await asyncio.sleep(600)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.set()
             raise

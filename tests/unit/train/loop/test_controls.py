@@ -28,14 +28,14 @@ def gradient(**options) -> torch.Tensor:
     return lp.grad
 
 
-def test_check_02_control_without_the_clip_the_analytic_gradient_is_another():
+def test_without_the_clip_the_analytic_gradient_is_another():
     lp, old, advantages, weights = tokens()
     unclipped = -(lp.detach() - old).exp() * advantages * weights
     assert (gradient() - unclipped).abs().max() > 1e-3
     torch.testing.assert_close(gradient(loss_type="reinforce"), unclipped, rtol=0, atol=1e-15)
 
 
-def test_check_03_control_gradcheck_notices_a_stop_gradient():
+def test_gradcheck_notices_a_stop_gradient():
     lp, old, advantages, weights = tokens(count=6)
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -46,24 +46,24 @@ def test_check_03_control_gradcheck_notices_a_stop_gradient():
 
 
 @pytest.mark.parametrize("other", ["cispo", "sapo", "gpg", "gmpo"])
-def test_check_04_control_another_loss_has_another_gradient(other):
+def test_another_loss_has_another_gradient(other):
     assert (gradient() - gradient(loss_type=other)).abs().max() > 1e-3
 
 
-def test_check_08_control_a_policy_that_moved_has_another_ratio():
+def test_a_policy_that_moved_has_another_ratio():
     batch = [group("a", [0.0, 1.0, 0.3])]
     trainer = trainer_of(old_logprobs="recompute", num_iterations=2, learning_rate=0.01)
     assert trainer.step(batch)["ratio/mean"] != 1.0
 
 
-def test_check_08b_control_an_old_policy_gives_another_loss():
+def test_an_old_policy_gives_another_loss():
     lp, old, advantages, weights = tokens()
     output = grpo_loss(lp, old_logprobs=old, advantages=advantages, weights=weights, config=GRPOConfig())
     assert output.sums["ratio/mean"].item() != len(lp)
     assert abs(output.loss.item() + (weights * advantages).sum().item()) > 1e-3
 
 
-def test_check_09_control_without_the_optimisers_state_a_resume_is_not_equal(tmp_path):
+def test_without_the_optimisers_state_a_resume_is_not_equal(tmp_path):
     batches = [[group(f"{step}", [0.0, 1.0, 0.5])] for step in range(4)]
     whole = trainer_of()
     for batch in batches[:2]:
@@ -79,7 +79,7 @@ def test_check_09_control_without_the_optimisers_state_a_resume_is_not_equal(tmp
     assert not all(torch.equal(ours, truth) for ours, truth in pairs)
 
 
-def test_check_10_control_the_temperature_and_the_soft_cap_count():
+def test_the_temperature_and_the_soft_cap_count():
     draw = torch.Generator().manual_seed(0)
     hidden = torch.randn(20, 8, generator=draw, dtype=DTYPE)
     weight = torch.randn(30, 8, generator=draw, dtype=DTYPE)
@@ -90,7 +90,7 @@ def test_check_10_control_the_temperature_and_the_soft_cap_count():
         assert (wrong - truth).abs().max() > 1e-2
 
 
-def test_check_13_control_a_number_inside_the_mask_counts():
+def test_a_number_inside_the_mask_counts():
     lp, old, advantages, weights = tokens()
     mask = torch.ones(40, dtype=torch.bool)
     mask[20:] = False
@@ -107,12 +107,12 @@ def test_check_13_control_a_number_inside_the_mask_counts():
     assert loss(3) != loss(30)
 
 
-def test_check_14_control_a_group_with_spread_makes_a_step():
+def test_a_group_with_spread_makes_a_step():
     assert trainer_of().step([group("a", [0.0, 1.0])])["updates"] == 1
 
 
 @pytest.mark.parametrize("reduction", ["seq_mean", "constant"])
-def test_check_15_control_counted_by_rows_a_fork_changes_an_episodes_weight(reduction):
+def test_counted_by_rows_a_fork_changes_an_episodes_weight(reduction):
     def share(episodes) -> float:
         weights = token_weights([10, 30, 20], reduction=reduction, episodes=episodes, max_tokens=64)
         return weights[0] * 10 + weights[1] * 30

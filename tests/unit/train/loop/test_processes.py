@@ -342,20 +342,20 @@ def gap(found: Path, how: str, reduction: str, split: int) -> tuple[float, float
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("how", ["replicate", "shard"])
-def test_check_07_two_processes_have_the_gradient_of_one(found, how, reduction):
+def test_two_processes_have_the_gradient_of_one(found, how, reduction):
     gradient, norm = gap(found, how, reduction, 2 if reduction == "prompt_mean" else 3)
     assert gradient <= 1e-12
     assert norm <= 1e-12
 
 
 @pytest.mark.parametrize("how", ["replicate", "shard"])
-def test_check_07_a_process_may_have_nothing_to_train_on(found, how):
+def test_a_process_may_have_nothing_to_train_on(found, how):
     assert max(gap(found, how, "seq_mean", 4)) <= 1e-12
 
 
 @pytest.mark.parametrize("level", ["episode", "turn"])
 @pytest.mark.parametrize("split", [1, 3, 5])  # the last leaves the second process nothing
-def test_check_07_two_processes_have_the_step_of_one_and_its_metrics(found, level, split):
+def test_two_processes_have_the_step_of_one_and_its_metrics(found, level, split):
     one, two = (
         json.loads((found / f"{how}-{level}-{split}.json").read_text()) for how in ("one", "replicate")
     )
@@ -368,7 +368,7 @@ def test_check_07_two_processes_have_the_step_of_one_and_its_metrics(found, leve
 
 
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean"])
-def test_check_07_the_mean_of_each_process_own_mean_is_wrong(found, reduction):
+def test_the_mean_of_each_process_own_mean_is_wrong(found, reduction):
     assert gap(found, "naive", reduction, 3)[0] > 1e-3
 
 

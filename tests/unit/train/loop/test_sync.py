@@ -70,7 +70,7 @@ def play(trainer: GRPOTrainer, step: int = 0) -> EpisodeBatch:
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": LoraOptions(r=8)}])
-def test_check_16_the_shared_model_needs_no_sync(options):
+def test_the_shared_model_needs_no_sync(options):
     trainer = make_trainer(own_model=False, **options)
 
     metrics = [play_and_train(trainer) for _ in range(3)]
@@ -80,7 +80,7 @@ def test_check_16_the_shared_model_needs_no_sync(options):
     assert trainer.engine.weights_version == trainer.weights_version == 3
 
 
-def test_check_08_the_ratio_to_the_sampler_is_one_and_wrong_weights_break_it():
+def test_the_ratio_to_the_sampler_is_one_and_wrong_weights_break_it():
     options = {"old_logprobs": "sampler", "epsilon": 1e-4, "epsilon_high": 1e-4}
     trainer = make_trainer(own_model=True, **options, beta=0.1)
     right = play_and_train(trainer)
@@ -100,7 +100,7 @@ def test_check_08_the_ratio_to_the_sampler_is_one_and_wrong_weights_break_it():
     assert control["clip_ratio/region_mean"] > 0.0
 
 
-def test_check_16_without_a_sync_the_mismatch_shows_and_a_sync_ends_it():
+def test_without_a_sync_the_mismatch_shows_and_a_sync_ends_it():
     trainer = make_trainer(own_model=True)
 
     first = play_and_train(trainer)

@@ -41,7 +41,7 @@ tokens = st.lists(st.integers(0, 3), min_size=2, max_size=12)
 
 @given(st.lists(tokens, min_size=1, max_size=6), st.integers(0, 100), st.booleans())
 @settings(max_examples=40)
-def test_check_06_packed_equals_padded(sequences, seed, tree):
+def test_packed_equals_padded(sequences, seed, tree):
     # Four token ids only, so that prefixes meet at every depth, rows repeat and rows begin with others.
     draw = torch.Generator().manual_seed(seed)
     rows = []
@@ -59,7 +59,7 @@ def test_check_06_packed_equals_padded(sequences, seed, tree):
     assert ((packed[1] - padded[1]).norm() / padded[1].norm()).item() <= 1e-12
 
 
-def test_check_06_padded_equals_the_model_alone():
+def test_padded_equals_the_model_alone():
     model = tiny()
     rows = [make_row([5, 6, 7, 8, 9], [2, 4]), make_row([5, 6, 1], [1, 2])]
 
@@ -72,7 +72,7 @@ def test_check_06_padded_equals_the_model_alone():
     torch.testing.assert_close(logprobs, torch.stack(truth), rtol=0, atol=1e-12)
 
 
-def test_check_06_without_borders_between_rows_the_numbers_are_wrong():
+def test_without_borders_between_rows_the_numbers_are_wrong():
     rows = [make_row([1, 2, 3, 4, 5, 6], [3, 4, 5]), make_row([1, 2, 7, 8, 9, 10], [3, 4, 5])]
     policy = Policy(tiny(), GRPOConfig())
     truth, _ = policy.score(pad_rows(rows))
@@ -151,7 +151,7 @@ def test_a_head_that_is_not_a_plain_matrix_is_found():
     torch.testing.assert_close(logprobs, torch.stack([truth[1, 7], truth[2, 8]]), rtol=0, atol=1e-12)
 
 
-def test_check_09_resume_is_bit_equal(tmp_path):
+def test_resume_is_bit_equal(tmp_path):
     batches = [[group(f"{step}-{n}", [0.0, 1.0, 0.5]) for n in range(2)] for step in range(6)]
     options = {
         "old_logprobs": "recompute",
@@ -285,7 +285,7 @@ def extra_kib(tokens: int, how: str) -> int:
 
 
 @pytest.mark.slow
-def test_check_11_logprob_memory_is_flat():
+def test_logprob_memory_is_flat():
     short, long = extra_kib(512, "chunked"), extra_kib(2048, "chunked")
     assert long < 1.2 * short
     assert long < 400 * 1024
@@ -301,7 +301,7 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("case", DEGENERATE)
-def test_check_14_nothing_to_learn_makes_no_step(case):
+def test_nothing_to_learn_makes_no_step(case):
     trainer = trainer_of(weight_decay=0.1)
     before = [one.clone() for one in trainer.model.parameters()]
 
@@ -313,14 +313,14 @@ def test_check_14_nothing_to_learn_makes_no_step(case):
     assert math.isfinite(metrics["loss"])
 
 
-def test_check_14_an_unscored_member_is_left_out_of_the_statistics():
+def test_an_unscored_member_is_left_out_of_the_statistics():
     rows = build_batch([group("a", [None, 0.0, 1.0])], GRPOConfig(scale_rewards="none"))
 
     assert [row.advantages_n[0].item() for row in rows.rows] == [-0.5, 0.5]
     assert rows.metrics["dropped/unscored_episodes"] == 1
 
 
-def test_check_14_a_gradient_that_is_not_finite_changes_nothing():
+def test_a_gradient_that_is_not_finite_changes_nothing():
     trainer = trainer_of()
     trainer.learner.loss_fn = lambda x: x.logprobs_N * math.inf
     before = [one.clone() for one in trainer.model.parameters()]
@@ -379,7 +379,7 @@ def test_low_precision_gradients_are_summed_in_float32():
 
 @pytest.mark.parametrize("packing", ["shared", "padded"])
 @pytest.mark.parametrize("bound", [16, 4096])
-def test_check_05_micro_batches_of_a_real_model_do_not_change_the_update(packing, bound):
+def test_micro_batches_of_a_real_model_do_not_change_the_update(packing, bound):
     batch = [group("a", [0.0, 1.0, 0.3]), group("b", [0.2, 0.9, 0.4, 0.1])]
 
     def gradient(**options) -> torch.Tensor:

@@ -41,7 +41,7 @@ def loss_of(
         (2.0, -1.0, 0.28, 2.0, 2.0),
     ],
 )
-def test_check_01_one_token_by_hand(ratio, advantage, high, loss, gradient):
+def test_one_token_by_hand(ratio, advantage, high, loss, gradient):
     old = tensor(math.log(0.3))
     lp = (old + math.log(ratio)).requires_grad_()
 
@@ -53,7 +53,7 @@ def test_check_01_one_token_by_hand(ratio, advantage, high, loss, gradient):
     assert lp.grad.item() == pytest.approx(gradient, abs=1e-12)
 
 
-def test_check_01_k3_by_hand():
+def test_k3_by_hand():
     lp = tensor(-1.0)
     assert kl_penalty(lp, lp + 0.1, "k3").item() == pytest.approx(math.exp(0.1) - 1.1, abs=1e-12)
     assert kl_penalty(lp, lp + 0.1, "k3").item() == pytest.approx(0.0051709, abs=5e-8)
@@ -64,7 +64,7 @@ def test_check_01_k3_by_hand():
 @pytest.mark.parametrize(
     ("estimator", "kl", "slope"), [("k1", -0.5, 1.0), ("k2", 0.125, -0.5), ("k3", 0.1487213, -0.6487213)]
 )
-def test_check_01_the_chosen_kl_estimator_is_what_the_loss_adds(estimator, kl, slope):
+def test_the_chosen_kl_estimator_is_what_the_loss_adds(estimator, kl, slope):
     lp = tensor(-1.0).requires_grad_()
 
     output = grpo_loss(
@@ -92,7 +92,7 @@ def test_check_01_the_chosen_kl_estimator_is_what_the_loss_adds(estimator, kl, s
         (0.15, 0.1, -1.0, 2 / 3),
     ],
 )
-def test_check_01_dppo_leaves_out_what_moved_too_far_by_hand(before, after, advantage, loss):
+def test_dppo_leaves_out_what_moved_too_far_by_hand(before, after, advantage, loss):
     lp = tensor(math.log(after)).requires_grad_()
 
     value = loss_of(
@@ -108,7 +108,7 @@ def test_check_01_dppo_leaves_out_what_moved_too_far_by_hand(before, after, adva
     ("advantage", "kept", "slopes"),
     [(1.0, [0.28, math.log(0.5)], [0.0, 1.0]), (-1.0, [math.log(2.0), -0.2], [1.0, 0.0])],
 )
-def test_check_01_gmpo_clips_log_ratios_by_hand(advantage, kept, slopes):
+def test_gmpo_clips_log_ratios_by_hand(advantage, kept, slopes):
     old = tensor(-2.0, -2.0)
     lp = (old + tensor(2.0, 0.5).log()).requires_grad_()
 
@@ -167,7 +167,7 @@ def random_tokens(seed: int, count: int = 200):
 
 
 @given(st.integers(0, 10_000))
-def test_check_02_gradient_is_the_analytic_one(seed):
+def test_gradient_is_the_analytic_one(seed):
     lp, old, advantages, weights = random_tokens(seed)
     lp.requires_grad_()
 
@@ -180,7 +180,7 @@ def test_check_02_gradient_is_the_analytic_one(seed):
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "cispo", "sapo", "reinforce", "gmpo", "gpg", "dppo"])
-def test_check_03_gradcheck_away_from_kinks(loss_type):
+def test_gradcheck_away_from_kinks(loss_type):
     torch.manual_seed(0)
     old = torch.randn(6, dtype=DTYPE) * 0.2 - 2
     # Far from 1 - epsilon, 1 and 1 + epsilon, so that a finite difference crosses no kink.
@@ -214,7 +214,7 @@ def rows_of_tokens():
 
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
 @pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]], [[2, 0, 3], [1]]])
-def test_check_05_accumulation_does_not_change_the_gradient(reduction, split):
+def test_accumulation_does_not_change_the_gradient(reduction, split):
     rows = rows_of_tokens()
     weights = token_weights(LENGTHS, reduction=reduction, groups=[0, 0, 1, 1], max_tokens=64)
 
@@ -234,7 +234,7 @@ def test_check_05_accumulation_does_not_change_the_gradient(reduction, split):
     assert ((whole - parts).norm() / whole.norm()).item() <= 1e-12
 
 
-def test_check_05b_mean_of_micro_batch_means_is_wrong():
+def test_mean_of_micro_batch_means_is_wrong():
     rows = rows_of_tokens()
 
     def gradient(weights: list[float]) -> torch.Tensor:
@@ -249,7 +249,8 @@ def test_check_05b_mean_of_micro_batch_means_is_wrong():
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
-def test_check_08b_on_policy_ratio_is_exactly_one(loss_type):
+def test_on_policy_ratio_is_exactly_one(loss_type):
+    """Acceptance A13."""
     lp, _, advantages, weights = random_tokens(3)
 
     output = grpo_loss(
@@ -265,7 +266,7 @@ def test_check_08b_on_policy_ratio_is_exactly_one(loss_type):
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_check_10_chunked_logprobs_equal_plain_ones(with_entropy):
+def test_chunked_logprobs_equal_plain_ones(with_entropy):
     torch.manual_seed(0)
     hidden = torch.randn(40, 16, dtype=DTYPE)
     weight = torch.randn(97, 16, dtype=DTYPE)
@@ -287,7 +288,7 @@ def test_check_10_chunked_logprobs_equal_plain_ones(with_entropy):
         torch.testing.assert_close(ours, truth, rtol=0, atol=1e-12)
 
 
-def test_check_10_the_heads_gradient_is_summed_in_float32_under_bfloat16():
+def test_the_heads_gradient_is_summed_in_float32_under_bfloat16():
     hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
     weight = torch.zeros(4, 1, dtype=torch.bfloat16, requires_grad=True)
 
@@ -298,7 +299,7 @@ def test_check_10_the_heads_gradient_is_summed_in_float32_under_bfloat16():
     assert weight.grad.flatten().tolist() == [768.0, -256.0, -256.0, -256.0]
 
 
-def test_check_10_soft_cap_has_the_right_gradient():
+def test_soft_cap_has_the_right_gradient():
     torch.manual_seed(0)
     hidden = torch.randn(5, 4, dtype=DTYPE, requires_grad=True)
     weight = torch.randn(9, 4, dtype=DTYPE, requires_grad=True)
@@ -310,7 +311,7 @@ def test_check_10_soft_cap_has_the_right_gradient():
     assert torch.autograd.gradcheck(run, (hidden, weight))
 
 
-def test_check_12_temperature_divides_logits():
+def test_temperature_divides_logits():
     torch.manual_seed(0)
     logits = torch.randn(200, 50, dtype=DTYPE) * 2
     labels = torch.randint(0, 50, (200,))
@@ -324,13 +325,13 @@ def test_check_12_temperature_divides_logits():
     assert (0.7 * scaled - at_one).abs().mean().item() > 0.1  # the shortcut that is not the same number
 
 
-def test_check_12_temperature_zero_is_refused():
+def test_temperature_zero_is_refused():
     with pytest.raises(UsageError, match="greedy samples have no gradient"):
         GRPOConfig(temperature=0.0)
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.0, 7.5, math.nan, math.inf, -math.inf]))
-def test_check_13_what_is_masked_changes_nothing(seed, poison):
+def test_what_is_masked_changes_nothing(seed, poison):
     lp, old, advantages, weights = (t.reshape(4, 50) for t in random_tokens(seed))
     ref = old + 0.1
     mask = torch.rand(4, 50, generator=torch.Generator().manual_seed(seed)) > 0.4
@@ -375,12 +376,12 @@ def test_check_13_what_is_masked_changes_nothing(seed, poison):
 )
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_check_14_rewards_without_spread_give_exactly_zero(rewards, scale, kind):
+def test_rewards_without_spread_give_exactly_zero(rewards, scale, kind):
     values = group_advantages(rewards, advantage=kind, scale_rewards=scale)
     assert [list(group) for group in values] == [[0.0] * len(group) for group in rewards]
 
 
-def test_check_14_everything_masked_is_a_loss_of_zero():
+def test_everything_masked_is_a_loss_of_zero():
     lp = tensor(-1.0, -2.0).requires_grad_()
     nothing = torch.zeros(2, dtype=torch.bool)
 
@@ -401,7 +402,7 @@ def test_check_14_everything_masked_is_a_loss_of_zero():
 
 @pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
 @given(parts=st.lists(st.integers(1, 40), min_size=1, max_size=5), other=st.integers(1, 90))
-def test_check_15_a_forked_episode_keeps_its_weight(reduction, parts, other):
+def test_a_forked_episode_keeps_its_weight(reduction, parts, other):
     def share(lengths, episodes, groups):
         weights = token_weights(lengths, reduction=reduction, episodes=episodes, groups=groups, max_tokens=64)
         return sum(w * n for w, n, e in zip(weights, lengths, episodes, strict=True) if e == 0)

@@ -37,7 +37,8 @@ def rank_fails(rank: int, folder, tell) -> None:
         (folder / f"raised-{rank}").write_text(f"{last.name}: {error}")
 
 
-def test_a14_four_ranks_that_meet_one_cause_send_one_notice_and_raise_it_on(tmp_path):
+def test_four_ranks_that_meet_one_cause_send_one_notice_and_raise_it_on(tmp_path):
+    """Acceptance A14."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank_fails, args=(n, tmp_path, tmp_path / "told")) for n in range(4)]
 
@@ -51,7 +52,9 @@ def test_a14_four_ranks_that_meet_one_cause_send_one_notice_and_raise_it_on(tmp_
         assert (tmp_path / f"raised-{number}").read_text() == f"fail: the same cause on rank {number}"
 
 
-def test_a14_a_broken_notifier_does_not_hide_what_was_raised(tmp_path, caplog):
+def test_a_broken_notifier_does_not_hide_what_was_raised(tmp_path, caplog):
+    """Acceptance A14."""
+
     def send(notice):
         raise ConnectionError("nobody listens")
 
@@ -66,7 +69,8 @@ def test_a14_a_broken_notifier_does_not_hide_what_was_raised(tmp_path, caplog):
     assert "nobody listens" in caplog.text
 
 
-async def test_a14_episodes_that_fail_for_one_cause_are_told_of_once():
+async def test_episodes_that_fail_for_one_cause_are_told_of_once():
+    """Acceptance A14."""
     told: list[Notice] = []
     notifier = Notifier(told.append)
     engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)

@@ -1,0 +1,48 @@
+"""Tool calls as a model makes them, for scripts and policies."""
+
+from __future__ import annotations
+
+import json
+
+from agentenv.core.messages import Message
+
+__all__ = ["tool_call", "tool_call_message"]
+
+
+def tool_call(name: str, /, **arguments: object) -> str:
+    """Return the text with which a model of the `<tool_call>` grammar calls a tool.
+
+    It is a turn of a `ScriptedEngine`, written as the template of `byte_tokenizer` writes it. Several
+    calls in one turn are joined with `+`.
+
+    Example:
+        >>> tool_call("add", a=1, b=2)
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+
+    Args:
+        name: of the tool.
+        arguments: values that JSON can write, by parameter.
+    """
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def tool_call_message(name: str, /, **arguments: object) -> Message:
+    """Return the assistant message, without text, that calls one tool.
+
+    Policies for `play` and `check_env` return such messages, and a `ScriptedEngine` plays them too.
+
+    Args:
+        name: of the tool.
+        arguments: values that JSON can write, by parameter.
+    """
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call_0",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+        ],
+    }

@@ -1,0 +1,46 @@
+"""Habits of the tests themselves."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+
+MAY_SLEEP = {
+    "helpers/waiting.py": "looks again at a condition that no event tells",
+    "unit/sandbox/local/attacks.py": "runs by itself as any user, with nothing but agentenv",
+    "unit/tools/test_threads.py": "meets a thread at the moment at which its idle time ends",
+    "unit/tools/test_tool.py": "blocks the event loop, which is what is tested",
+}
+"""Files whose code sleeps for a time, and why. Programs that a test writes for others are not looked at."""
+
+
+def parsed(word: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the files in which a word stands, each with its syntax tree."""
+    for file in sorted(TESTS.rglob("*.py")):
+        if word in (text := file.read_text()):
+            yield file.relative_to(TESTS).as_posix(), ast.parse(text)
+
+
+def sleeps(tree: ast.Module) -> bool:
+    """Whether code sleeps for anything but 0, which only lets other tasks run."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "sleep":
+            time = node.args[0] if node.args else None
+            if not (isinstance(time, ast.Constant) and time.value == 0):
+                return True
+    return False
+
+
+def test_no_test_sleeps_where_it_could_wait_for_a_condition():
+    assert {name for name, tree in parsed("sleep(") if sleeps(tree)} == set(MAY_SLEEP)
+
+
+def test_names_of_tests_are_sentences_without_ids():
+    coded = re.compile(r"^ *(?:async )?def test_(?:[a-d]\d+b?|check_\d+b?)_\w+", re.MULTILINE)
+    found = [name for file in TESTS.rglob("test_*.py") for name in coded.findall(file.read_text())]
+
+    assert not found, "the id of an acceptance test stands in the docstring"

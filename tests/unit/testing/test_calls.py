@@ -1,0 +1,57 @@
+"""Scripted tool calls are read back as the calls that they are."""
+
+from __future__ import annotations
+
+import json
+
+import agentenv as ae
+from agentenv.engine import ScriptedEngine
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.testing import play, tool_call, tool_call_message
+
+
+class Names(ae.ToolEnv):
+    def start(self) -> str:
+        self.heard: list[str] = []
+        return "Name them."
+
+    @ae.tool
+    def name(self, name: str) -> str:
+        """Take a name."""
+        self.heard.append(name)
+        return "taken"
+
+    def reward(self) -> float:
+        return float(len(self.heard))
+
+
+async def test_a_scripted_model_calls_tools_with_the_text():
+    tokenizer = byte_tokenizer()
+    turn = tool_call("name", name="é") + tool_call("name", name='"</tool')
+    engine = ScriptedEngine([turn, "done"], tokenizer=tokenizer)
+
+    env = Names()
+    record = await Runner(engine, Renderer(tokenizer)).run_episode(env, {})
+
+    assert env.heard == ["é", '"</tool']
+    assert record.reward == 2.0
+
+
+async def test_a_policy_calls_tools_with_the_message():
+    def policy(messages, task, rng):
+        return "done" if messages[-1]["role"] == "tool" else tool_call_message("name", name="é")
+
+    played = await play(Names(), policy, {})
+
+    assert played.reward == 1.0
+    assert played.tool_results[0].text == "taken"
+
+
+def test_text_and_message_say_the_same():
+    call = tool_call_message("f", a=[1, None], b={"c": "d"})["tool_calls"][0]["function"]
+
+    assert tool_call("f", a=[1, None], b={"c": "d"}) == (
+        f'<tool_call>{{"name": "f", "arguments": {call["arguments"]}}}</tool_call>'
+    )
+    assert json.loads(call["arguments"]) == {"a": [1, None], "b": {"c": "d"}}
