@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentenv.engine.scripted.scripted import ScriptedTurn as ScriptedTurn
     from agentenv.engine.vllm.inprocess import VLLMEngine as VLLMEngine
     from agentenv.engine.vllm.server import VLLMServerEngine as VLLMServerEngine
-    from agentenv.engine.weights import ModelHolder as ModelHolder
+    from agentenv.engine.weights import HoldsModel as HoldsModel
     from agentenv.engine.weights import SyncReport as SyncReport
     from agentenv.engine.weights import WeightReader as WeightReader
     from agentenv.engine.weights import check_sync as check_sync
@@ -51,6 +51,6 @@ __all__ = door(
         "scripted.scripted": ["ScriptedEngine", "ScriptedRequest", "ScriptedTurn"],
         "vllm.inprocess": ["VLLMEngine"],
         "vllm.server": ["VLLMServerEngine"],
-        "weights": ["ModelHolder", "SyncReport", "WeightReader", "check_sync", "push_weights"],
+        "weights": ["HoldsModel", "SyncReport", "WeightReader", "check_sync", "push_weights"],
     },
 )

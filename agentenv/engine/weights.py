@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.base import Engine, Sampling
 
-__all__ = ["ModelHolder", "SyncReport", "WeightReader", "check_sync", "compare_logprobs", "push_weights"]
+__all__ = ["HoldsModel", "SyncReport", "WeightReader", "check_sync", "compare_logprobs", "push_weights"]
 
 MOST_K3 = 0.05
 MOST_OUTSIDE = 0.3
@@ -32,17 +32,18 @@ Scorer = Callable[[Sequence[int], Sequence[int]], "Sequence[float] | Awaitable[S
 
 
 @runtime_checkable
-class ModelHolder(Protocol):
-    """An engine that samples from a model object of this process, shared with whoever trains it."""
+class HoldsModel(Protocol):
+    """An engine that samples from a torch model in this process, which a trainer may share."""
 
+    name: str
     model: Any
 
-    def weights_updated(self, version: int | None = None) -> int:
-        """Forget what was computed with the old weights; return the new version."""
+    def updating(self, version: int | Callable[[], int] | None = None) -> AbstractContextManager[None]:
+        """Hold the engine still while weights change; the version is that of the new ones."""
         ...
 
-    def updating(self, version: int | Callable[[], int] | None = None) -> AbstractContextManager[None]:
-        """Hold the engine still while the weights change."""
+    def weights_updated(self, version: int | None = None) -> int:
+        """Take note that the weights have changed, and forget what was computed with the old ones."""
         ...
 
 
@@ -172,7 +173,7 @@ async def push_weights(
         EngineError: The engine refused.
         UsageError: The engine has no way to take weights.
     """
-    if isinstance(engine, ModelHolder) and engine.model is model:
+    if isinstance(engine, HoldsModel) and engine.model is model:
         return engine.weights_updated(version)
     if not isinstance(engine, WeightReader):
         raise UsageError(f"{engine.name} has no way to take new weights")
