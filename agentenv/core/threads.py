@@ -4,7 +4,7 @@ From synchronous code into asynchronous code:
 
 1. `run_sync` runs a coroutine on one private event loop, in one daemon thread per process. Calls that
    belong together (an environment's reset, step and close) meet on the same loop.
-2. `run_to_end` runs a coroutine on an event loop of its own, in the calling thread if it can. An
+2. `run_blocking` runs a coroutine on an event loop of its own, in the calling thread if it can. An
    interrupt cancels the coroutine, and its cleaning up is waited for.
 
 From asynchronous code into synchronous code:
@@ -36,7 +36,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from agentenv.core.errors import EnvironmentMisuse
 
-__all__ = ["ThreadCall", "ThreadPool", "abandoned_threads", "off_loop", "run_sync", "run_to_end"]
+__all__ = [
+    "ThreadCall",
+    "ThreadPool",
+    "abandoned_threads",
+    "blocking",
+    "off_loop",
+    "run_blocking",
+    "run_sync",
+]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -89,12 +97,21 @@ def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
         raise
 
 
-def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
+def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine on a loop of its own; also from inside a running loop, such as a notebook's."""
+    return blocking()(coroutine)
+
+
+def blocking() -> Callable[[Coroutine[Any, Any, _T]], _T]:
+    """Return what runs a coroutine from here: `asyncio.run`, or a thread where a loop runs already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return asyncio.run
+    return _run_in_thread
+
+
+def _run_in_thread(coroutine: Coroutine[Any, Any, _T]) -> _T:
     begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 
     async def run() -> _T:

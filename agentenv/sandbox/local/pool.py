@@ -42,10 +42,9 @@ _MAX_RESTARTS = 3
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """An init in the jail, its parked child, and the host's ends of their channels.
+    """An init in the jail, its parked child, and the host's ends of their channels."""
 
-    Invariant: `out` and `err` are those of the child that waits for a job; -1 while one runs.
-    """
+    # Invariant: `out` and `err` are those of the child that waits for a job; -1 while one runs.
 
     job: socket.socket
     status: socket.socket
@@ -86,6 +85,10 @@ class Pool:
         size: Workers kept ready.
         most: Workers kept when there was a need for more than `size`.
     """
+
+    # Invariant: `_ready` and `_kept` are parts of `_workers`; a worker in neither is busy, or has not parked
+    # its first child yet.
+    # Invariant: `_asked` counts the workers asked for that the zygote has not answered for, well or badly.
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class Pool:
         async with self._starting:
             if self._control is not None or self.closed:
                 return
+            # A thread cannot be cancelled: whoever is cancelled here waits for it, so that no zygote is left.
             launch = asyncio.ensure_future(asyncio.to_thread(self._launch))
             try:
                 await asyncio.shield(launch)
@@ -145,6 +149,7 @@ class Pool:
 
     def _launch(self) -> None:
         """Start the zygote and wait until it is ready; blocks for some 50 ms."""
+        # SEQPACKET keeps the bounds of messages, and says when the other end has gone.
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with far:
@@ -199,7 +204,7 @@ class Pool:
                 self._control.send(b"s")
                 self._asked += 1
         except BlockingIOError:
-            return
+            return  # so many are asked for that more would not come sooner
         except OSError:
             self._lost()
 
@@ -219,6 +224,7 @@ class Pool:
             if message == b"w" and len(fds) == 3:
                 self._welcome(fds)
             else:
+                # Most likely out of processes or memory for the moment: asking at once would spin.
                 _log.warning("sandbox: no worker: %s", message.decode(errors="replace"))
                 assert self._loop is not None
                 self._loop.call_later(_BREATH_S, self._replenish)
@@ -268,6 +274,7 @@ class Pool:
             self._loop.call_later(in_s, self._replenish)
 
     def _replenish(self) -> None:
+        # Kept workers belong to sessions and do not come back, so they are replaced.
         missing = self.size - (len(self._workers) - len(self._kept))
         self._ask(max(missing, len(self._waiting)) - self._asked)
 
@@ -327,6 +334,7 @@ class Pool:
             try:
                 await waiter
             except asyncio.CancelledError:
+                # Woken and cancelled at once: the worker that it was woken for is the next one's.
                 if waiter.done() and not waiter.cancelled():
                     self._wake()
                 raise
@@ -338,6 +346,7 @@ class Pool:
                 self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
+        # First out of the books and then told: a listener may ask for another worker at once.
         lost = list(self._workers)
         for worker in lost:
             self._leave(worker)

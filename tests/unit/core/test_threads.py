@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from agentenv.core import EnvironmentMisuse, threads
-from agentenv.core.threads import ThreadPool, off_loop, run_sync, run_to_end
+from agentenv.core.threads import ThreadPool, off_loop, run_blocking, run_sync
 from agentenv.tools import Tool, run
 
 
@@ -165,12 +165,12 @@ async def test_a_tool_run_from_an_environment_s_thread_needs_no_free_thread(
 def test_a_child_process_gets_threads_of_its_own() -> None:
     def work() -> None:
         async def once() -> int:
-            return await off_loop(lambda: 1) + run_to_end_in_thread()
+            return await off_loop(lambda: 1) + in_a_loop_of_its_own()
 
         assert asyncio.run(once()) == 2
 
-    def run_to_end_in_thread() -> int:
-        return run_to_end(asyncio.sleep(0, 1))
+    def in_a_loop_of_its_own() -> int:
+        return run_blocking(asyncio.sleep(0, 1))
 
     work()
     child = multiprocessing.get_context("fork").Process(target=work)
@@ -190,7 +190,7 @@ def test_calls_from_synchronous_code_meet_on_one_loop() -> None:
         return run_sync(here())
 
     assert run_sync(here()) is run_sync(here())
-    assert run_to_end(here()) is not run_to_end(here())
+    assert run_blocking(here()) is not run_blocking(here())
     with pytest.raises(EnvironmentMisuse, match="await the asynchronous method"):
         run_sync(misused())
 
@@ -199,4 +199,4 @@ async def test_a_run_inside_a_running_loop_has_a_loop_of_its_own() -> None:
     async def here() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    assert run_to_end(here()) is not asyncio.get_running_loop()
+    assert run_blocking(here()) is not asyncio.get_running_loop()
