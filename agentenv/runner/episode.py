@@ -12,7 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 from math import isfinite
@@ -190,13 +189,13 @@ class Episode:
         if not calls:
             return await self._answer_text(turn)
         if last := self._why_last(turn):
-            limits = self._limits
-            spent = (
-                f"{limits.max_turns} turns"
+            by_turns = f"max_turns={self._limits.max_turns}"
+            limit = (
+                by_turns
                 if last is StopReason.MAX_TURNS
-                else f"{limits.max_total_tokens} sampled tokens"
+                else f"max_total_tokens={self._limits.max_total_tokens}"
             )
-            self._refuse(turn, f"no turn was left to read the result (limit of {spent})")
+            self._refuse(turn, f"this was the last allowed turn ({limit})")
             return last
         return await self._answer_calls(turn, calls)
 
@@ -324,8 +323,11 @@ class Episode:
             turn.timings["render_s"] += time.perf_counter() - began
             if fitted is None:
                 reason = StopReason.TOOL_OUTPUT_OVERFLOW if observation.results else StopReason.CONTEXT_LENGTH
+            elif self._full_outputs is None:
+                observation = fitted
             else:
-                observation = await self._keep_whole(turn, observation, fitted)
+                name = self._record.name
+                observation = await self._full_outputs.keep_whole(name, turn.index, observation, fitted)
         if reason is not None and self._explained:
             reason = StopReason.ENV_DONE
         turn.results = observation.results
@@ -334,17 +336,6 @@ class Episode:
         )
         self._record.messages.extend(observation.all_messages)
         return reason
-
-    async def _keep_whole(self, turn: OpenTurn, whole: Observation, shown: Observation) -> Observation:
-        """Keep on disk what was cut of tool results, if the run asks for it."""
-        if self._full_outputs is None or shown.results == whole.results:
-            return shown
-        plan = self._plan
-        name = f"{plan.group_id}/{plan.member}/{self._record.attempt}"
-        results = await asyncio.to_thread(
-            self._full_outputs.keep_cut, name, turn.index, whole.results, shown.results
-        )
-        return replace(shown, results=results)
 
     async def _condense(self, turn: OpenTurn, observation: Observation) -> None:
         condenser = self._condenser

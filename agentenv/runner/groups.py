@@ -183,6 +183,8 @@ class _InFlight:
         if refill and group.refills < self._policy.max_refills:
             group.refills += 1
             group.missing += 1
+            while (group.job.group_id, group.next_member) in self._finished:
+                group.next_member += 1
             self._waiting.appendleft((group, group.next_member))
             group.next_member += 1
         if not group.missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core.messages import ToolResult
+from agentenv.runner.conversation.fit import Observation
 
 __all__ = ["FullOutputs", "file_name"]
 
@@ -36,10 +38,18 @@ class FullOutputs:
             return ""
         return name.as_posix()
 
-    def keep_cut(
+    async def keep_whole(
+        self, episode: str, turn: int, whole: Observation, shown: Observation
+    ) -> Observation:
+        """Keep the outputs of a turn that were cut; return what was shown with their files named."""
+        if shown.results == whole.results:
+            return shown
+        results = await asyncio.to_thread(self._keep_cut, episode, turn, whole.results, shown.results)
+        return replace(shown, results=results)
+
+    def _keep_cut(
         self, episode: str, turn: int, whole: tuple[ToolResult, ...], shown: tuple[ToolResult, ...]
     ) -> tuple[ToolResult, ...]:
-        """Keep the outputs of a turn that were cut; return the results with their files named."""
         named: list[ToolResult] = []
         for place, (before, after) in enumerate(zip(whole, shown, strict=True)):
             if after.content == before.content or not isinstance(before.content, str):

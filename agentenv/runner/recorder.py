@@ -74,6 +74,11 @@ class Record:
     spare: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_TIMES, "reward_s"), 0.0))
     """Seconds spent outside turns: at the start and for the reward."""
 
+    @property
+    def name(self) -> str:
+        """Name of the attempt, the same whenever the episode is played."""
+        return f"{self.plan.group_id}/{self.plan.member}/{self.attempt}"
+
     def give(self, index: int, reward: float) -> None:
         """Add what a user gives to a turn's reward.
 

@@ -247,8 +247,9 @@ class _Closed(BaseModel):
     )
 
 
-_SAME_FROM_JSON = frozenset({"any", "bool", "float", "int", "none", "str"})
-"""Types of pydantic that make the same of a JSON value and of the Python value read from it."""
+_SAME_FROM_JSON = frozenset({"any", "bool", "definition-ref", "float", "int", "none", "str"})
+"""Types of pydantic that make the same of a JSON value and of the Python value read from it; what a
+reference means is looked at where it is defined."""
 _PARTS = {
     "default": ("schema",),
     "dict": ("keys_schema", "values_schema"),
@@ -267,6 +268,8 @@ def _reads_alike(schema: Mapping[str, Any]) -> bool:
         return False
     if kind == "literal":
         return all(type(value) is str for value in schema["expected"])
+    if kind == "definitions":
+        return all(map(_reads_alike, [*schema["definitions"], schema["schema"]]))
     if kind == "model-fields":
         extras = schema.get("extras_schema")
         parts = [*schema["fields"].values(), *([] if extras is None else [extras])]
