@@ -23,9 +23,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.envs.spec import EnvSpec
     from agentenv.runs.evaluate import EvalConfig
-    from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["app"]
 
@@ -93,19 +91,6 @@ def eval_config(given: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) 
     return EvalConfig.of(**{**given, **found.pop("eval"), **found})
 
 
-def _new_writer(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str) -> RunWriter:
-    from agentenv.runs.store.writer import RunWriter
-
-    return RunWriter.create(
-        specs[0].id if len(specs) == 1 else "several",
-        root=runs_dir,
-        env_ids=tuple(one.id for one in specs),
-        model=config.model,
-        seed=config.seed,
-        config=config.record(),
-    )
-
-
 def _evaluate(
     given: dict[str, Any],
     sources: Sequence[dict[str, Any]],
@@ -117,7 +102,7 @@ def _evaluate(
 ) -> int:
     from agentenv.cli.progress import EvalProgress
     from agentenv.envs.registry import spec
-    from agentenv.runs.evaluate import EvalConfig, Evaluation
+    from agentenv.runs.evaluate import EvalConfig, Evaluation, new_run
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.runinfo import RunStatus
     from agentenv.runs.store.writer import RunWriter
@@ -133,7 +118,7 @@ def _evaluate(
         )
     specs = [spec(name) for name in config.envs]
     evaluation = Evaluation(config, specs=specs)
-    with _new_writer(config, specs, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
+    with new_run(config, specs, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
         progress = EvalProgress(quiet=as_json)
         evaluation.on_episode = progress.episode
         evaluation.keep_in(writer)

@@ -75,7 +75,7 @@ class _Replay:
         from agentenv.core.settings import build
         from agentenv.engine.base import Sampling
         from agentenv.envs.registry import spec
-        from agentenv.runner.leasing import own_pool
+        from agentenv.runner.held import own_pool
         from agentenv.runs.replay import replay_episode
 
         config = self.info.config

@@ -38,7 +38,7 @@ from agentenv.runs.store.runinfo import RunStatus
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
 from agentenv.runs.store.writer import RunWriter
 
-__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "rollout"]
+__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "new_run", "rollout"]
 
 _DIGITS = re.compile(r"\d+")
 HELD_OUT = ("eval", "test", "validation", "val")
@@ -353,20 +353,26 @@ def evaluate(
         engine=engine or {},
         **settings,
     )
-    loaded = load_model(config)
+    evaluation = Evaluation(config, specs=specs)
     if runs_dir is None:
-        return run_sync(Evaluation(config, model=loaded, specs=specs).play())
-    with RunWriter.create(
-        names[0],
-        root=runs_dir,
-        env_ids=tuple(one.id for one in specs),
-        model=model,
-        seed=seed,
-        config=config.record(),
-    ) as writer:
-        result = run_sync(Evaluation(config, model=loaded, writer=writer, specs=specs).play())
+        return run_sync(evaluation.play())
+    with new_run(config, specs, runs_dir) as writer:
+        evaluation.keep_in(writer)
+        result = run_sync(evaluation.play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
         return result
+
+
+def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) -> RunWriter:
+    """Make the run directory of an evaluation."""
+    return RunWriter.create(
+        specs[0].id if len(specs) == 1 else "several",
+        root=runs_dir,
+        env_ids=tuple(one.id for one in specs),
+        model=config.model,
+        seed=config.seed,
+        config=config.record(),
+    )
 
 
 def rollout(
