@@ -69,7 +69,6 @@ class GRPOTrainer:
         engine: Engine | None = None,
         engine_options: Mapping[str, Any] | None = None,
         envs: Any = None,
-        env_kwargs: Mapping[str, object] | None = None,
         tasks: Any = None,
         eval_tasks: Any = None,
         limits: RunLimits | None = None,
@@ -89,7 +88,7 @@ class GRPOTrainer:
         self.top_tokens: list[TokenKL] = []
         """Of the last step, if `top_kl_tokens` asks for them."""
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
-        self._play_options = PlayOptions(limits, runner, env_kwargs or {}, on_trajectory)
+        self._play_options = PlayOptions(limits, runner, on_trajectory)
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None
