@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from agentenv.tools.tool import Tool as Tool
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
+    from agentenv.train.run import train as train
 
 __version__ = "0.1.0"
 
@@ -93,6 +94,7 @@ __all__ = sorted(
                 "tools.tool": ["Tool", "tool"],
                 "tools.toolbox": ["Toolbox"],
             },
+            packages=["train"],  # agentenv.train stays the package, and calling it is calling `train`
         ),
     ]
 )

@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from agentenv.train.objective.loss import kl_penalty as kl_penalty
     from agentenv.train.objective.loss_inputs import LossInputs as LossInputs
     from agentenv.train.objective.weighting import token_weights as token_weights
+    from agentenv.train.plan import TrainPlan as TrainPlan
+    from agentenv.train.run import TrainResult as TrainResult
+    from agentenv.train.run import train as train
     from agentenv.train.trainer import GRPOTrainer as GRPOTrainer
 
 
@@ -74,7 +77,10 @@ __all__ = door(
         "objective.loss": ["grpo_loss", "kl_penalty"],
         "objective.loss_inputs": ["LossInputs"],
         "objective.weighting": ["token_weights"],
+        "plan": ["TrainPlan"],
+        "run": ["TrainResult", "train"],
         "trainer": ["GRPOTrainer"],
     },
+    call="train",
     require=_require_torch,
 )

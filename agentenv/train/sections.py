@@ -11,7 +11,7 @@ from agentenv.train.config import GRPOConfig
 __all__ = ["TRAIN_SECTIONS"]
 
 TRAIN_SECTIONS: Mapping[str, Section] = {
-    **{name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits")},
+    **{name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits", "engine")},
     "train": Section(GRPOConfig),
 }
 """There is no `sampling`: what is trained is sampled at `train.temperature`, from the whole distribution."""

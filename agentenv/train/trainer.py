@@ -24,6 +24,7 @@ import torch
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
+from agentenv.core.threads import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import Engine
 from agentenv.engine.hf.threads import dismiss_team
@@ -35,7 +36,7 @@ from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.learner import Learner
 from agentenv.train.loading import find_model, load_tokenizer
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
-from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together, run_blocking
+from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.train.loop.journal import Journal
 from agentenv.train.loop.mixture import Mixture
 from agentenv.train.loop.rollouts import EpisodeBatch, PlayOptions, Rollouts
@@ -69,7 +70,6 @@ class GRPOTrainer:
         engine: Engine | None = None,
         engine_options: Mapping[str, Any] | None = None,
         envs: Any = None,
-        env_kwargs: Mapping[str, object] | None = None,
         tasks: Any = None,
         eval_tasks: Any = None,
         limits: RunLimits | None = None,
@@ -89,7 +89,7 @@ class GRPOTrainer:
         self.top_tokens: list[TokenKL] = []
         """Of the last step, if `top_kl_tokens` asks for them."""
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
-        self._play_options = PlayOptions(limits, runner, env_kwargs or {}, on_trajectory)
+        self._play_options = PlayOptions(limits, runner, on_trajectory)
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None

@@ -7,7 +7,7 @@ batch was trained, so a resumed run deals the rest again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from math import isfinite
 from random import Random
@@ -20,7 +20,11 @@ from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
 
-__all__ = ["Dealt", "Mixture"]
+__all__ = ["Dealt", "Envs", "Mixture", "weighted"]
+
+Envs: TypeAlias = str | EnvSpec | Mapping[str, float] | Sequence[str | EnvSpec | tuple[str | EnvSpec, float]]
+"""An environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
+`(environment, weight)` pairs."""
 
 Dealt: TypeAlias = list[tuple[int, Task]]
 """Tasks with the place of their environment in `Mixture.specs`, those of one environment together."""
@@ -30,8 +34,7 @@ class Mixture:
     """Environments with their weights and tasks.
 
     Args:
-        envs: an environment id, an `EnvSpec`, a mapping of these to weights, or a list of these or of
-            `(environment, weight)` pairs.
+        envs: the environments.
         tasks: to train on; those of the spec if None. A mapping of environment id to tasks serves several.
         eval_tasks: to evaluate on; the split `test` of the spec's tasks, if there is one, if None.
 
@@ -39,10 +42,12 @@ class Mixture:
         UsageError: There is no environment, or a weight is not positive.
     """
 
-    def __init__(self, envs: Any, *, tasks: Any = None, eval_tasks: Any = None) -> None:
-        pairs = _weighted_specs(envs)
-        self.specs: tuple[EnvSpec, ...] = tuple(entry for entry, _ in pairs)
-        self.weights: tuple[float, ...] = tuple(weight for _, weight in pairs)
+    def __init__(self, envs: Envs, *, tasks: Any = None, eval_tasks: Any = None) -> None:
+        pairs = weighted(envs)
+        if not pairs:
+            raise UsageError("no environment to play: name at least one")
+        self.specs = tuple(find_spec(one) if isinstance(one, str) else one for one, _ in pairs)
+        self.weights = tuple(weight for _, weight in pairs)
         self._tasks, self._eval_tasks = tasks, eval_tasks
 
     def tasks_of(self, entry: EnvSpec) -> TaskSet:
@@ -112,20 +117,20 @@ class Mixture:
             number, start = number + 1, 0
 
 
-def _weighted_specs(envs: Any) -> list[tuple[EnvSpec, float]]:
-    pairs: list[tuple[Any, float]]
-    if isinstance(envs, Mapping):
-        pairs = list(envs.items())
-    elif isinstance(envs, (str, EnvSpec)):
-        pairs = [(envs, 1.0)]
-    else:
-        pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in envs]
-    if not pairs:
-        raise UsageError("no environment to play: name at least one")
+def weighted(envs: Envs) -> list[tuple[str | EnvSpec, float]]:
+    """Return environments with their weights, however they are given.
+
+    Raises:
+        UsageError: A weight is not positive.
+    """
+    if isinstance(envs, (str, EnvSpec)):
+        return [(envs, 1.0)]
+    given = envs.items() if isinstance(envs, Mapping) else envs
+    pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in given]
     for name, weight in pairs:
         if not isfinite(weight) or weight <= 0:
             raise UsageError(f"the weight of {name} must be more than 0, not {weight}")
-    return [(find_spec(one) if isinstance(one, str) else one, float(weight)) for one, weight in pairs]
+    return [(one, float(weight)) for one, weight in pairs]
 
 
 def _tasks_for(given: Any, entry: EnvSpec) -> TaskSet:

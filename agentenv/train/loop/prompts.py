@@ -6,7 +6,7 @@ would be asked; nothing is generated and nothing is scored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import EngineError
@@ -55,11 +55,7 @@ class _NoAnswer:
 
 
 async def too_long(
-    runner: Runner,
-    spec: EnvSpec,
-    tasks: Sequence[Task],
-    config: GRPOConfig,
-    env_kwargs: Mapping[str, object],
+    runner: Runner, spec: EnvSpec, tasks: Sequence[Task], config: GRPOConfig
 ) -> list[LongPrompt]:
     """Return the tasks whose first prompt is over the limit; a task that fails to begin is none of them.
 
@@ -68,7 +64,6 @@ async def too_long(
         spec: their environment.
         tasks: to look at.
         config: `max_prompt_length` is a limit beside that of the context.
-        env_kwargs: arguments of the environment.
     """
     limits = runner.limits.stricter(spec.limits)
     limit = _limit(limits, runner.engine.max_context_tokens, config.max_prompt_length)
@@ -84,7 +79,7 @@ async def too_long(
     )
     free = None if spec.limits is None else replace(spec.limits, max_context_tokens=None)
     found: list[LongPrompt] = []
-    async for group in asker.run_groups(replace(spec, limits=free), tasks, env_kwargs=env_kwargs):
+    async for group in asker.run_groups(replace(spec, limits=free), tasks):
         for one in group:
             length = len(one.sequences[0]) if one.sequences else 0
             if length > limit:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
 from types import TracebackType
@@ -39,8 +39,6 @@ class PlayOptions:
 
     limits: RunLimits | None = None
     runner: RunnerOptions | None = None
-    env_kwargs: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Arguments of all environments."""
     on_trajectory: Callable[[Trajectory], None] | None = None
     """Called with each training episode as it finishes."""
 
@@ -218,7 +216,6 @@ class Rollouts:
             tasks,
             self.config.num_generations,
             round_index=round_index,
-            env_kwargs=self._options.env_kwargs,
             on_trajectory=self._options.on_trajectory,
         )
         # In an order that does not depend on which episode was quick.
@@ -240,9 +237,7 @@ class Rollouts:
         for entry, weight in zip(self.mixture.specs, self.mixture.weights, strict=True):
             tasks = self._upcoming(entry, weight / sum(self.mixture.weights), cursors)
             mine = tasks[world.rank :: world.size]
-            found = world.gather(
-                await too_long(self.runner, entry, mine, self.config, self._options.env_kwargs)
-            )
+            found = world.gather(await too_long(self.runner, entry, mine, self.config))
             prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{entry.id}"
             counts |= {f"{prefix}/checked": float(len(tasks)), f"{prefix}/too_long": float(len(found))}
             if not found:
@@ -287,9 +282,7 @@ class Rollouts:
             chosen = list(tasks.take(limit) if limit else tasks)
             mine = chosen[world.rank :: world.size]
             prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
-            played = self.runner.run_groups(
-                entry, mine, 1, sampling=greedy, env_kwargs=self._options.env_kwargs
-            )
+            played = self.runner.run_groups(entry, mine, 1, sampling=greedy)
             rewards = [one.reward async for group in played for one in group]
             metrics |= {f"{prefix}/{name}": value for name, value in _scores(world.gather(rewards)).items()}
         return metrics

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from random import Random
 from typing import Literal, TypeAlias, TypedDict
 
@@ -20,6 +21,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
+from agentenv.core.threads import run_blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.scripted.scripted import ScriptedEngine
 from agentenv.envs.spec import EnvSpec
@@ -27,15 +29,35 @@ from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
 from agentenv.train.batch import Row, TrainBatch, add_demonstrations
 from agentenv.train.learner import Learner
-from agentenv.train.loop.event_loop import run_blocking
 from agentenv.train.model.optim import MasterOptimizer
 from agentenv.train.model.optim import learning_rate as scheduled_rate
 from agentenv.train.sums import Meter
 
-__all__ = ["DemonstrationPolicy", "WarmupOptions", "demonstrate", "warm_up"]
+__all__ = ["DemonstrationPolicy", "WarmupOptions", "demonstrate", "policy_of", "warm_up"]
 
 DemonstrationPolicy: TypeAlias = Callable[[Sequence[Message], Mapping[str, object], Random], Message]
 """Messages so far, the task's fields and random numbers of the episode: the next assistant message."""
+
+
+def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | None, str]:
+    """Return a scripted policy and its name; None and an empty name where none is named.
+
+    Args:
+        demos: the policy, or its `module:function`, from where it is imported.
+
+    Raises:
+        UsageError: It cannot be imported.
+    """
+    if not isinstance(demos, str):
+        return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
+    if not demos:
+        return None, ""
+    module, _, name = demos.partition(":")
+    try:
+        policy: DemonstrationPolicy = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"demos {demos!r}: {error}; give module:function of a scripted policy") from error
+    return policy, demos
 
 
 def demonstrate(

@@ -237,6 +237,7 @@ WRONG = [
     (["train", "ADDER"], "no model to train"),
     (["train", "ADDER", "-m", "./hollow", "-o", "learning_rat=1"], "did you mean 'train.learning_rate'"),
     (["train", "ADDER", "-m", "mock"], "no weights to train"),
+    (["train", "ADDER", "-m", "./hollow", "-o", "env.digts=2"], "takes no such arguments"),
     (["train", "ADDER", "-m", "./hollow", "-k", "1"], "num_generations=1 (-k 1) can never train"),
     (["eval", "ADDER", "--max-turns", "3"], "-o limits.max_turns=VALUE"),
     (["eval", "ADDER", "--modell", "mock"], "--model"),

@@ -13,7 +13,7 @@ from agentenv.engine.factory import LoadedModel
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from helpers.frames import live_functions
+from helpers.frames import frames_of_ours
 
 TOKENIZER = byte_tokenizer()
 
@@ -35,7 +35,7 @@ class Watching(ScriptedEngine):
         self.live: list[str] = []
 
     async def generate(self, *args, **kwargs):
-        self.live = live_functions(self.others)
+        self.live = frames_of_ours(self.others)
         return await super().generate(*args, **kwargs)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import UsageError
-from agentenv.train.loop.event_loop import run_blocking
+from agentenv.core.threads import run_blocking
 from helpers.prompts import Long, trainer_of
 
 

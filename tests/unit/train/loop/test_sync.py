@@ -11,11 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
+from agentenv.core.threads import run_blocking
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.train.loop.event_loop import run_blocking
 from agentenv.train.loop.rollouts import EpisodeBatch
 from agentenv.train.loop.sync import sync_engine
 
