@@ -82,11 +82,7 @@ def run(
         options["steps"] = steps  # its other settings are those of the run
     named = options["train"].pop("model")
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
-    watch: dict[str, Any] = {
-        "on_start": board.begin,
-        "on_warmup": board.warmed_up,
-        "on_metrics": board.step,
-    }
+    watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
     try:
         with board:
             result = train(dict(map(_weighted, envs or [])), named, **options, **watch)
