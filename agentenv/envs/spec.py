@@ -131,6 +131,19 @@ class EnvSpec:
             raise UnknownEnvironment(f"{self.id}: cannot import {self.entry_point!r}: {error}") from error
         return found
 
+    def check_kwargs(self) -> None:
+        """Find out, without making an environment, whether the entry point takes its arguments.
+
+        Raises:
+            UnknownEnvironment: The entry point cannot be imported.
+            UsageError: It does not take them.
+        """
+        target = self.load()
+        if self.kwargs and _refuses(target, self.kwargs):
+            raise UsageError(
+                f"{self.id} cannot be made with {sorted(self.kwargs)}: it takes no such arguments"
+            )
+
     def make(self, **kwargs: Any) -> Env:
         """Make a new environment; arguments given here win over the specification's.
 
@@ -158,19 +171,6 @@ class EnvSpec:
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> EnvSpec:
         """Return this recipe with further arguments of the entry point; they win over its own."""
         return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs}) if kwargs else self
-
-    def check_kwargs(self) -> None:
-        """Find out, without making an environment, whether the entry point takes its arguments.
-
-        Raises:
-            UnknownEnvironment: The entry point cannot be imported.
-            UsageError: It does not take them.
-        """
-        target = self.load()
-        if self.kwargs and _refuses(target, self.kwargs):
-            raise UsageError(
-                f"{self.id} cannot be made with {sorted(self.kwargs)}: it takes no such arguments"
-            )
 
     def task_set(self, split: str | None = None) -> TaskSet:
         """Return the tasks, of a split if one is named.
