@@ -126,6 +126,19 @@ class EnvSpec:
             return self.target
         return import_object(self.entry_point, UnknownEnvironment, where=f"entry point of {self.id}")
 
+    def check_kwargs(self) -> None:
+        """Find out, without making an environment, whether the entry point takes its arguments.
+
+        Raises:
+            UnknownEnvironment: The entry point cannot be imported.
+            UsageError: It does not take them.
+        """
+        target = self.load()
+        if self.kwargs and _refuses(target, self.kwargs):
+            raise UsageError(
+                f"{self.id} cannot be made with {sorted(self.kwargs)}: it takes no such arguments"
+            )
+
     def make(self, **kwargs: Any) -> Env:
         """Make a new environment; arguments given here win over the specification's.
 
@@ -153,19 +166,6 @@ class EnvSpec:
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> EnvSpec:
         """Return this recipe with further arguments of the entry point; they win over its own."""
         return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs}) if kwargs else self
-
-    def check_kwargs(self) -> None:
-        """Find out, without making an environment, whether the entry point takes its arguments.
-
-        Raises:
-            UnknownEnvironment: The entry point cannot be imported.
-            UsageError: It does not take them.
-        """
-        target = self.load()
-        if self.kwargs and _refuses(target, self.kwargs):
-            raise UsageError(
-                f"{self.id} cannot be made with {sorted(self.kwargs)}: it takes no such arguments"
-            )
 
     def task_set(self, split: str | None = None) -> TaskSet:
         """Return the tasks, of a split if one is named.

@@ -104,8 +104,6 @@ class GRPOTrainer:
             held_still=lambda: held_still(self.engine, self.learner),
         )
 
-    # One step -----------------------------------------------------------------------------
-
     def step(
         self, groups: Sequence[TrajectoryGroup], *, demonstrations: Sequence[Trajectory] = ()
     ) -> dict[str, float]:
@@ -216,8 +214,6 @@ class GRPOTrainer:
         done = self.steps_done
         return bool(every) and (done % every == 0 or done == self.config.max_steps)
 
-    # Before and after ---------------------------------------------------------------------
-
     def warmup(
         self, demonstrations: Sequence[Trajectory], *, steps: int, **options: Unpack[WarmupOptions]
     ) -> list[dict[str, float]]:
@@ -230,9 +226,6 @@ class GRPOTrainer:
             demonstrations: trajectories whose model spans are to be imitated, whoever wrote them.
             steps: optimiser steps.
             options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
-
-        Raises:
-            UsageError: No demonstration has anything to train on.
         """
         return warm_up(self.learner, demonstrations, steps=steps, **options)
 
@@ -243,12 +236,7 @@ class GRPOTrainer:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
             `eval/reward`, `eval/tasks`; per environment if there are several.
         """
-
-        async def evaluation() -> dict[str, float]:
-            async with self.rollouts as rollouts:
-                return await rollouts.evaluate()
-
-        return run_blocking(evaluation())
+        return run_blocking(self.rollouts.evaluate_alone())
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory with the trainer's state beside it."""
@@ -308,5 +296,5 @@ class GRPOTrainer:
 
     @property
     def weights_version(self) -> int:
-        """How often the weights have changed; every sampled token carries its version."""
+        """How often the weights have changed."""
         return self.learner.weights_version

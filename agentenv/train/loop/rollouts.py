@@ -265,6 +265,11 @@ class Rollouts:
         upcoming = islice(self.mixture.rounds(entry, self.config.seed, cursors.get(entry.id, 0)), wanted)
         return list({task.id: task for task in upcoming}.values())
 
+    async def evaluate_alone(self) -> dict[str, float]:
+        """Do what `evaluate` does, outside a training."""
+        async with self:
+            return await self.evaluate()
+
     async def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks greedily, each once; see `GRPOTrainer.evaluate`."""
         await self.sync.follow()

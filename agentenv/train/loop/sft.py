@@ -167,7 +167,11 @@ def warm_up(
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant",
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> list[dict[str, float]]:
-    """Do what `GRPOTrainer.warmup` says."""
+    """Do what `GRPOTrainer.warmup` says.
+
+    Raises:
+        UsageError: No demonstration has anything to train on.
+    """
     config = replace(
         learner.config,
         max_steps=steps,

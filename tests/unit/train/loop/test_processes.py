@@ -207,9 +207,9 @@ def refusals(how):
 
         load_adapter = load_weights
 
-    for push in (lambda: asyncio.run(push(trainer.learner, Broken(), None)), lambda: trainer.save("/dev/null/x")):
+    for share in (lambda: asyncio.run(push(trainer.learner, Broken(), None)), lambda: trainer.save("/dev/null/x")):
         try:
-            push()
+            share()
         except AgentEnvError as error:
             assert ("another process failed" in str(error)) == (trainer.world.rank == 1), error
         else:
