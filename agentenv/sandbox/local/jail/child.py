@@ -15,7 +15,7 @@ __all__ = ["JOB", "NOBODY", "START", "Cell", "run"]
 
 NOBODY = 65534
 JOB, START = 3, 4
-"""Descriptors besides the standard streams: jobs arrive on `JOB`, and a job's start is reported on `START`."""
+"""Descriptors besides the standard streams: jobs arrive on `JOB`, and its start is reported on `START`."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 
