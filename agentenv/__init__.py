@@ -1,7 +1,7 @@
 """Tools, environments and aligned rollouts for language-model agents.
 
-What the model sampled is exactly what the trainer sees. Names are loaded when first used, so that
-`import agentenv` costs next to nothing.
+The trainer sees exactly the tokens that the model sampled. Names are loaded when they are first used, so
+that `import agentenv` takes almost no time.
 """
 
 from __future__ import annotations

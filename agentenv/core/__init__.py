@@ -1,4 +1,4 @@
-"""What every part speaks: errors, messages, limits, tasks, token sequences and trajectories."""
+"""Types that all other packages share: errors, messages, limits, tasks, token sequences and trajectories."""
 
 from __future__ import annotations
 

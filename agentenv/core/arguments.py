@@ -1,9 +1,9 @@
-"""Read the JSON of a tool call's arguments, once: text to Python values, or one line for the model.
+"""Parse the JSON arguments of a tool call into Python values, or raise an error with one line for the model.
 
-Nothing is guessed silently: a key given twice, a number that JSON has not, text that is not Unicode
-and oversized arguments are refused with the reason. The parser of completions, the conversations with
-chat APIs and the tools all read arguments here; whoever reads them first keeps the values in
-`ToolCall.values`, and nobody reads them again.
+Nothing is guessed silently. A repeated key, a number that JSON does not have (such as NaN), text that is
+not valid Unicode and oversized arguments are refused with the reason. The parser of completions, the
+conversations with chat APIs and the tools all use this module. The first of them to parse a call stores
+the values in `ToolCall.values`, so that the arguments are parsed only once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from agentenv.core.messages import ToolErrorKind
 __all__ = ["MAX_ARGUMENT_CHARS", "ArgumentError", "check_text", "decode", "decode_at"]
 
 MAX_ARGUMENT_CHARS = 1_000_000
-"""Longer arguments are refused unread: no model samples them, and reading them stalls the rest."""
+"""Longer arguments are refused without parsing: no model samples them, and parsing them would block the
+event loop."""
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89abcdefABCDEF]")
 _SHOWN_CHARS = 40
 
 
 class ArgumentError(ValueError):
-    """The arguments cannot be used; the text is one line for the model."""
+    """The arguments cannot be used; `text` is one line for the model."""
 
     def __init__(self, kind: ToolErrorKind, text: str) -> None:
         super().__init__(text)
@@ -37,7 +38,7 @@ def decode(text: str) -> Any:
     """Return the value of JSON text.
 
     Raises:
-        ArgumentError: The text is no JSON, or holds what a tool cannot be given.
+        ArgumentError: The text is not JSON, or contains a value that tools do not accept.
     """
     try:
         value = _DECODER.decode(text)
@@ -53,18 +54,18 @@ def decode(text: str) -> Any:
         raise
     except ValueError:  # an integer with more digits than Python reads
         raise ArgumentError(
-            ToolErrorKind.BAD_ARGUMENTS, "the arguments hold a number with too many digits"
+            ToolErrorKind.BAD_ARGUMENTS, "the arguments contain a number with too many digits"
         ) from None
     check_text(text, value)
     return value
 
 
 def decode_at(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that stands at a position of a longer text, and the position after it.
+    """Return the JSON value that begins at a position of a longer text, and the position after it.
 
     Raises:
-        ValueError: No JSON value stands there, or one that a tool cannot be given.
-        RecursionError: It is nested too deeply.
+        ValueError: No JSON value begins there, or tools do not accept it.
+        RecursionError: The value is nested too deeply.
     """
     value, end = _DECODER.raw_decode(text, start)
     check_text(text[start:end], value)
@@ -72,10 +73,10 @@ def decode_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def check_text(text: str, value: object) -> None:
-    """Check that JSON text and the value read from it hold whole characters only.
+    """Check that JSON text and the value parsed from it are valid Unicode.
 
     Raises:
-        ArgumentError: Half of a surrogate pair stands in them.
+        ArgumentError: They contain a lone surrogate, which is one half of a surrogate pair.
     """
     try:
         text.encode()
@@ -85,7 +86,7 @@ def check_text(text: str, value: object) -> None:
         code = f"U+{ord(error.object[error.start]):04X}"
         raise ArgumentError(
             ToolErrorKind.BAD_ARGUMENTS,
-            f"the arguments hold half a character (lone surrogate {code}); write the whole character",
+            f"the arguments contain an invalid Unicode surrogate ({code}); remove it",
         ) from None
 
 
@@ -95,7 +96,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ArgumentError(
-            ToolErrorKind.BAD_ARGUMENTS, f"the key {_short(twice)} is given twice; give it once"
+            ToolErrorKind.BAD_ARGUMENTS, f"the key {_short(twice)} appears twice; write it once"
         )
     return values
 
@@ -107,7 +108,7 @@ def _finite(digits: str) -> float:
 
 def _not_json(constant: str) -> float:
     raise ArgumentError(
-        ToolErrorKind.BAD_ARGUMENTS, f"the arguments hold {_short(constant)}, which is not a JSON number"
+        ToolErrorKind.BAD_ARGUMENTS, f"the arguments contain {_short(constant)}, which is not a JSON number"
     )
 
 

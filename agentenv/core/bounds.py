@@ -1,10 +1,10 @@
-"""The bounds of options, written beside each field as pydantic's constraints are.
+"""Check the bounds of options, which are written in the annotations of the fields.
 
-A field says in its annotation what it takes, such as `max_turns: PositiveInt | None`. `check_bounds`,
-called by `__post_init__`, reads these annotations and refuses a wrong value in our words, without loading
-pydantic. `agentenv.core.settings.build` gives the same annotations to pydantic.
+An annotation such as `max_turns: PositiveInt | None` says which values a field accepts. `__post_init__`
+calls `check_bounds`, which reads the annotations and refuses a wrong value without loading pydantic.
+`agentenv.core.settings.build` passes the same annotations to pydantic.
 
-A text among the constraints says why the bound is there, and stands in the error:
+A text among the constraints says why the bound exists, and is part of the error message:
 `Annotated[float, Gt(0), "greedy samples have no gradient"]`.
 """
 
@@ -47,29 +47,29 @@ PositiveSeconds: TypeAlias = Annotated[float, Gt(0), Lt(inf)]
 
 
 def check_bounds(options: object, error: type[UsageError] = UsageError) -> None:
-    """Refuse an object's first field whose value does not fit its annotation.
+    """Check that the value of each field fits the field's annotation.
 
-    Whole numbers, numbers, truth values, choices (`Literal`) and tuples are checked; numbers of other
-    libraries (numpy's) become Python's own, so that they can be written down.
+    Fields of type `int`, `float`, `bool`, `Literal` and `tuple` are checked. Numbers of other libraries,
+    such as numpy's, are replaced by Python's own, so that they can be written as JSON.
 
     Args:
-        options: a dataclass, frozen or not.
-        error: what to raise.
+        options: an object of a dataclass, frozen or not.
+        error: class of the error to raise.
 
     Raises:
-        UsageError: A value does not fit; the message has the field's name, the value and what it takes.
+        UsageError: A value does not fit. The message has the field's name, the value and the bounds.
     """
     for rule in _rules(type(options)):
         value = getattr(options, rule.name)
         if type(value) in rule.types and rule.low <= value <= rule.high:
-            continue  # a number as it should be: the usual case, at every turn of an episode
+            continue  # fast path: limits are checked at every turn of an episode and are usually right
         settled = rule.settle(value, error)
         if settled is not value:
             object.__setattr__(options, rule.name, settled)
 
 
 def check_value(kind: type, name: str, value: object) -> None:
-    """Refuse a value for a field of a dataclass, as `check_bounds` does.
+    """Check a value for one field of a dataclass, as `check_bounds` does.
 
     Raises:
         UsageError: The value does not fit.
@@ -86,15 +86,15 @@ def kinds_of(kind: type, name: str) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What one field takes."""
+    """The values that one field accepts."""
 
     name: str
     kind: type | None
-    """`int`, `float`, `bool` or `tuple`; None where there are choices."""
+    """`int`, `float`, `bool` or `tuple`; None if the field has `choices`."""
     optional: bool
     low: float = -inf
     high: float = inf
-    """Both are allowed values; an open bound is the next number inside."""
+    """`low` and `high` are allowed values themselves; an open bound is stored as the next number inside."""
     bounds: str = ""
     """The bounds in words."""
     reason: str = ""
@@ -103,7 +103,7 @@ class _Rule:
     """Number types that need no conversion."""
 
     def settle(self, value: Any, error: type[UsageError]) -> Any:
-        """Return the value as it is to be kept, or raise."""
+        """Return the value to store, or raise an error."""
         if value is None and self.optional:
             return None
         if self.kind is None:
@@ -140,9 +140,9 @@ class _Rule:
 
 @cache
 def _rules(kind: type) -> tuple[_Rule, ...]:
-    """Read the annotations of a dataclass; fields that nothing is known of are left out."""
-    found = (_rule(field.name, _hints(kind)[field.name]) for field in fields(kind))
-    return tuple(rule for rule in found if rule is not None)
+    """Return the rules of a dataclass; fields of other types have no rule."""
+    rules = (_rule(field.name, _hints(kind)[field.name]) for field in fields(kind))
+    return tuple(rule for rule in rules if rule is not None)
 
 
 @cache
@@ -178,20 +178,20 @@ def _rule(name: str, hint: Any) -> _Rule | None:
 
 
 def _parts(hint: Any) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Give each alternative of an annotation with its constraints."""
+    """Yield each alternative of an annotation with its constraints."""
     if get_origin(hint) is Annotated:
         kind, *extras = get_args(hint)
         for part, inner in _parts(kind):
             yield part, (*inner, *extras)
     elif get_origin(hint) in {Union, UnionType}:
-        for one in get_args(hint):
-            yield from _parts(one)
+        for alternative in get_args(hint):
+            yield from _parts(alternative)
     else:
         yield hint, ()
 
 
 def _interval(kind: type, extras: tuple[Any, ...]) -> tuple[float, float, list[str]]:
-    """Return the least and the greatest value allowed, and both bounds in words."""
+    """Return the smallest and the largest allowed value, and both bounds in words."""
     low, high = (-inf, inf) if kind is int else (nextafter(-inf, 0), nextafter(inf, 0))
     words: list[str] = []
     for extra in extras:

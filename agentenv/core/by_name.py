@@ -1,8 +1,8 @@
-"""Call a function with the arguments that it names.
+"""Pass a function the arguments that its parameters name.
 
-Authors of environments and rewards write the parameters they need, in any order; what is available is
-passed by name. A parameter that is not available and has no default is the author's mistake, and the
-error names it and what comes nearest.
+Authors of environments and rewards declare the parameters that they need, in any order; the library passes
+the available values by name. A parameter that has no default and is not available is an error, which names
+the parameter and the available name that looks most like it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["Wanted", "arguments_for", "did_you_mean", "nearest", "wanted_by"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The parameters of a function, as far as filling by name needs them."""
+    """The parameters of a function, by whether they are required."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
     takes_rest: bool
-    """It has a `**parameter`."""
+    """True if the function has a `**parameter`."""
 
     @property
     def names(self) -> frozenset[str]:
-        """Every named parameter."""
+        """Names of all parameters, without a `**parameter`."""
         return frozenset(self.required) | frozenset(self.optional)
 
 
 def wanted_by(function: Callable[..., object]) -> Wanted:
-    """Read a function's parameters; `self` of a bound method is not among them.
+    """Return a function's parameters, without the `self` of a bound method.
 
     Raises:
-        UsageError: A parameter can only be given by position.
+        UsageError: A parameter can be passed by position only.
     """
     if inspect.ismethod(function):
         # The cache is keyed on the plain function, so that it keeps no instance alive.
@@ -55,7 +55,8 @@ def _read(function: Callable[..., object], *, skip_self: bool) -> Wanted:
             takes_rest = True
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             raise UsageError(
-                f"{_label(function)} takes {parameter.name!r} by position only; arguments are filled by name"
+                f"{_label(function)} takes {parameter.name!r} by position only",
+                remedy="remove the '/' from its parameters, because they are passed by name",
             )
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             (required if parameter.default is parameter.empty else optional).append(parameter.name)
@@ -65,12 +66,12 @@ def _read(function: Callable[..., object], *, skip_self: bool) -> Wanted:
 def arguments_for(
     function: Callable[..., object], offered: Mapping[str, object], rest: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the keyword arguments that a function asks for.
+    """Return the keyword arguments for a function, chosen by the names of its parameters.
 
     Args:
-        function: what will be called.
-        offered: named values; they win over `rest` where both have a name.
-        rest: more named values; a `**parameter` gets all of these, and only these.
+        function: the function to be called.
+        offered: available values by name. If a name is in both mappings, this value is used.
+        rest: further available values by name. A `**parameter` receives all of these and no others.
 
     Raises:
         UsageError: A required parameter is not available.
@@ -93,12 +94,12 @@ def arguments_for(
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that look most like a name, the nearest first; none if all are far."""
+    """Return the known names that are similar to a name, the most similar first."""
     return get_close_matches(name, list(known), n=count, cutoff=cutoff)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `did you mean ...?` for a near miss, else nothing."""
+    """Return `did you mean ...?` with the most similar known name, or an empty text if none is similar."""
     close = nearest(name, known)
     return f"did you mean {close[0]!r}?" if close else ""
 

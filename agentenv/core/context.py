@@ -1,4 +1,4 @@
-"""What the runner hands to an environment and its tools for one episode."""
+"""The context of one episode, which the runner passes to the environment and its tools."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Context", "EpisodeRecord"]
 
 
 class EpisodeRecord(Protocol):
-    """What a reward reads of an episode's record; a `Trajectory` is one."""
+    """The part of an episode's record that rewards read; `Trajectory` implements it."""
 
     @property
     def messages(self) -> Sequence[Message]:
-        """Everything said, as the model was shown it."""
+        """All messages of the episode, as they were shown to the model."""
         ...
 
     @property
@@ -29,30 +29,31 @@ class EpisodeRecord(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """One episode's surroundings, filled by the runner and handed over at reset.
+    """Seed, task, limits and sandbox of one episode; the runner creates it and passes it at reset.
 
-    A tool that declares a parameter of this type gets it; the model never sees it.
+    A tool that declares a parameter of this type receives it. The model never sees it.
     """
 
     episode_id: str = "episode"
     seed: int = 0
-    """Seed of the episode: from run seed, task and member, never from order."""
+    """Seed of the episode, computed from run seed, task and member, never from the order of episodes."""
     task: Mapping[str, object] = field(default_factory=dict[str, object])
     limits: RunLimits = field(default_factory=RunLimits)
     sandbox: SandboxProtocol | None = None
-    """Where untrusted code runs, when the environment asks for one."""
+    """Sandbox for untrusted code; None if the environment does not need one."""
     deadline: float | None = None
     """`time.monotonic()` value at which the episode ends."""
     turn: int = 0
     """Index of the assistant turn being answered."""
     tool_calls_left: int | None = None
-    """Tool calls that the episode may still run, those of this turn included; None without a limit.
-    The runner counts them and answers the calls over the limit itself; here they can be read."""
+    """Number of tool calls that the episode may still run, including those of this turn; None means no
+    limit. The runner keeps the count and answers the calls over the limit; tools may read it."""
     state: dict[str, object] = field(default_factory=dict[str, object])
-    """Free for the environment's tools; new for each episode."""
+    """A dictionary that the environment's tools may use freely; each episode starts with an empty one."""
     draft: Callable[[], EpisodeRecord] | None = None
-    """Set by the runner before it ends the episode: the record so far, without reward fields.
+    """Function that returns the record so far, without reward fields; the runner sets it before it ends
+    the episode.
 
-    A reward that asks for `trajectory` gets it, and `answer` and `messages` are read from it, so
-    that rewards judge what the model was shown rather than what the environment handed out.
+    A reward with a parameter `trajectory` receives this record. `answer` and `messages` are read from it
+    too, so that rewards judge what the model was shown, not what the environment returned.
     """

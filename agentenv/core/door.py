@@ -1,7 +1,7 @@
-"""One door a folder: a package's public names, each loaded when it is first used.
+"""Load the public names of a package when they are first used.
 
-A package's `__init__` says which of its modules each public name comes from, and calls `door`. Nothing
-is imported until a name is asked for, so that importing a package costs next to nothing.
+A package's `__init__` calls `door` with its public names and the modules that define them. A module is
+imported only when one of its names is used, so that importing the package takes almost no time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["door"]
 
 
 class _Package(ModuleType):
-    """A package whose public names are loaded by attribute access (as PEP 562 does for one module)."""
+    """A package that loads a public name when the attribute is read (PEP 562 does this for a module)."""
 
     def __getattr__(self, name: str) -> object:
         if name in self.__dict__["_packages"]:
@@ -26,8 +26,9 @@ class _Package(ModuleType):
         return self.__dict__["_load"](name, home)
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Importing a submodule sets it on its package. Where a public name is also a module's, such as
-        # the decorator `tool` of `tools/tool.py`, the public name stays what it is.
+        # Python sets an imported submodule as an attribute of its package. If a public name equals a
+        # module's name, as the decorator `tool` in `tools/tool.py` does, the attribute must stay the
+        # public name, so the module is not set.
         if not (isinstance(value, ModuleType) and name in self.__dict__["_homes"]):
             super().__setattr__(name, value)
 
@@ -56,14 +57,15 @@ def door(
     """Let a package load its public names when they are first used.
 
     Args:
-        package: the package's `__name__`.
-        names: public names by the submodule they come from, such as `{"base": ["Engine", "Sampling"]}`.
-        packages: packages in it that are public names themselves.
-        call: the public function that is meant where the package itself is called; none if empty.
-        require: called with a name before it is loaded; raises if something that it needs is missing.
+        package: `__name__` of the package.
+        names: public names by the submodule that defines them, such as `{"base": ["Engine", "Sampling"]}`.
+        packages: folders of the package that are public names themselves.
+        call: the public function that runs when the package itself is called; none if empty.
+        require: function that is called with a name before the name is loaded, and raises if an optional
+            package is missing.
 
     Returns:
-        All names, sorted, for the package's `__all__`.
+        All public names in alphabetical order, for the package's `__all__`.
     """
     module = sys.modules[package]
     homes = {name: home for home, public in names.items() for name in public}

@@ -1,7 +1,7 @@
-"""What passes between the runner and an environment, and the protocol that both keep.
+"""The protocol between the runner and an environment, and the values that they exchange.
 
-`agentenv.envs.Env` implements the protocol for every environment; the runner needs nothing more
-of it, and so never imports Gymnasium.
+`agentenv.envs.Env` implements the protocol for every environment. The runner depends on this protocol
+only, so it never imports Gymnasium.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ __all__ = ["Action", "EpisodeEnv", "Outcome", "ResetResult", "StepResult", "chec
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One turn of the model as an environment gets it: what was said, and the calls to run."""
+    """One turn of the model: the assistant message, and the tool calls that the environment runs."""
 
     message: Message
-    """The assistant message as it is recorded; calls that are not to be run stand in it too."""
+    """The assistant message as it is recorded. It also contains the calls that are not to be run."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The calls to run, parsed, in call order."""
+    """The parsed calls to run, in call order."""
 
     @classmethod
     def of(cls, action: object) -> Self:
-        """Read an action that was given as text or as an assistant message.
+        """Build an action from text or from an assistant message.
 
         Raises:
-            EnvironmentMisuse: It is neither.
+            EnvironmentMisuse: The argument is neither.
         """
         if isinstance(action, str):
             return cls({"role": "assistant", "content": action})
         if not isinstance(action, Mapping) or cast("Message", action).get("role") != "assistant":
-            raise EnvironmentMisuse(f"an action is text or an assistant message, not {action!r:.200}")
+            raise EnvironmentMisuse(f"an action must be text or an assistant message, not {action!r:.200}")
         message = cast("Message", action)
         return cls(message, tuple(ToolCall.from_message(call) for call in message.get("tool_calls") or ()))
 
     def to_message(self) -> Message:
-        """Return the message with the calls to run and no others."""
+        """Return the message with only those calls that are to be run."""
         fields = {key: value for key, value in self.message.items() if key != "tool_calls"}
         if self.tool_calls:
             fields["tool_calls"] = [call.to_message() for call in self.tool_calls]
@@ -51,24 +51,24 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ResetResult:
-    """The first observation as chat messages, the system message included."""
+    """The first observation as chat messages, including the system message."""
 
     messages: tuple[Message, ...]
     info: Mapping[str, object] = field(default_factory=dict[str, object])
     repair_json: bool = False
-    """Calls with broken JSON are mended where that is possible, and counted."""
+    """True if calls with broken JSON are to be repaired where possible; repaired calls are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an environment answered to one action of the model."""
+    """The environment's answer to one action of the model."""
 
     messages: tuple[Message, ...] = ()
-    """New messages besides the tool results (a user's text, say); no assistant messages."""
+    """New messages besides the tool results, for example a user's text; never assistant messages."""
     tool_results: tuple[ToolResult, ...] = ()
-    """One for each call in the action, in call order."""
+    """One result for each call in the action, in call order."""
     reward: float = 0.0
-    """Of this turn alone; what `finish` gives is not in it."""
+    """Reward of this turn alone, without the reward that `finish` returns."""
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -76,23 +76,23 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The environment's verdict on a finished episode."""
+    """The environment's score of a finished episode."""
 
     reward: float | None = 0.0
-    """Added to the last turn's reward; None means that the episode cannot be scored."""
+    """Final reward, which is added to the last turn's; None means that the episode cannot be scored."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
-    """Named parts of it."""
+    """Parts of the final reward by name."""
 
 
 class EpisodeEnv(Protocol):
-    """One environment instance as the runner drives it; plays one episode at a time."""
+    """The methods of an environment that the runner calls; an instance plays one episode at a time."""
 
     ends_on_text: bool
-    """True if a message without tool calls is the final answer."""
+    """True if a message without tool calls is the final answer and ends the episode."""
 
     @property
     def tool_schemas(self) -> Sequence[Mapping[str, JsonValue]]:
-        """Schemas shown to the model, in OpenAI's shape; may depend on the task after `begin`."""
+        """Schemas of the tools in OpenAI's shape. After `begin` they may depend on the task."""
         ...
 
     async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
@@ -100,33 +100,34 @@ class EpisodeEnv(Protocol):
         ...
 
     async def advance(self, action: Action) -> StepResult:
-        """Answer one action; its tool calls are run at once and answered in order."""
+        """Answer one action. Its tool calls run concurrently; their results are in call order."""
         ...
 
     async def is_finished(self) -> bool:
-        """Ask the environment's optional `is_done()`."""
+        """Return what the environment's optional `is_done()` returns; False without one."""
         ...
 
     async def end(self, stop_reason: str) -> Outcome:
-        """Score the episode. The author's `finish` runs exactly once however often this is called."""
+        """Score the episode. The author's `finish` runs once, even if this is called several times."""
         ...
 
     async def shutdown(self) -> None:
-        """Close the environment; may be called twice, and without `begin`."""
+        """Close the environment; may be called twice, and without `begin` before it."""
         ...
 
 
 def check_step(step: StepResult, calls: Sequence[ToolCall]) -> None:
-    """Check what an environment answered.
+    """Check an environment's answer to an action.
 
     Raises:
-        EnvironmentMisuse: Calls without a result, or a reward that is no number.
+        EnvironmentMisuse: The results do not match the calls, or the reward is not finite.
     """
     answered = [result.tool_call_id for result in step.tool_results]
     if answered != [call.id for call in calls]:
         raise EnvironmentMisuse(
-            f"the environment answered the calls {answered} where {[call.id for call in calls]} were made; "
-            "give one result for each call, in call order"
+            f"the environment answered the calls {answered}, but the action has the calls "
+            f"{[call.id for call in calls]}",
+            remedy="return one result for each call, in call order",
         )
     if not isfinite(step.reward):
-        raise EnvironmentMisuse(f"step gave the reward {step.reward!r}; it must be finite")
+        raise EnvironmentMisuse(f"step returned the reward {step.reward!r}", remedy="it must be finite")

@@ -1,4 +1,4 @@
-"""Every error that agentenv raises, in one tree.
+"""All errors that agentenv raises, as one class tree.
 
     AgentEnvError
     ├── UsageError(ValueError)            a caller's mistake: wrong id, bad option, bad file
@@ -7,20 +7,20 @@
     │   ├── TaskError
     │   ├── ModelNotFound(FileNotFoundError)
     │   └── DependencyMissing(ImportError)
-    ├── ToolError                         raised *by a tool*: its text goes to the model
+    ├── ToolError                         raised *by a tool*; its text is shown to the model
     ├── AlignmentError(ValueError)        token ids, loss mask and logprobs would disagree
     ├── RenderError(ValueError)           a chat template that cannot be rendered exactly
     ├── EngineError(RuntimeError)         the engine failed; the episode is aborted
-    │   ├── EngineUnavailable             worth a retry: connection, 429, 503
+    │   ├── EngineUnavailable             a retry may help: connection, 429, 503
     │   └── ContextTooLong                the prompt does not fit the model
     ├── SandboxError(RuntimeError)
-    │   ├── SandboxUnavailable            no isolation here; says what to do
+    │   ├── SandboxUnavailable            this machine offers no isolation; the remedy says what to do
     │   └── SandboxCrashed                infrastructure failed; the episode is aborted
     ├── EnvironmentMisuse(RuntimeError)   step before reset, step after the end
     └── StoreError(OSError)               a run directory that cannot be written or read
 
-Two audiences: the text of a `ToolError` is shown to the model; every other error is for the person. Its
-`message` says what was wrong and the value, its `remedy` what to do; `str(error)` has both.
+The text of a `ToolError` is shown to the model; every other error is for a person. The `message` of an error
+says what was wrong and names the value, and its `remedy` says what to do; `str(error)` contains both.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class AgentEnvError(Exception):
     """Root of all agentenv errors.
 
     Args:
-        args: the message: what was wrong, and the value.
-        remedy: what to do about it; empty where the message says all there is.
+        args: the message, which says what was wrong and names the value.
+        remedy: what to do about it; empty if there is nothing to add to the message.
     """
 
     remedy: str = ""
@@ -65,7 +65,7 @@ class AgentEnvError(Exception):
 
     @property
     def message(self) -> str:
-        """What was wrong, without the remedy."""
+        """What was wrong, without the remedy that `str(error)` adds."""
         return super().__str__()
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class AgentEnvError(Exception):
 
 
 class UsageError(AgentEnvError, ValueError):
-    """The caller asked for something that cannot be done; the message says what to change."""
+    """The caller made a mistake, such as a wrong name or value; the message says what to change."""
 
 
 class UnknownEnvironment(UsageError, LookupError):
@@ -89,39 +89,39 @@ class TaskError(UsageError):
 
 
 class ModelNotFound(UsageError, FileNotFoundError):
-    """A model string names no model that can be loaded."""
+    """There is no model of this name that can be loaded."""
 
 
 class DependencyMissing(UsageError, ImportError):
-    """An optional package is not installed; the remedy names the extra that brings it."""
+    """An optional package is not installed; the remedy is the command that installs it."""
 
     @classmethod
     def of(cls, package: str, extra: str, *, purpose: str) -> DependencyMissing:
-        """Say which package is missing, what for, and how to install it."""
+        """Return the error for a missing package; it says what needs the package and how to install it."""
         return cls(f"{purpose} needs {package}", remedy=f"pip install 'agentenv-rl[{extra}]'")
 
     @classmethod
     def require(cls, *packages: str, extra: str, purpose: str) -> None:
-        """Raise this error if one of the packages is not installed; nothing is imported."""
+        """Raise this error if one of the packages is not installed, without importing them."""
         missing = [package for package in packages if find_spec(package) is None]
         if missing:
             raise cls.of(" and ".join(missing), extra, purpose=purpose)
 
 
 class ToolError(AgentEnvError):
-    """Raised by a tool to answer the model with an error it can act on."""
+    """A tool raises this to answer the model with an error that the model can act on."""
 
 
 class AlignmentError(AgentEnvError, ValueError):
-    """Token ids, loss mask and logprobs would not stay aligned."""
+    """Token ids, loss mask and logprobs would disagree."""
 
 
 class RenderError(AgentEnvError, ValueError):
-    """A chat template cannot be rendered exactly; the message has the reason and the remedy."""
+    """A chat template cannot be rendered exactly; the message says why and what to do."""
 
 
 class EngineError(AgentEnvError, RuntimeError):
-    """The engine failed. The episode is aborted: never trained, never scored 0."""
+    """The engine failed. The episode is aborted, so it is neither trained on nor scored 0."""
 
 
 class EngineUnavailable(EngineError):
@@ -133,11 +133,11 @@ class ContextTooLong(EngineError):
 
 
 class SandboxError(AgentEnvError, RuntimeError):
-    """Root of the sandbox's own failures. What the code in it did never raises."""
+    """Root of the sandbox's own failures. Errors in sandboxed code are returned in `status`, never raised."""
 
 
 class SandboxUnavailable(SandboxError):
-    """No isolation can be had on this machine; the message says why and what to do."""
+    """This machine offers no isolation; the message says why and what to do."""
 
 
 class SandboxCrashed(SandboxError):

@@ -1,6 +1,7 @@
-"""Running code that a model wrote, as environments and tools see it: a sandbox, and an execution's result.
+"""The protocol of a sandbox, which runs code that a model wrote, and the result of an execution.
 
-`agentenv.sandbox` implements these protocols; an environment that runs code needs nothing more of it.
+`agentenv.sandbox` implements the protocols. Environments and tools that run code depend on these
+protocols only.
 """
 
 from __future__ import annotations
@@ -18,30 +19,32 @@ ExecStatus: TypeAlias = Literal["ok", "error", "timeout", "memory", "output_limi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What became of one execution."""
+    """The result of one execution."""
 
     status: ExecStatus
-    """`ok`: exit code 0. `error`: any other exit code. `killed`: a signal that was not ours."""
+    """How the execution ended. `ok` is exit code 0, `error` any other exit code; `killed` is a signal that
+    the sandbox did not send; the others name the limit that ended it."""
     stdout: str = ""
-    """Head and tail, with a marker between them, where the output was over its limit."""
+    """Standard output. Output over the limit is cut to its head and tail, with a marker between them."""
     stderr: str = ""
     exit_code: int | None = None
-    """As the kernel gave it; negative for a signal; None where the process cannot be asked."""
+    """Exit code of the process, negative if a signal ended it; None if it could not be read."""
     truncated: bool = False
-    """Some output was left out of `stdout` or `stderr`."""
+    """True if `stdout` or `stderr` was cut."""
     duration_s: float = 0.0
-    """From the start of the code to its end."""
+    """Seconds from the start of the code to its end."""
     queue_s: float = 0.0
-    """Waiting for a free worker and a free processor; not part of the time limit."""
+    """Seconds spent waiting for a free worker and a free processor; the time limit does not include them."""
     max_rss_bytes: int = 0
     cpu_s: float = 0.0
     stdout_bytes: int = 0
-    """Written by the code, before anything was left out."""
+    """Number of bytes that the code wrote to standard output, before any cut."""
     stderr_bytes: int = 0
     files: Mapping[str, bytes] | None = None
-    """Files that the execution made or changed in its working directory; None where not collected."""
+    """Files that the execution created or changed in its working directory; None if the sandbox does not
+    collect them."""
     note: str = ""
-    """What the sandbox has to say about the end: which limit, for instance."""
+    """A remark of the sandbox about the end, for instance which limit was reached."""
 
     @property
     def ok(self) -> bool:
@@ -49,7 +52,7 @@ class ExecResult:
         return self.status == "ok"
 
     def text(self) -> str:
-        """Return stdout, stderr and the note as one text, as a tool shows it to a model."""
+        """Return stdout, stderr and the note as one text for a model."""
         parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
         if self.note and self.status not in ("ok", "error"):
             parts.append(f"[{self.note}]")
@@ -57,7 +60,7 @@ class ExecResult:
 
 
 class WorkspaceProtocol(Protocol):
-    """What a sandbox and a session have in common; see `agentenv.sandbox.Workspace` for the arguments."""
+    """The methods that a sandbox and a session share; `agentenv.sandbox.Workspace` documents them."""
 
     async def run_code(
         self,
@@ -81,38 +84,38 @@ class WorkspaceProtocol(Protocol):
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
     ) -> ExecResult:
-        """Run a command: a list of arguments, or a line for `/bin/sh`."""
+        """Run a command, which is a list of arguments or a line for `/bin/sh`."""
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """Return a file of the working directory."""
+        """Return the content of a file in the working directory."""
         ...
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the working directory."""
+        """Write a file into the working directory."""
         ...
 
     async def start(self) -> None:
-        """Start now, so that the first call need not."""
+        """Start the processes now, so that the first call does not wait for them."""
         ...
 
     async def close(self) -> None:
-        """Give everything back; may be called twice."""
+        """Release all processes and files; may be called twice."""
         ...
 
     async def __aenter__(self) -> Self:
-        """Start."""
+        """Start and return the workspace."""
         ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the workspace."""
         ...
 
 
 class SessionProtocol(WorkspaceProtocol, Protocol):
-    """State kept between calls; see `agentenv.sandbox.Session`."""
+    """A workspace that keeps its state between calls; see `agentenv.sandbox.Session`."""
 
     @property
     def alive(self) -> bool:
@@ -121,13 +124,13 @@ class SessionProtocol(WorkspaceProtocol, Protocol):
 
     @property
     def ended(self) -> bool:
-        """True once the process has ended, for whatever reason."""
+        """True once the process has ended, for any reason."""
         ...
 
 
 class SandboxProtocol(WorkspaceProtocol, Protocol):
-    """Fresh executions in clean directories; see `agentenv.sandbox.Sandbox`."""
+    """A workspace that runs each call in a clean directory; see `agentenv.sandbox.Sandbox`."""
 
     def session(self) -> SessionProtocol:
-        """Return a session, to be used with `async with`."""
+        """Return a new session, to be used with `async with`."""
         ...

@@ -1,4 +1,4 @@
-"""Import what a text such as `module:attr` names."""
+"""Import an object by a name such as `module:attr`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["import_object"]
 
 
 def import_object(name: str, error: type[UsageError] = UsageError, *, where: str = "") -> Any:
-    """Return the object that `module:attr` names; `attr` may have dots.
+    """Return the object that `module:attr` names; `attr` may contain dots.
 
     Args:
-        name: such as `shop.rewards:exact`.
-        error: what to raise.
-        where: what names it, for the message; such as `--demos`.
+        name: name of the object, such as `shop.rewards:exact`.
+        error: class of the error to raise.
+        where: option or setting that contains the name, such as `--demos`; it begins the message.
 
     Raises:
-        UsageError: The name has another form, or the module or the attribute cannot be found.
+        UsageError: The name does not have this form, or the module or the attribute cannot be found.
     """
     label = f"{where}: {name!r}" if where else repr(name)
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise error(f"{label} is not of the form 'module:attr'", remedy="name a module and what is in it")
+        raise error(f"{label} is not of the form 'module:attr'", remedy="write a module and a name in it")
     try:
-        found: Any = import_module(module)
+        value: Any = import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError) as cause:
         raise error(f"{label} cannot be loaded: {cause}") from cause
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""What an episode may spend: the limits that the runner enforces."""
+"""Limits of an episode: turns, tool calls, tokens and time. The runner enforces them."""
 
 from __future__ import annotations
 
@@ -10,55 +10,57 @@ from agentenv.core.bounds import NonNegativeInt, PositiveInt, PositiveSeconds, c
 __all__ = ["DonePolicy", "RunLimits"]
 
 DonePolicy: TypeAlias = Literal["stop", "explain"]
-"""What happens when `is_done()` is true: stop, or tell the model and let it answer once more."""
+"""What the runner does when `is_done()` is true: it stops, or it tells the model and lets it answer once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Limits of an episode; `None` means no limit. The stricter of spec and run holds.
+    """Limits of an episode; `None` means no limit.
+
+    The environment's spec and the run may both set a limit; the stricter one holds.
 
     Raises:
         UsageError: A limit is negative, zero where nothing could run, or not a number.
     """
 
     max_turns: PositiveInt | None = 16
-    """Assistant turns. Calls made on the last turn are not run."""
+    """Largest number of assistant turns. Tool calls made on the last turn are not run."""
     max_user_turns: NonNegativeInt | None = None
-    """Turns of a simulated user; tool rounds do not count."""
+    """Largest number of turns of a simulated user; tool rounds do not count."""
     max_tool_calls: NonNegativeInt | None = None
-    """Tool calls in the episode; the calls over it are answered "not run"."""
+    """Largest number of tool calls in the episode; further calls are answered "not run"."""
     max_parse_errors: NonNegativeInt | None = 4
-    """Malformed tool calls told to the model before the episode is ended."""
+    """Number of malformed tool calls that the model is told about before the episode ends."""
     max_context_tokens: PositiveInt | None = None
-    """Prompt and completions together; the engine's own limit holds too."""
+    """Largest number of tokens of prompt and completions together; the engine's own limit holds too."""
     max_tokens_per_turn: PositiveInt | None = 1024
-    """Sampled tokens of one turn."""
+    """Largest number of tokens sampled in one turn."""
     max_total_tokens: PositiveInt | None = None
-    """Sampled tokens of the episode."""
+    """Largest number of tokens sampled in the episode."""
     max_tool_output_tokens: PositiveInt | None = 4096
-    """Tokens of one tool result; what is over is cut."""
+    """Largest number of tokens of one tool result; a longer result is cut."""
     tool_output_keep: Literal["middle", "head", "tail"] = "middle"
-    """What stays of a tool result that is cut: head and tail (`middle` goes), `head`, or `tail`."""
+    """Which part of a long tool result is kept. `middle` cuts out the middle and keeps head and tail."""
     min_answer_tokens: PositiveInt = 16
-    """Room that must be left after an observation for the episode to go on."""
+    """Number of tokens that must be left after an observation; with fewer left the episode ends."""
     tool_timeout_s: PositiveSeconds | None = 30.0
-    """One tool call."""
+    """Time limit of one tool call."""
     env_timeout_s: PositiveSeconds | None = 120.0
-    """One `reset` or `step` of the environment, its tools included."""
+    """Time limit of one `reset` or `step` of the environment, including its tools."""
     turn_timeout_s: PositiveSeconds | None = None
-    """One generation."""
+    """Time limit of one generation."""
     reward_timeout_s: PositiveSeconds | None = 120.0
-    """The rewards of an episode."""
+    """Time limit of computing an episode's rewards."""
     episode_timeout_s: PositiveSeconds | None = None
-    """The whole episode."""
+    """Time limit of the whole episode."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
     def stricter(self, other: RunLimits | None) -> RunLimits:
-        """Return the limits that satisfy both; of two numbers the smaller holds.
+        """Return the limits that satisfy both: the smaller of two numbers, the larger `min_answer_tokens`.
 
-        Of two wishes what to keep of an output, one that is no default holds, else these limits' own.
+        `tool_output_keep` is taken from these limits, unless they have the default and `other` does not.
         """
         if other is None:
             return self

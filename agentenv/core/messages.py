@@ -1,7 +1,7 @@
-"""Chat messages, tool calls and tool results: what passes between model, tools and environment.
+"""Chat messages, tool calls and tool results, which pass between model, tools and environment.
 
-Messages keep OpenAI's chat shape as plain dictionaries, because chat templates, vLLM and every
-OpenAI-compatible API eat them as they are.
+Messages are plain dictionaries in OpenAI's chat shape, because chat templates, vLLM and every
+OpenAI-compatible API accept them unchanged.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Message(TypedDict):
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message; parts that are not text are left out."""
+    """Return the text of a message. Parts that are not text, such as images, are left out."""
     content = message.get("content")
     if content is None:
         return ""
@@ -74,37 +74,37 @@ def text_of(message: Message) -> str:
 
 
 class CallStatus(StrEnum):
-    """What the parser found about one tool call."""
+    """What the parser found out about one tool call."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
-    """The call's text is not what its grammar asks for."""
+    """The call's text does not follow the model's format for tool calls."""
     UNCLOSED = "unclosed"
-    """The call has no end; it is never executed."""
+    """The call is not closed, so it is never executed."""
     MISSING_NAME = "missing_name"
-    """The call names no tool."""
+    """The call does not name a tool."""
     UNKNOWN_TOOL = "unknown_tool"
     """The call names a tool that the episode does not have."""
     BAD_ARGUMENTS = "bad_arguments"
-    """The arguments are not an object, or cannot be read."""
+    """The arguments are not a JSON object, or cannot be read."""
     IN_THINKING = "in_thinking"
-    """The call stands inside the model's thinking; it is not executed and not answered."""
+    """The call is inside the model's thinking; it is neither executed nor answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call as the model made it."""
+    """One tool call as the model wrote it."""
 
     id: str
     name: str
     arguments: str
-    """JSON text, exactly as sampled where the grammar is JSON."""
+    """The arguments as JSON text; exactly the sampled text where the model's format for calls is JSON."""
     status: CallStatus = CallStatus.OK
     error: str = ""
-    """For the model: what is wrong with the call, when `status` is not ok."""
+    """Text for the model that says what is wrong with the call; empty if `status` is ok."""
     values: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
-    """The arguments as Python values, where they were read already and are an object that a tool can take.
-    Read only. They follow from `arguments`, so they are neither compared nor written to disk."""
+    """The arguments as Python values; None if nobody has parsed them yet or they are no usable object.
+    Do not change them. They follow from `arguments`, so they are neither compared nor written to disk."""
 
     def to_message(self) -> ToolCallMessage:
         """Return the call in the shape of an assistant message's `tool_calls` entry."""
@@ -128,9 +128,9 @@ class ToolErrorKind(StrEnum):
     INVALID_JSON = "invalid_json"
     BAD_ARGUMENTS = "bad_arguments"
     TOOL_ERROR = "tool_error"
-    """The tool raised `ToolError`: its text is for the model."""
+    """The tool raised `ToolError`, whose text the model reads."""
     EXCEPTION = "exception"
-    """The tool raised something else: recorded with its traceback."""
+    """The tool raised another exception, which is recorded with its traceback."""
     TIMEOUT = "timeout"
     NOT_RUN = "not_run"
     """A limit was reached before the call could run."""
@@ -138,26 +138,26 @@ class ToolErrorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The one answer to one tool call."""
+    """The answer to one tool call."""
 
     tool_call_id: str
     name: str
     content: str | list[ContentPart]
-    """What the model reads: text as is, everything else as JSON; images as content parts."""
+    """What the model reads: text unchanged, images as content parts, and any other value as JSON."""
     error_kind: ToolErrorKind | None = None
     detail: str = ""
-    """For the record, not for the model: a traceback, or the reason in full."""
+    """A traceback or the full reason. It is recorded and never shown to the model."""
     duration_s: float = 0.0
     trimmed: bool = False
-    """The content was shortened to fit a limit."""
+    """True if the content was shortened to fit a limit."""
     full_chars: int | None = None
-    """Length of the content before it was trimmed."""
+    """Number of characters of the content before it was trimmed."""
     repaired: bool = False
-    """The call's broken JSON was repaired, because the toolbox was asked to."""
+    """True if the call's JSON was broken and was repaired (`repair_json`)."""
     max_tokens: int | None = None
-    """The tool's own limit on its output; of this and the run's limit the stricter holds."""
+    """The tool's own limit on its output. If the run has a limit too, the stricter one holds."""
     full_output: str = ""
-    """File with the whole content that was cut, where the run keeps such files."""
+    """Path of the file with the uncut content; empty if the run keeps no such files."""
 
     @property
     def is_error(self) -> bool:
@@ -184,7 +184,7 @@ _ERROR_KINDS = {
     CallStatus.BAD_ARGUMENTS: ToolErrorKind.BAD_ARGUMENTS,
     CallStatus.IN_THINKING: ToolErrorKind.NOT_RUN,
 }
-"""What a status makes of a call's result; every other one says that the call's text is broken."""
+"""Error kind of a result for each status of a call; every other status means broken JSON."""
 
 
 def malformed(call: ToolCall) -> ToolResult:

@@ -1,11 +1,11 @@
-"""Tokens by source, with every aligned view derived from them.
+"""Token sequences: spans of tokens with their source, from which ids, loss mask and logprobs are derived.
 
-Invariants, held by construction and tried by `tests/property/test_trajectory.py`:
+The types keep these invariants, and `tests/property/test_trajectory.py` tests them:
 
-1. A span has logprobs exactly when the policy sampled it, one finite number per token.
-2. `token_ids`, `loss_mask`, `logprobs` and `turn_index` of a sequence have one length.
-3. `loss_mask[i]` is true exactly on tokens that the policy sampled; elsewhere the logprob is 0.0.
-4. A cut is a prefix of every view. Appending never changes what was there.
+1. A span has logprobs exactly if the policy sampled it; then each token has one finite logprob.
+2. `token_ids`, `loss_mask`, `logprobs` and `turn_index` of a sequence have the same length.
+3. `loss_mask[i]` is true exactly for tokens that the policy sampled; other tokens have the logprob 0.0.
+4. Cutting a sequence keeps a prefix of each of them. Appending never changes earlier tokens.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from agentenv.core.errors import AlignmentError
 __all__ = ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"]
 
 Source: TypeAlias = Literal["prompt", "model", "env", "other"]
-"""Who wrote a token; `other` is another model than the policy, never trained."""
+"""Who wrote a token. `other` is a model that is not the policy; its tokens are never trained on."""
 
 _SOURCES = frozenset({"prompt", "model", "env", "other"})
 _T = TypeVar("_T")
 
 MAX_LOGPROB = 1e-3
-"""Largest logprob taken as rounding of 0; anything above is not a probability."""
+"""Largest logprob that is accepted as a rounding of 0; a larger one is not the log of a probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """A run of tokens from one source, in one turn.
+    """Consecutive tokens from one source in one turn.
 
     Raises:
         AlignmentError: Logprobs and tokens disagree, a logprob is not a log-probability, or a token id
@@ -42,15 +42,18 @@ class TokenSpan:
     source: Source
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
-    """Natural log, at the sampling temperature; present exactly when the source is the model."""
+    """Natural logarithms of the probabilities at the sampling temperature; None unless the source is
+    `model`."""
     weights_version: int | None = None
-    """Weights that sampled the span; only for the model's."""
+    """Version of the weights that sampled the span; None unless the source is `model`."""
     turn: int = -1
     """Index of the assistant turn that the span belongs to; -1 for the first prompt."""
 
     def __post_init__(self) -> None:
         if self.source not in _SOURCES:
-            raise AlignmentError(f"unknown token source {self.source!r}", remedy=f"one of {sorted(_SOURCES)}")
+            raise AlignmentError(
+                f"unknown token source {self.source!r}", remedy=f"use one of {sorted(_SOURCES)}"
+            )
         if min(self.token_ids, default=0) < 0:
             raise AlignmentError(f"token id {min(self.token_ids)} of a {self.source} span is negative")
         if self.source != "model":
@@ -78,7 +81,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Spans in order; the aligned views of length `len(sequence)` are derived from them."""
+    """Spans in order; token ids, loss mask, logprobs and turn indices are all derived from them."""
 
     spans: tuple[TokenSpan, ...]
 
@@ -87,22 +90,22 @@ class TokenSequence:
 
     @property
     def token_ids(self) -> list[int]:
-        """Every token id, in order."""
+        """All token ids, in order."""
         return list(chain.from_iterable(span.token_ids for span in self.spans))
 
     @property
     def loss_mask(self) -> list[bool]:
-        """True exactly on tokens that the policy sampled."""
+        """True exactly for tokens that the policy sampled."""
         return self._spread(lambda span: repeat(span.trained, len(span)))
 
     @property
     def logprobs(self) -> list[float]:
-        """The sampler's logprob of each token; 0.0 outside the loss mask."""
+        """The sampler's logprob of each token; 0.0 for tokens outside the loss mask."""
         return self._spread(lambda span: span.logprobs or repeat(0.0, len(span)))
 
     @property
     def turn_index(self) -> list[int]:
-        """The assistant turn of each token; -1 in the first prompt."""
+        """Index of the assistant turn of each token; -1 for the first prompt."""
         return self._spread(lambda span: repeat(span.turn, len(span)))
 
     @property
@@ -111,7 +114,7 @@ class TokenSequence:
         return sum(len(span) for span in self.spans if span.trained)
 
     def cut(self, length: int) -> TokenSequence:
-        """Return the first `length` tokens; a prefix in every view.
+        """Return the sequence of the first `length` tokens.
 
         Raises:
             ValueError: `length` is negative.
@@ -131,7 +134,7 @@ class TokenSequence:
 
 
 def _all_logprobs(values: tuple[float, ...]) -> bool:
-    """Say at the speed of C that all is well; what is not is then looked for one by one."""
+    """Return whether all values are logprobs; fast, so that only a failure needs the loop for its message."""
     return set(map(type, values)) <= {float} and all(map(isfinite, values)) and max(values, default=0.0) <= 0
 
 
@@ -141,11 +144,13 @@ def _cut_span(span: TokenSpan, length: int) -> TokenSpan:
 
 
 class SequenceBuilder:
-    """Grow a sequence by appending; a turn costs the length of what is new.
+    """Builds a sequence by appending; appending costs time in proportion to the new tokens only.
 
-    `token_ids` is the flat list that the engine gets as its prompt: it is read, never written,
-    by others. Empty appends leave no span.
+    `token_ids` is the flat list that the engine gets as its prompt. Callers may read it and must not change
+    it. Appending no tokens adds no span.
     """
+
+    # Invariant: `token_ids` is the concatenation of the token ids of `_spans`.
 
     __slots__ = ("_spans", "token_ids")
 
@@ -158,7 +163,7 @@ class SequenceBuilder:
 
     @property
     def num_spans(self) -> int:
-        """Spans so far."""
+        """Number of spans so far."""
         return len(self._spans)
 
     def append(
@@ -173,7 +178,7 @@ class SequenceBuilder:
         """Append one span.
 
         Raises:
-            AlignmentError: The span breaks an invariant; nothing is appended then.
+            AlignmentError: The span breaks an invariant. Nothing is appended in this case.
         """
         flat = None if logprobs is None else tuple(logprobs)
         span = TokenSpan(source, tuple(token_ids), flat, weights_version, turn)
@@ -189,16 +194,16 @@ class SequenceBuilder:
         *,
         turn: int,
     ) -> None:
-        """Append a completion; where it crosses a weight update it becomes adjacent spans.
+        """Append a completion, as one span for each version of the weights that sampled a part of it.
 
         Args:
             token_ids: the sampled ids.
-            logprobs: one for each id.
-            version_ranges: `(weights_version, start, end)`, covering the ids in order.
+            logprobs: one logprob for each id.
+            version_ranges: `(weights_version, start, end)` of each part; together they cover all ids.
             turn: index of the assistant turn.
 
         Raises:
-            AlignmentError: Lengths disagree, or the ranges do not cover the ids.
+            AlignmentError: The lengths differ, or the ranges do not cover the ids.
         """
         if logprobs is None or len(logprobs) != len(token_ids):
             count = "no" if logprobs is None else str(len(logprobs))
@@ -221,5 +226,5 @@ class SequenceBuilder:
                 self.token_ids.extend(span.token_ids)
 
     def freeze(self) -> TokenSequence:
-        """Return the immutable sequence of what was appended so far."""
+        """Return what was appended so far as an immutable sequence."""
         return TokenSequence(tuple(self._spans))

@@ -1,15 +1,15 @@
-"""One grammar of settings, for the command line, TOML files and Python.
+"""Read settings from the command line, TOML files and Python, with one grammar for all of them.
 
-Settings lie in sections: `limits` holds the fields of `RunLimits`, `env` the arguments of the environment,
+Settings are in sections: `limits` contains the fields of `RunLimits`, `env` the arguments of the environment,
 and so on. The same setting is written
 
-- `-o limits.max_turns=4` on the command line: one line of TOML, where quotes around a text may be left out
-  and `none` means None;
+- `-o limits.max_turns=4` on the command line; this is a line of TOML, except that quotes around a text may
+  be left out and `none` means None;
 - `max_turns = 4` in the table `[limits]` of a TOML file, or `limits.max_turns = 4`;
 - `limits={"max_turns": 4}` in Python.
 
-On the command line and at the top of a TOML file the section may be left out where exactly one section has
-a field of that name. A later source wins over an earlier one, name by name.
+On the command line and at the top of a TOML file the section may be left out if exactly one section has a
+field of that name. If two sources set the same name, the later source wins.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the contents of a TOML file.
 
     Raises:
-        UsageError: The file is missing or not TOML.
+        UsageError: The file cannot be read or is not TOML.
     """
     try:
         with Path(path).open("rb") as file:
@@ -57,14 +57,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return settings given as `name=value` or `section.name=value`, as TOML would read these lines.
+    """Return settings written as `name=value` or `section.name=value`, as TOML would read these lines.
 
-    A value that is no TOML is text, and `none` is None.
+    A value that is not TOML is read as text, and `none` as None.
 
     Raises:
-        UsageError: A pair has no `=`, or gives a value to what is a table in another pair.
+        UsageError: A pair has no `=`.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         path = [part.strip() for part in name.split(".")]
@@ -73,8 +73,8 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
         table: dict[str, Any] = {path[-1]: _value(text)}
         for part in reversed(path[:-1]):
             table = {part: table}
-        found = _merged(found, table)
-    return found
+        settings = _merged(settings, table)
+    return settings
 
 
 def _value(text: str) -> Any:
@@ -85,7 +85,7 @@ def _value(text: str) -> Any:
 
 
 def _merged(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both tables as one; of two values the later holds, two tables become one."""
+    """Return both tables as one. The later of two values wins; two tables of one name are merged."""
     both = dict(first)
     for name, value in later.items():
         mine = both.get(name)
@@ -98,17 +98,16 @@ def _merged(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the settings of one section are."""
+    """The settings that one section accepts."""
 
     kind: type[Any] | None = None
-    """The dataclass whose fields they are; None where any name may stand, such as the arguments of an
-    environment."""
+    """Dataclass whose fields are the settings; None if the section accepts any name, as `env` does."""
     without: frozenset[str] = frozenset()
-    """Fields that are no settings, because something else decides them."""
+    """Fields that are not settings, because something else decides them."""
 
     @property
     def names(self) -> list[str]:
-        """The names that may be set, where they are known."""
+        """Names of the settings; empty if the section accepts any name."""
         known = [] if self.kind is None else [field.name for field in fields(self.kind)]
         return [name for name in known if name not in self.without]
 
@@ -126,16 +125,16 @@ def read_settings(
         {'env': {'digits': 2}, 'limits': {'max_turns': 4}}
 
     Args:
-        sources: what `read_toml` and `parse_pairs` gave, or mappings of the same shape; a later one wins.
-        sections: by name; `build` makes the section's dataclass of what is returned for it.
+        sources: results of `read_toml` and `parse_pairs`, or mappings of the same shape; a later one wins.
+        sections: sections by name. `build` turns the settings of a section into its dataclass.
 
     Returns:
-        For each section its settings by name; values are not checked yet.
+        The settings of each section by name. Their values are not checked yet.
 
     Raises:
-        UsageError: No section has a setting of this name, or several have; the error has the nearest names.
+        UsageError: No section has a setting of this name, or several have. The error suggests similar names.
     """
-    found: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    settings: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for source in sources:
         for name, value in source.items():
             if name in sections and isinstance(value, Mapping):
@@ -143,15 +142,15 @@ def read_settings(
                 for inner in table:
                     if sections[name].kind is not None and inner not in sections[name].names:
                         raise _unknown(f"{name}.{inner}", sections)
-                found[name] = _merged(found[name], table)
+                settings[name] = _merged(settings[name], table)
             else:
                 home = _home_of(name, value, sections)
-                found[home] = _merged(found[home], {name: value})
-    return found
+                settings[home] = _merged(settings[home], {name: value})
+    return settings
 
 
 def _home_of(name: str, value: object, sections: Mapping[str, Section]) -> str:
-    """Return the one section that has a setting of this name."""
+    """Return the only section that has a setting of this name."""
     homes = [home for home, section in sections.items() if name in section.names]
     if len(homes) == 1:
         return homes[0]
@@ -167,15 +166,15 @@ def _home_of(name: str, value: object, sections: Mapping[str, Section]) -> str:
 
 
 def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:
-    """Return the error for a name that no section has, with the nearest ones and what they mean."""
-    named = [(home, own) for home, section in sections.items() for own in section.names]
-    whole = {f"{home}.{own}" if home else own: (home, own) for home, own in named}
-    looks = {own: text for text, (_, own) in whole.items()} | {text: text for text in whole}
-    elsewhere = [text for text, (_, own) in whole.items() if own == name.rpartition(".")[2]]
-    near = nearest(name, looks, cutoff=0.9) or nearest(name, looks, count=3)
-    close = elsewhere or list(dict.fromkeys(looks[one] for one in near))[:2]
+    """Return the error for a name that no section has; it explains the most similar names."""
+    named = [(home, field) for home, section in sections.items() for field in section.names]
+    whole = {f"{home}.{field}" if home else field: (home, field) for home, field in named}
+    spellings = {field: text for text, (_, field) in whole.items()} | {text: text for text in whole}
+    elsewhere = [text for text, (_, field) in whole.items() if field == name.rpartition(".")[2]]
+    near = nearest(name, spellings, cutoff=0.9) or nearest(name, spellings, count=3)
+    close = elsewhere or list(dict.fromkeys(spellings[spelling] for spelling in near))[:2]
     if close:
-        told = " or ".join(_told(one, sections[whole[one][0]].kind, whole[one][1]) for one in close)
+        told = " or ".join(_told(text, sections[whole[text][0]].kind, whole[text][1]) for text in close)
         return UsageError(f"unknown setting {name!r}", remedy=f"did you mean {told}?")
     free = [f"{home}.NAME" for home, section in sections.items() if section.kind is None]
     also = f"; {' and '.join(free)} take any name" if free else ""
@@ -183,14 +182,14 @@ def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:
 
 
 def _told(text: str, kind: type[Any] | None, name: str) -> str:
-    """Return a setting's quoted name with the first sentence of what it means."""
+    """Return a setting's quoted name with the first sentence of its documentation."""
     meaning = " ".join(_field_docs(kind).get(name, "").split())
     first = re.split(r"(?<=[.;:])\s", meaning, maxsplit=1)[0].rstrip(".;:")
     return f"{text!r} ({first})" if first else repr(text)
 
 
 def _field_docs(kind: type[Any] | None) -> dict[str, str]:
-    """Return the text under each field of a dataclass; nothing where its source is not at hand."""
+    """Return the docstring of each field of a dataclass; empty if its source code is not available."""
     if kind is None:
         return {}
     try:
@@ -209,10 +208,10 @@ def _texts(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
-    """Return a dataclass from several mappings of its fields; a later one wins.
+    """Build a dataclass from several mappings of its fields; a later mapping wins.
 
-    A value takes the type of its field as pydantic converts it. TOML has no word for None, so the text
-    `none` is None where the field takes None and no text.
+    Pydantic converts each value to the type of its field. TOML has no word for None, so the text `none`
+    means None if the field accepts None and does not accept text.
 
     Raises:
         UsageError: A name is unknown, or a value does not fit its field.
@@ -234,7 +233,7 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
         if isinstance(cause, UsageError):
             raise cause from error
         if len(first["loc"]) == 1:
-            check_value(kind, str(first["loc"][0]), first["input"])  # says it in our words where it can
+            check_value(kind, str(first["loc"][0]), first["input"])  # raises our own message if there is one
         where = ".".join(map(str, first["loc"])) or kind.__name__
         raise UsageError(f"setting {where} = {first['input']!r}: {first['msg']}") from error
 
@@ -247,7 +246,7 @@ def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
 
 
 def _spoken_none(kind: type, name: str, value: object) -> object:
-    """Return None for the text `none` where that can only mean None, and `none` where it is a choice."""
+    """Return None for the text `none` if that can only mean None, and `none` if it is one of the choices."""
     kinds = kinds_of(kind, name)
     words = {word for choice in kinds for word in get_args(choice) if get_origin(choice) is Literal}
     if value is None and NoneType not in kinds and "none" in words:
@@ -260,18 +259,18 @@ def _spoken_none(kind: type, name: str, value: object) -> object:
 def options_of(
     kind: type[_T], given: _T | Mapping[str, Any] | None, default: Mapping[str, Any] = MappingProxyType({})
 ) -> _T:
-    """Return options as their dataclass, whether they are given as it or as a mapping of its fields.
+    """Return options as an object of their dataclass.
 
     Args:
         kind: the dataclass.
-        given: it, some of its fields by name, or None for the defaults.
-        default: fields that differ from the dataclass's own defaults, unless `given` is a `kind`.
+        given: an object of the dataclass, a mapping of some of its fields, or None for the defaults.
+        default: values that replace the dataclass's own defaults; ignored if `given` is an object of it.
 
     Raises:
-        UsageError: The mapping has an unknown name or a wrong value, or it is neither.
+        UsageError: The mapping has an unknown name or a wrong value, or `given` has another type.
     """
     if isinstance(given, kind):
         return given
     if given is None or isinstance(given, Mapping):
         return build(kind, default, cast("Mapping[str, Any]", given or {}))
-    raise UsageError(f"{kind.__name__} or a mapping of its fields is needed, not {given!r:.200}")
+    raise UsageError(f"expected {kind.__name__} or a mapping of its fields, not {given!r:.200}")

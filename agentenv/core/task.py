@@ -11,7 +11,7 @@ __all__ = ["Task", "TaskFields", "digest"]
 
 
 class TaskFields(dict[str, object]):
-    """A task's fields by name, and the id of the task they belong to."""
+    """A task's fields by name, together with the task's id."""
 
     def __init__(self, id: str, fields: Mapping[str, object]) -> None:
         super().__init__(fields)
@@ -23,25 +23,25 @@ class Task:
     """One task to solve."""
 
     id: str
-    """Unique in its set, and stable."""
+    """Id of the task: unique in its task set, and the same in every run."""
     data: Mapping[str, object] = field(default_factory=dict[str, object])
-    """The task's fields; read only."""
+    """The task's fields by name. Do not change them."""
 
     @classmethod
     def of(cls, fields: Mapping[str, object]) -> Task:
-        """Make a task of its fields alone: its id is the field `id`, or else a digest of the content."""
-        own = fields.get("id")
-        id = digest(fields) if own is None else str(own)
+        """Build a task from its fields. Its id is the field `id`, or a digest of the fields without one."""
+        given_id = fields.get("id")
+        id = digest(fields) if given_id is None else str(given_id)
         return cls(id, TaskFields(id, fields))
 
 
 def digest(fields: Mapping[str, object], number: int = 0) -> str:
-    """Return an id that follows from the content alone, so that it survives reordering and filtering.
+    """Return an id computed from the content alone, so that it survives reordering and filtering.
 
     Args:
-        fields: of the task.
-        number: the task's place in its source; names it where a value cannot be written as JSON, for
-            such a value has no digest that is the same everywhere.
+        fields: fields of the task.
+        number: position of the task in its source. The id is made from it if a value cannot be written
+            as JSON, because such a value has no digest that is the same on every machine.
     """
     try:
         text = json.dumps(fields, sort_keys=True, ensure_ascii=True)

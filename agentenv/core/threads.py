@@ -9,14 +9,13 @@ From synchronous code into asynchronous code:
 
 From asynchronous code into synchronous code:
 
-3. `off_loop` runs a function in a thread of a bounded pool, a `ThreadPool`. At most so many calls run at
-   once; further ones wait.
-4. A call may be abandoned: its thread is named after the call, listed by `abandoned_threads`, no longer
-   part of the pool, and asked to stop at the next line of Python it runs.
-5. A call that makes further calls from its own thread gets threads beyond the bound, so nesting cannot
-   deadlock.
-6. All threads are daemons, so that a hung one never keeps the process from ending; idle ones of a pool
-   end by themselves. Threads do not survive a fork: they are made anew in the child.
+3. `off_loop` runs a function in a thread of a `ThreadPool`. The pool limits how many calls run at the same
+   time; further calls wait.
+4. A call may be abandoned. Its thread then leaves the pool, is named after the call, is listed by
+   `abandoned_threads`, and is asked to stop at the next line of Python that it runs.
+5. A call made from a thread of a pool gets a thread beyond the limit, so nested calls cannot deadlock.
+6. All threads are daemons, so that a hung thread never keeps the process from ending. Idle threads of a
+   pool end by themselves. Threads do not survive a fork; the child process starts new ones.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 MAX_THREADS = 256
-"""Calls of `off_loop` at once; above it calls wait. A hung call keeps its thread."""
+"""Number of `off_loop` calls that run at the same time; further calls wait. A hung call keeps its thread."""
 IDLE_S = 10.0
 
 
 class _LoopThread:
-    """One event loop in one daemon thread; belongs to the process that made it."""
+    """One event loop in one daemon thread; it belongs to the process that created it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -77,10 +76,10 @@ def _private_loop() -> _LoopThread:
 
 
 def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end and return its result; blocks the calling thread only.
+    """Run a coroutine on the private loop and return its result; this blocks the calling thread only.
 
     Raises:
-        EnvironmentMisuse: Called from the private loop itself, which would wait for itself.
+        EnvironmentMisuse: The caller runs on the private loop, which would wait for itself.
     """
     private = _private_loop()
     if threading.current_thread() is private.thread:
@@ -98,12 +97,12 @@ def run_sync(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on a loop of its own; also from inside a running loop, such as a notebook's."""
+    """Run a coroutine on a new event loop. This also works inside a running loop, as in a notebook."""
     return blocking()(coroutine)
 
 
 def blocking() -> Callable[[Coroutine[Any, Any, _T]], _T]:
-    """Return what runs a coroutine from here: `asyncio.run`, or a thread where a loop runs already."""
+    """Return a function that runs a coroutine: `asyncio.run`, or a thread's if a loop already runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -123,12 +122,14 @@ def _run_in_thread(coroutine: Coroutine[Any, Any, _T]) -> _T:
     with ThreadPoolExecutor(1) as thread:
         try:
             future = thread.submit(asyncio.run, run())
-            # An interrupt that comes just before a wait begins is noticed only when the wait ends.
+            # An interrupt that arrives just before a wait begins is noticed only when the wait ends, so
+            # each wait is short.
             while not wait([future], timeout=1).done:
                 pass
             return future.result()
         except KeyboardInterrupt:
-            # Only the main thread gets the interrupt, and leaving the block waits for the other one.
+            # Only the main thread gets the interrupt, and leaving the `with` block waits for the other
+            # thread, so its task must be cancelled.
             for loop, task in begun:
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(task.cancel)
@@ -140,30 +141,30 @@ class _Stop(BaseException):
 
 
 class ThreadCall:
-    """One call of a synchronous function: where it runs, and who waits for it."""
+    """One call of a synchronous function in a thread, with a future for the caller."""
 
-    # Invariant: `finished` and `abandoned` are never both true, and change only under `_lock`. So the stop
-    # of an abandoned call cannot reach the thread when it already runs another call.
+    # Invariant: `finished` and `abandoned` are never both true, and change only under `_lock`. Therefore the
+    # exception that stops an abandoned call cannot hit the thread while it runs another call.
 
     def __init__(self, function: Callable[[], object], name: str, pool: ThreadPool) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
-        """Settled with the result and None, or with None and what the function raised; never fails itself."""
+        """Future of `(result, None)` or `(None, exception)`. The future itself never has an exception."""
         self.name = name
         self.started: float | None = None
-        """`time.monotonic()` when a thread took the call."""
+        """`time.monotonic()` at which a thread took the call; None until then."""
         self.finished = False
         self.abandoned = False
         self.thread: threading.Thread | None = None
         self.nested = getattr(_inside, "pool", False)
-        """The call was made from a thread of a pool."""
+        """True if the call was made from a thread of a pool."""
         self._function = function
         self._pool = pool
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Run in a thread and hand the outcome to the loop; nothing escapes."""
+        """Run the function in this thread and pass its outcome to the loop; never raises."""
         with self._lock:
             if self.abandoned:
                 return
@@ -181,7 +182,7 @@ class ThreadCall:
                 return
         try:
             self._loop.call_soon_threadsafe(self._settle, result, error)
-        except RuntimeError:  # the loop has been closed: nobody waits any more
+        except RuntimeError:  # the loop is closed, so nobody waits for the outcome
             return
 
     def _settle(self, result: object, error: BaseException | None) -> None:
@@ -189,11 +190,11 @@ class ThreadCall:
             self.future.set_result((result, error))
 
     def used_s(self) -> float:
-        """Return how long the call has been running; waiting for a thread is no running."""
+        """Return for how many seconds the call has run; waiting for a thread does not count."""
         return 0.0 if self.started is None or self.finished else time.monotonic() - self.started
 
     def abandon(self) -> None:
-        """Stop waiting for the call; its thread is named, counted and asked to end."""
+        """Stop waiting for the call. Its thread is renamed, listed as abandoned and asked to end."""
         with self._lock:
             if self.finished or self.abandoned:
                 return
@@ -211,17 +212,17 @@ class ThreadCall:
 
 
 class ThreadPool:
-    """Daemon threads for synchronous calls, at most so many at once.
+    """A bounded number of daemon threads for synchronous calls.
 
     Args:
-        name: of what the calls are, for the names of the threads.
-        max_threads: calls that run at once, nested ones not counted.
+        name: kind of calls, such as "tool"; part of the names of the threads.
+        max_threads: largest number of calls that run at the same time, without nested calls.
     """
 
-    # Invariant: `_idle` is the number of threads that wait for a call less the number of calls in `_calls`,
-    # so a call is queued without a new thread only if one waits for it or no further one is allowed.
-    # One queue for all, and no inbox for each thread: a thread that has just ended a call takes the next
-    # one without waking another, which halves the cost of many short calls.
+    # Invariant: `_idle` is the number of waiting threads minus the number of calls in `_calls`, so a call
+    # is queued without a new thread only if a thread waits for it or the pool is at its limit.
+    # All threads share one queue. A thread that has just finished a call takes the next one without waking
+    # another thread, which halves the cost of many short calls.
 
     def __init__(self, name: str, max_threads: int) -> None:
         self.name = name
@@ -236,12 +237,12 @@ class ThreadPool:
         self._threads = 0
 
     def submit(self, function: Callable[[], object], name: str) -> ThreadCall:
-        """Queue a call; its `future` is settled on the running loop."""
+        """Queue a call; its `future` belongs to the running loop."""
         if self._pid != os.getpid():
             self._begin()
         call = ThreadCall(function, name, self)
         if call.nested:
-            # The calling thread is taken until this call ends: waiting for a free one could last for ever.
+            # The calling thread is busy until this call ends, so waiting for a free one could deadlock.
             thread_name = f"{self.name} {name} (nested)"
             threading.Thread(target=_run_alone, args=(call,), name=thread_name, daemon=True).start()
             return call
@@ -253,7 +254,7 @@ class ThreadPool:
         return call
 
     def lose_thread(self) -> None:
-        """Give up the thread of an abandoned call; a waiting call gets a new one."""
+        """Remove the thread of an abandoned call from the pool; a waiting call gets a new thread."""
         with self._lock:
             self._threads -= 1
             if self._idle < 0:
@@ -270,15 +271,15 @@ class ThreadPool:
             while (call := self._next()) is not None:
                 call.run()
                 if call.abandoned and call.started is not None:
-                    return  # no longer a thread of the pool
-                del call  # holds what it was called with
+                    return  # this thread no longer belongs to the pool
+                del call  # it would keep the arguments alive while the thread is idle
                 with self._lock:
                     self._idle += 1
-        except _Stop:  # reached the thread after the abandoned call had ended
+        except _Stop:  # it arrived after the abandoned call had ended
             return
 
     def _next(self) -> ThreadCall | None:
-        """Return the next call, or None when there was none for a while."""
+        """Return the next call, or None if there was none for `IDLE_S` seconds."""
         try:
             return self._calls.get(timeout=IDLE_S)
         except queue.Empty:
@@ -287,7 +288,7 @@ class ThreadPool:
                     self._idle -= 1
                     self._threads -= 1
                     return None
-            return self._calls.get()  # put, or about to be, in the last moment
+            return self._calls.get()  # `submit` has counted on this thread, so a call is on its way
 
 
 def _run_alone(call: ThreadCall) -> None:
@@ -299,7 +300,7 @@ def _run_alone(call: ThreadCall) -> None:
 
 
 def abandoned_threads() -> list[threading.Thread]:
-    """Return the threads that still hang in abandoned calls, named after the call."""
+    """Return the threads that still hang in abandoned calls; each is named after its call."""
     for thread in [thread for thread in _abandoned if not thread.is_alive()]:
         _abandoned.discard(thread)
     return list(_abandoned)
@@ -318,9 +319,9 @@ async def off_loop(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwar
     if error is None:
         return result
     if isinstance(error, StopIteration):
-        # Raised here it would end the awaiting coroutine.
+        # Raising StopIteration here would end the awaiting coroutine.
         raise RuntimeError(f"{function!r} raised StopIteration") from error  # noqa: TRY004 - not about a type
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
-        # Raised here it would leave the event loop itself; it is one function that gave up.
+        # Raising these here would end the event loop, although only one function failed.
         raise RuntimeError(f"{type(error).__name__}: {error}")  # noqa: TRY004 - not about a type
     raise error

@@ -1,6 +1,6 @@
-"""The record of an episode: turns, tokens, rewards, and why it ended.
+"""The record of an episode: its turns, tokens and rewards, and the reason why it ended.
 
-`terminated` and `truncated` follow from the stop reason, never from the last token.
+`terminated` and `truncated` are derived from the stop reason, never from the last token.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Closed: every episode has exactly one."""
+    """Why an episode ended. Every episode has exactly one of these reasons."""
 
     FINAL_ANSWER = "final_answer"
-    """The model answered in text and the environment takes that as the end."""
+    """The model answered in text, which ends an episode of this environment."""
     ENV_TERMINATED = "env_terminated"
     """`step` returned `terminated=True`."""
     ENV_DONE = "env_done"
@@ -46,9 +46,9 @@ class StopReason(StrEnum):
     MAX_TOOL_CALLS = "max_tool_calls"
     MAX_PARSE_ERRORS = "max_parse_errors"
     CONTEXT_LENGTH = "context_length"
-    """No room was left for a completion; also a first prompt that does not fit."""
+    """The context had no room for another completion, or the first prompt did not fit."""
     GENERATION_LENGTH = "generation_length"
-    """The engine cut a completion at its length; its tool calls were not run."""
+    """A completion reached its length limit and was cut; its tool calls were not run."""
     TOOL_OUTPUT_OVERFLOW = "tool_output_overflow"
     """An observation filled the context, even after it was trimmed."""
     ENV_TRUNCATED = "env_truncated"
@@ -56,23 +56,25 @@ class StopReason(StrEnum):
     DEADLINE = "deadline"
     """A time limit of the turn or the episode ran out."""
     ABORTED = "aborted"
-    """Engine, sandbox or other infrastructure failed: may be retried, never trained."""
+    """The engine, the sandbox or other infrastructure failed. The episode may be retried and is never
+    trained on."""
     ERROR = "error"
-    """Environment, reward, parser or user code raised: never trained, not in group statistics."""
+    """Code of the environment, a reward, the parser or a user raised. The episode is never trained on and
+    does not count in group statistics."""
 
     @property
     def terminated(self) -> bool:
-        """True if the task came to its own end."""
+        """True if the episode reached the end of its task."""
         return self in _TERMINATED
 
     @property
     def truncated(self) -> bool:
-        """True if a limit cut the episode."""
+        """True if a limit ended the episode early."""
         return not self.terminated and not self.failed
 
     @property
     def failed(self) -> bool:
-        """True if the episode has no outcome: aborted or error."""
+        """True if the episode has no outcome, because it was aborted or code raised."""
         return self in {StopReason.ABORTED, StopReason.ERROR}
 
 
@@ -88,56 +90,57 @@ _TERMINATED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeError:
-    """What went wrong in an episode, and at which boundary."""
+    """What went wrong in an episode, and in which part."""
 
     boundary: Literal["env", "tool", "engine", "reward", "parser", "sandbox", "user", "render"]
     type: str
-    """Name of the exception's class."""
+    """Class name of the exception."""
     message: str
     traceback: str = ""
     retryable: bool = False
-    """True for infrastructure that may work on another attempt."""
+    """True if infrastructure failed and another attempt may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model completion and what it was answered."""
+    """One completion of the model and the answer to it."""
 
     index: int
     message: Message
-    """The completion, parsed."""
+    """The parsed completion."""
     finish_reason: Literal["stop", "length", "abort"]
     num_tokens: int
-    """Sampled tokens of the completion."""
+    """Number of tokens sampled in the completion."""
     sequence: int = 0
     """Index of the sequence that holds the completion's tokens."""
     start: int = 0
-    """First token of the completion in that sequence."""
+    """Position of the completion's first token in that sequence."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_results: tuple[ToolResult, ...] = ()
-    """One for each answered call, in call order."""
+    """One result for each answered call, in call order."""
     reward: float = 0.0
-    """Given by the environment or user after this turn; the final reward is in the last turn's."""
+    """Reward from the environment or user after this turn. The final reward is added to the last turn's."""
     sampling: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    """Temperature, top_p, top_k, min_p, seed and limit of this generation."""
+    """Temperature, top_p, top_k, min_p, seed and token limit of this generation."""
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds: `generate_s`, `queue_s`, `env_s`, `tools_s`, `user_s`, `render_s`."""
+    """Seconds spent in the parts of the turn: `generate_s`, `queue_s`, `env_s`, `tools_s`, `user_s`,
+    `render_s`."""
 
     @property
     def end(self) -> int:
-        """One past the completion's last token in its sequence."""
+        """Position after the completion's last token in its sequence."""
         return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """From a turn on, the model was shown a condensed conversation instead of the record's messages."""
+    """A place where the conversation was condensed; later turns saw `messages` instead of the record's."""
 
     turn: int
-    """Index of the first turn after it."""
+    """Index of the first turn that saw the condensed conversation."""
     cause: str
     messages: tuple[Message, ...]
-    """What that turn was shown; the record's messages go on from there."""
+    """Messages that this turn saw; later messages of the record follow them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +157,17 @@ class Trajectory:
     group_id: str
     stop_reason: StopReason
     member: int = 0
-    """Place in the group, from 0."""
+    """Index of the episode in its group, from 0."""
     attempt: int = 0
-    """Earlier attempts at this episode that were aborted."""
+    """Number of earlier attempts at this episode that were aborted."""
     turns: tuple[Turn, ...] = ()
     sequences: tuple[TokenSequence, ...] = ()
-    """One, unless the history was rewritten; none for an engine that only speaks text."""
+    """The tokens: one sequence, several if the history was rewritten, none if the engine works with text."""
     messages: tuple[Message, ...] = ()
     reward: float | None = None
-    """Sum of the turn rewards; None when the episode cannot be scored."""
+    """Sum of the turn rewards; None if the episode cannot be scored."""
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
-    """Named parts."""
+    """Parts of the final reward by name."""
     error: EpisodeError | None = None
     untrainable_reason: str = ""
     """Why the episode must not be trained on; empty if it may."""
@@ -172,15 +175,16 @@ class Trajectory:
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     """Schemas of the tools that the model was shown."""
     rewrites: tuple[Rewrite, ...] = ()
-    """Where the conversation was condensed; empty if never."""
+    """Places where the conversation was condensed; usually empty."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds, summed over the turns, and `total_s`."""
+    """Seconds spent in each part, summed over the turns, and `total_s` for the whole episode."""
 
     def __post_init__(self) -> None:
         if self.stop_reason.failed != (self.error is not None):
             raise AlignmentError(
-                f"stop reason {self.stop_reason.value!r} with error {self.error!r}: one implies the other"
+                f"stop reason {self.stop_reason.value!r} does not fit error {self.error!r}: an episode has "
+                "an error exactly if it failed"
             )
         if self.stop_reason.failed and not self.untrainable_reason:
             raise AlignmentError("a failed episode must say why it is not trainable")
@@ -190,20 +194,25 @@ class Trajectory:
             sampled = sum(sequence.num_trained_tokens for sequence in self.sequences)
             counted = sum(turn.num_tokens for turn in self.turns)
             if sampled > counted:
-                raise AlignmentError(f"{sampled} tokens under the loss mask, but turns sampled {counted}")
+                raise AlignmentError(
+                    f"{sampled} tokens are under the loss mask, but the turns sampled only {counted}"
+                )
             sizes = [len(sequence) for sequence in self.sequences]
             for turn in self.turns:
                 if turn.end > sizes[turn.sequence]:
-                    raise AlignmentError(f"turn {turn.index} ends at {turn.end}, past its sequence")
+                    raise AlignmentError(
+                        f"turn {turn.index} ends at token {turn.end}, "
+                        f"but its sequence has only {sizes[turn.sequence]}"
+                    )
 
     @property
     def terminated(self) -> bool:
-        """True if the task came to its own end."""
+        """True if the episode reached the end of its task."""
         return self.stop_reason.terminated
 
     @property
     def truncated(self) -> bool:
-        """True if a limit cut the episode."""
+        """True if a limit ended the episode early."""
         return self.stop_reason.truncated
 
     @property
@@ -213,18 +222,18 @@ class Trajectory:
 
     @property
     def turn_rewards(self) -> tuple[float, ...]:
-        """Reward of each assistant turn, in order."""
+        """Rewards of the assistant turns, in order."""
         return tuple(turn.reward for turn in self.turns)
 
     @property
     def weights_versions(self) -> tuple[int, ...]:
-        """Weights that sampled this episode, ascending."""
+        """Versions of the weights that sampled this episode, in ascending order."""
         spans = chain.from_iterable(sequence.spans for sequence in self.sequences)
         return tuple(sorted({span.weights_version for span in spans if span.weights_version is not None}))
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens sampled over all turns."""
+        """Number of tokens sampled in all turns."""
         return sum(turn.num_tokens for turn in self.turns)
 
     @property
@@ -238,7 +247,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryGroup:
-    """Trajectories of one task, compared together; order is by member and stable.
+    """Trajectories of one task whose rewards are compared with each other, in the order of their members.
 
     Raises:
         AlignmentError: The group is empty or mixes tasks or environments.
@@ -249,8 +258,11 @@ class TrajectoryGroup:
     def __post_init__(self) -> None:
         if not self.trajectories:
             raise AlignmentError("a group needs at least one trajectory")
-        if len({(one.env_id, one.task_id, one.group_id) for one in self.trajectories}) != 1:
-            raise AlignmentError("a group holds trajectories of one environment, task and group id")
+        identities = {(member.env_id, member.task_id, member.group_id) for member in self.trajectories}
+        if len(identities) != 1:
+            raise AlignmentError(
+                "the trajectories of a group must have the same environment, task and group id"
+            )
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
@@ -266,12 +278,12 @@ class TrajectoryGroup:
     @property
     def usable(self) -> tuple[Trajectory, ...]:
         """Members that may be trained on and have a reward."""
-        return tuple(one for one in self.trajectories if one.trainable and one.reward is not None)
+        return tuple(member for member in self.trajectories if member.trainable and member.reward is not None)
 
     @property
     def outcomes(self) -> dict[StopReason, int]:
-        """Members by stop reason; the counts sum to the group's size."""
+        """Number of members for each stop reason; the numbers sum to the group's size."""
         counts: dict[StopReason, int] = {}
-        for one in self.trajectories:
-            counts[one.stop_reason] = counts.get(one.stop_reason, 0) + 1
+        for member in self.trajectories:
+            counts[member.stop_reason] = counts.get(member.stop_reason, 0) + 1
         return counts

@@ -1,7 +1,7 @@
-"""Where code that a model wrote runs.
+"""Run code that a model wrote, isolated from the machine.
 
-`create` returns a sandbox; the default needs no account, no daemon and no privileges. The isolation
-is that of a container, not of a virtual machine.
+`create` returns a sandbox. The default one needs no account, no daemon and no privileges. It isolates code
+like a container does, not like a virtual machine.
 """
 
 from __future__ import annotations

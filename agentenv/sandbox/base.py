@@ -1,7 +1,8 @@
-"""What every sandbox offers: fresh executions, files, sessions; and how one is made.
+"""The interface of every sandbox (executions, files and sessions), and `create`, which makes one.
 
-What the code did never raises: it comes back as an `ExecResult`. Infrastructure that fails raises
-`SandboxUnavailable` or `SandboxCrashed`, which abort an episode instead of punishing the model.
+Errors in sandboxed code are returned in the `status` of an `ExecResult`, never raised. If the sandbox itself
+fails, it raises `SandboxUnavailable` or `SandboxCrashed`. These abort the episode, so that the model is not
+punished for them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ __all__ = ["ExecResult", "ExecStatus", "Sandbox", "SandboxLimits", "Session", "W
 
 
 class Workspace(ABC):
-    """What a sandbox and a session have in common: run things and move files.
+    """The methods that a sandbox and a session share: they run code and commands, and read and write files.
 
-    A backend implements `execute` and the files; the arguments of a call are looked at here.
+    This class checks the arguments of `run_code` and `exec`. A backend implements `execute` and the files.
     """
 
     limits: SandboxLimits
-    """What one execution may use."""
+    """Limits of one execution."""
 
     async def run_code(
         self,
@@ -45,12 +46,12 @@ class Workspace(ABC):
 
         Args:
             code: Source text, run as the file `main.py` in the working directory.
-            timeout_s: Wall time from the start of the code; the sandbox's own limit when None.
-            files: Put into the working directory first, by relative path.
-            env: Added to the environment, which has nothing of the host's.
-            stdin: What the code can read from standard input; empty when None.
-            limits: Stricter limits for this call; what is laxer than the sandbox's has no effect.
-            echo: Show the value of a last expression, as Python's prompt does.
+            timeout_s: Time limit in seconds from the start of the code; None means the sandbox's own limit.
+            files: Files by relative path, written into the working directory before the code starts.
+            env: Variables to add to the environment, which contains none of the host's.
+            stdin: Standard input of the code; None means empty.
+            limits: Stricter limits for this call. A limit above the sandbox's own has no effect.
+            echo: Print the value of the last expression, as Python's prompt does.
 
         Raises:
             UsageError: An argument has the wrong type or range.
@@ -77,7 +78,10 @@ class Workspace(ABC):
         stdin: str | bytes | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """Run a command: a list of arguments, or a line for `/bin/sh`."""
+        """Run a command, which is a list of arguments or a line for `/bin/sh`.
+
+        The other arguments and the errors are those of `run_code`.
+        """
         request = ExecRequest(
             command=checks.clean_command(cmd),
             timeout_s=checks.clean_timeout(timeout_s, (limits or self.limits).timeout_s),
@@ -90,11 +94,11 @@ class Workspace(ABC):
 
     @abstractmethod
     async def execute(self, request: ExecRequest) -> ExecResult:
-        """Run what has been looked at; for backends. Callers use `run_code` and `exec`."""
+        """Run a request whose arguments were checked. Backends implement this; callers use `run_code`."""
 
     @abstractmethod
     async def read_file(self, path: str) -> bytes:
-        """Return a file of the working directory.
+        """Return the content of a file in the working directory.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -103,37 +107,38 @@ class Workspace(ABC):
 
     @abstractmethod
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the working directory."""
+        """Write a file into the working directory."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Start now, so that the first call need not.
+        """Start the processes now, so that the first call does not wait for them.
 
         Raises:
-            SandboxUnavailable: It cannot be had here; the message says what to do.
+            SandboxUnavailable: This machine does not offer the isolation; the message says what to do.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back; may be called twice."""
+        """Release all processes and files; may be called twice."""
 
     async def __aenter__(self) -> Self:
-        """Start."""
+        """Start and return the workspace."""
         await self.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the workspace."""
         await self.close()
 
 
 class Session(Workspace):
-    """State kept between calls: one process, one working directory.
+    """One process with one working directory, which keep their state between calls.
 
-    The process reports its own steps, so code in it can lie about its own exit codes: score with a
-    fresh execution. A session ends with a time-out, a crash or a limit; later calls say so.
+    The process reports its own exit codes, so code that runs in it can forge them: use a fresh execution of
+    the sandbox for scoring. A time-out, a crash or a reached limit ends the session; the results of later
+    calls say that it has ended.
     """
 
     @property
@@ -144,35 +149,35 @@ class Session(Workspace):
     @property
     @abstractmethod
     def ended(self) -> bool:
-        """True once the process has ended, for whatever reason."""
+        """True once the process has ended, for any reason."""
 
 
 class Sandbox(Workspace):
-    """Where untrusted code runs, each time in a fresh process and a clean directory.
+    """Runs untrusted code, each time in a fresh process and a clean directory.
 
-    Files given to `write_file` are there in every later execution. Files that an execution leaves
-    are not: `read_file` finds those of the last execution until the next one.
+    Files written with `write_file` are present in every later execution. Files that an execution writes are
+    not, but `read_file` returns them until the next execution.
     """
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """Backend and tier, such as "local (namespace)"."""
+        """Name of the backend and its tier, such as "local (namespace)"."""
 
     @abstractmethod
     def session(self) -> Session:
-        """Return a session, to be used with `async with`."""
+        """Return a new session, to be used with `async with`."""
 
     @abstractmethod
     def lease(self) -> AbstractAsyncContextManager[Sandbox]:
-        """Lend a clean sandbox that shares this one's workers; one for each episode.
+        """Lend a clean sandbox that shares this one's workers, for example to one episode.
 
-        Its files and sessions end with it; this one stays.
+        The files and sessions of the lent sandbox end with the lease; this sandbox stays open.
         """
 
     @abstractmethod
     async def reset(self) -> None:
-        """Forget every file and end every session."""
+        """Remove all files and end all sessions."""
 
 
 _BACKENDS = {
@@ -189,23 +194,22 @@ def create(
     """Return a sandbox, to be used with `async with`.
 
     Args:
-        backend: "auto" or "local" for the strongest isolation that works on this machine,
-            "namespace" or "landlock" for one tier of it, "e2b" for the cloud, and "none" for no
-            isolation at all.
-        size: Workers kept warm, or cloud sandboxes at most.
-        limits: What one execution may use.
-        **options: For the backend: `preload`, `packages`, `python`, `concurrency` (local);
+        backend: "auto" or "local" for the strongest isolation that works on this machine, "namespace" or
+            "landlock" for one tier of it, "e2b" for the cloud, and "none" for no isolation at all.
+        size: Number of workers kept ready, or largest number of cloud sandboxes.
+        limits: Limits of one execution; None means the defaults.
+        **options: Options of the backend: `preload`, `packages`, `python`, `concurrency` (local);
             `template`, `api_key` (e2b).
 
     Raises:
-        UsageError: The backend has no such name, or an option is wrong.
+        UsageError: There is no backend of this name, or an option is wrong.
         DependencyMissing: The backend's package is not installed.
     """
     if backend in ("namespace", "landlock"):
         backend, options = "local", {**options, "tier": backend}
     if backend not in _BACKENDS:
         known = ", ".join([*_BACKENDS, "namespace", "landlock"])
-        raise UsageError(f"unknown sandbox backend {backend!r}", remedy=f"there are: {known}")
+        raise UsageError(f"unknown sandbox backend {backend!r}", remedy=f"use one of: {known}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"size must be a whole number of at least 1, not {size!r}")
     module, name = _BACKENDS[backend]

@@ -1,4 +1,4 @@
-"""Look at a caller's arguments once, at the border, for every backend alike."""
+"""Check the arguments of sandbox calls in one place for all backends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 MAX_JOB_BYTES = 32 << 20
-"""Code, input and files of one execution together."""
+"""Largest size of code, input and files of one execution together."""
 
 
 def clean_path(path: str) -> str:
     """Return a path relative to the working directory.
 
     Raises:
-        UsageError: It is no text, or it leads out of the working directory.
+        UsageError: The path is not text, is empty, or leads out of the working directory.
     """
     if not isinstance(path, str) or not path or "\0" in path:
         raise UsageError(f"a file name must be non-empty text without null characters, not {path!r}")
@@ -38,13 +38,13 @@ def clean_path(path: str) -> str:
     clean = posixpath.normpath(inner)
     if clean.startswith(("/", "../")) or clean in (".", ".."):
         raise UsageError(
-            f"file name {path!r} leads out of the working directory", remedy="give a path relative to it"
+            f"file name {path!r} leads out of the working directory", remedy="pass a path relative to it"
         )
     return clean
 
 
 def as_bytes(data: str | bytes, what: str) -> bytes:
-    """Return text as UTF-8; lone surrogates become question marks."""
+    """Return text as UTF-8, with lone surrogates replaced by question marks, and bytes unchanged."""
     if isinstance(data, str):
         return data.encode("utf-8", errors="replace")
     if isinstance(data, bytes | bytearray | memoryview):
@@ -53,17 +53,17 @@ def as_bytes(data: str | bytes, what: str) -> bytes:
 
 
 def clean_files(files: Mapping[str, str | bytes] | None) -> dict[str, bytes]:
-    """Return files by clean path, as bytes."""
+    """Return the files as bytes, by checked path."""
     return {clean_path(name): as_bytes(data, f"file {name!r}") for name, data in (files or {}).items()}
 
 
 def clean_input(stdin: str | bytes | None) -> bytes | None:
-    """Return what the code can read from standard input."""
+    """Return the standard input as bytes."""
     return None if stdin is None else as_bytes(stdin, "stdin")
 
 
 def clean_environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return environment variables that the kernel takes."""
+    """Return the environment variables, after checking that the kernel accepts them."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"environment variable {name!r} must be text with a text value, not {value!r}")
@@ -73,7 +73,7 @@ def clean_environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def clean_timeout(timeout_s: float | None, default_s: float) -> float:
-    """Return the time limit to use."""
+    """Return the time limit in seconds; None means the default."""
     if timeout_s is None:
         return default_s
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
@@ -95,13 +95,13 @@ def clean_command(cmd: str | Sequence[str]) -> list[str]:
 
 
 def clean_code(code: str) -> str:
-    """Return code that is text; whether it is Python is for Python to say."""
+    """Return the code, after checking that it is text; its syntax is not checked."""
     if not isinstance(code, str):
         raise UsageError(f"code must be text, not {type(code).__name__}")
     return code
 
 
 def oversized(size: int) -> ExecResult:
-    """Answer an execution that is too large to be run."""
+    """Return the result for a request that is too large to be run."""
     note = f"code, input and files have {size:,} bytes; at most {MAX_JOB_BYTES:,} can be run"
     return ExecResult(status="error", stderr=note + "\n", note=note)

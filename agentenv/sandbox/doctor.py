@@ -1,4 +1,4 @@
-"""Say which isolation this machine offers, which one runs, and why not the others."""
+"""Find out which isolation works on this machine, and why the others do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BackendFinding", "SandboxDiagnosis", "diagnose", "doctor"]
 
 @dataclass(frozen=True, slots=True)
 class BackendFinding:
-    """One way to run code, and whether it works here."""
+    """One way to run code, and whether it works on this machine."""
 
     name: str
     works: bool
@@ -28,25 +28,28 @@ class BackendFinding:
 
 @dataclass(frozen=True, slots=True)
 class SandboxDiagnosis:
-    """What this machine offers."""
+    """Which isolation works on this machine."""
 
     tier: str | None
-    """The one that "auto" takes; None if there is no isolation."""
+    """Tier that the backend "auto" uses; None if no isolation works."""
     findings: tuple[BackendFinding, ...]
     machine: str
     fixes: tuple[str, ...]
-    """What to do, where something does not work; empty where the strongest tier runs."""
+    """What to do to get stronger isolation; empty if the strongest tier works."""
 
     def text(self) -> str:
         """Return the diagnosis for a terminal."""
         lines = [f"sandbox: {self.tier or 'NO ISOLATION'}   ({self.machine})"]
-        lines += [f"  {'ok ' if one.works else 'no '} {one.name}: {one.detail}" for one in self.findings]
+        lines += [
+            f"  {'ok ' if finding.works else 'no '} {finding.name}: {finding.detail}"
+            for finding in self.findings
+        ]
         lines += [f"  fix: {fix}" for fix in self.fixes]
         return "\n".join(lines)
 
 
 async def diagnose() -> SandboxDiagnosis:
-    """Try every tier by running code in it."""
+    """Return the diagnosis; it tries every tier by running code in it."""
     findings = [await _try_tier(tier) for tier in TIERS]
     tier = next((finding.name for finding in findings if finding.works), None)
     findings.append(_e2b())
@@ -57,7 +60,7 @@ async def diagnose() -> SandboxDiagnosis:
 
 
 def doctor() -> SandboxDiagnosis:
-    """Return the diagnosis; for callers outside an event loop."""
+    """Return the diagnosis; callers must not be inside an event loop."""
     return asyncio.run(diagnose())
 
 

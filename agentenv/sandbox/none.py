@@ -1,7 +1,8 @@
-"""No isolation: model code runs as an ordinary child process of ours. Only by name.
+"""The backend "none", which runs code as an ordinary child process without isolation.
 
-For machines where nothing else works and the code is trusted. Time, output and the working directory
-are bounded; the host's files, network and processes are open to the code.
+It is used only if the caller names it, for trusted code on machines where nothing else works. It limits time
+and output, and gives each execution its own directory, but the code can reach the host's files, network and
+processes.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ __all__ = ["UnsafeSandbox"]
 
 
 class UnsafeSandbox(Sandbox):
-    """Fresh processes and clean directories, but nothing that holds the code back.
+    """Runs code in fresh processes and clean directories, but without isolation.
 
     Args:
-        size: Executions at once.
-        limits: Of them, the time, output and collecting limits hold; the rest needs a jail.
+        size: Number of executions that may run at the same time.
+        limits: Limits of one execution. Only those for time, output and collected files have an effect.
     """
 
     def __init__(self, *, size: int = 4, limits: SandboxLimits | None = None) -> None:
@@ -46,64 +47,64 @@ class UnsafeSandbox(Sandbox):
 
     @property
     def description(self) -> str:
-        """Backend and what it lacks."""
+        """Name of the backend, with a warning."""
         return "none (NO isolation)"
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing, because there is nothing to start."""
 
     async def execute(self, request: ExecRequest) -> ExecResult:
-        """Run code or a command in a fresh process and a clean directory; `echo` is not to be had here."""
+        """Run code or a command in a fresh process and a clean directory; `echo` is not supported."""
         if self._closed:
             raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         if request.echo:
             raise UsageError('backend "none" cannot echo a last expression', remedy="print it")
-        given = self._files | request.files
+        files = self._files | request.files
         if request.command is None:
-            given["main.py"] = request.code.encode("utf-8", errors="replace")
+            files["main.py"] = request.code.encode("utf-8", errors="replace")
             request = replace(request, command=[sys.executable, "-B", "main.py"])
         limits = request.limits or self.limits
         asked = asyncio.get_running_loop().time()
         async with self._gate:
             queue_s = asyncio.get_running_loop().time() - asked
-            folder = await asyncio.to_thread(_fill, given)
+            folder = await asyncio.to_thread(_fill, files)
             try:
                 result = await _process(request, folder, limits)
-                left = await asyncio.to_thread(_collect, folder, given, limits.collect_bytes)
+                left = await asyncio.to_thread(_collect, folder, files, limits.collect_bytes)
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         self._left = left
         return replace(result, files=left, queue_s=queue_s)
 
     async def read_file(self, path: str) -> bytes:
-        """Return what the last execution left under a name, else what `write_file` put there."""
+        """Return a file that the last execution left, or else one that `write_file` wrote."""
         clean = checks.clean_path(path)
-        for place in (self._left, self._files):
-            if clean in place:
-                return place[clean]
+        for files in (self._left, self._files):
+            if clean in files:
+                return files[clean]
         raise FileNotFoundError(f"no file {path!r} in the sandbox's working directory")
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the working directory of every later execution."""
+        """Write a file into the working directory of every later execution."""
         self._files[checks.clean_path(path)] = checks.as_bytes(data, f"file {path!r}")
 
     def session(self) -> Session:
-        """Refuse: state between calls needs a jail to hold it."""
+        """Raise `UsageError`, because this backend cannot confine a process between calls."""
         raise UsageError('backend "none" has no sessions', remedy='use "local" or "e2b"')
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[UnsafeSandbox]:
-        """Lend a clean sandbox."""
+        """Lend a clean sandbox that shares this one's limit on concurrent executions."""
         async with UnsafeSandbox(limits=self.limits) as lent:
             lent._gate = self._gate
             yield lent
 
     async def reset(self) -> None:
-        """Forget every file."""
+        """Remove all files."""
         self._files, self._left = {}, {}
 
     async def close(self) -> None:
-        """Nothing to end: executions end with their calls."""
+        """Refuse further executions; nothing else has to end, because executions end with their calls."""
         self._closed = True
 
 
@@ -117,14 +118,14 @@ def _fill(files: Mapping[str, bytes]) -> str:
 
 
 def _collect(folder: str, given: Mapping[str, bytes], room: int) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for path in Path(folder).rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_size <= room:
             name, data = str(path.relative_to(folder)), path.read_bytes()
             if given.get(name) != data:
                 room -= len(data)
-                found[name] = data
-    return found
+                files[name] = data
+    return files
 
 
 async def _process(request: ExecRequest, folder: str, limits: SandboxLimits) -> ExecResult:
@@ -169,7 +170,7 @@ async def _process(request: ExecRequest, folder: str, limits: SandboxLimits) -> 
 
 
 class _Flood(Exception):
-    """More output than allowed."""
+    """The execution wrote more output than allowed."""
 
 
 async def _read(stream: asyncio.StreamReader | None, output: Output, limits: SandboxLimits) -> None:

@@ -1,4 +1,4 @@
-"""One execution as a caller asks for it, and what it may use."""
+"""The request for one execution, and its limits."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one execution may use.
+    """Limits of one execution.
 
     Raises:
         UsageError: A limit is not a positive number.
     """
 
     timeout_s: PositiveSeconds = 5.0
-    """Wall time, from the start of the code."""
+    """Time limit in seconds, from the start of the code."""
     cpu_s: PositiveInt = 10
-    """Processor time of one process, or twice the time limit where that is more."""
+    """Processor time of one process in seconds; twice the time limit is allowed if that is more."""
     address_space_bytes: PositiveInt = 512 * _MIB
-    """Of one process. Numerical libraries map much more than they use."""
+    """Address space of one process. Numerical libraries map much more memory than they use."""
     memory_bytes: PositiveInt = 1024 * _MIB
-    """Of the whole execution, looked at every 100 ms."""
+    """Memory of all processes of the execution together, checked every 100 ms."""
     max_processes: PositiveInt = 32
-    """Processes and threads together."""
+    """Largest number of processes and threads together."""
     max_open_files: PositiveInt = 128
     work_bytes: PositiveInt = 32 * _MIB
-    """In the working directory, and again in /tmp."""
+    """Disk space in the working directory; /tmp has the same limit of its own."""
     shm_bytes: PositiveInt = 16 * _MIB
     max_inodes: PositiveInt = 8192
     max_file_bytes: PositiveInt = 32 * _MIB
     output_bytes: PositiveInt = 64 * 1024
-    """Kept of stdout, and again of stderr: the head and the tail."""
+    """Bytes of stdout that are returned, half from the head and half from the tail; the same for stderr."""
     max_output_bytes: PositiveInt = 8 * _MIB
-    """An execution that writes more is ended."""
+    """Largest output of an execution; one that writes more is ended."""
     collect_bytes: PositiveInt = 8 * _MIB
-    """Of the files that an execution leaves, kept for `read_file`."""
+    """Largest total size of the files that are kept from an execution for `read_file`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -52,30 +52,30 @@ class SandboxLimits:
         return values
 
     def within(self, outer: SandboxLimits) -> SandboxLimits:
-        """Return the smaller of each two limits, with the time limit of `outer`."""
+        """Return the smaller value of each limit, with the time limit of `outer`."""
         theirs = outer.as_dict()
         return replace(outer, **{name: min(value, theirs[name]) for name, value in self.as_dict().items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
-    """Code or a command, and what it runs with; every field has passed `agentenv.sandbox.checks`."""
+    """Code or a command with its settings. `agentenv.sandbox.checks` has checked every field."""
 
     code: str = ""
-    """Python source text; not looked at where there is a command."""
+    """Python source text; ignored if there is a command."""
     command: list[str] | None = None
     timeout_s: float
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    """By path relative to the working directory."""
+    """Files to write first, by path relative to the working directory."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     stdin: bytes | None = None
     limits: SandboxLimits | None = None
-    """For this execution only."""
+    """Stricter limits for this execution only."""
     echo: bool = False
-    """Show the value of a last expression."""
+    """True prints the value of the last expression."""
 
     def job(self) -> dict[str, object]:
-        """Return what the jail is told."""
+        """Return the request in the form that the jail receives."""
         job: dict[str, object] = {
             "timeout_s": self.timeout_s,
             "files": self.files,

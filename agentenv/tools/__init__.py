@@ -1,4 +1,4 @@
-"""Python functions to tools: a schema for the model, validated arguments, one answer for each call."""
+"""Turn Python functions into tools: a schema for the model, checked arguments, one answer for each call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hold the arguments of a tool call to the tool's types: checked values, or one line for the model.
+"""Check the arguments of a tool call against the tool's types, and explain mistakes to the model in one line.
 
-Where nobody has read the call's JSON yet, it is read here, with the rules of `agentenv.core.arguments`.
-Repair of broken JSON is off unless asked for.
+If the call's JSON was not parsed yet, it is parsed here by the rules of `agentenv.core.arguments`. Broken
+JSON is repaired only if the caller asks for it with `repair`.
 """
 
 from __future__ import annotations
@@ -33,46 +33,47 @@ __all__ = [
 
 _REPAIR_CHARS = 4000
 _REPAIR_BRACKETS = 20
-"""Longer or deeper text is not repaired: 20 brackets and 20,000 characters can take json-repair 5 s."""
+"""Text with more characters or brackets is not repaired, because json-repair can take 5 s for 20 brackets
+and 20,000 characters."""
 _SHOWN_ERRORS = 5
 _SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Arguments read from text."""
+    """Arguments that were parsed from text."""
 
     values: dict[str, Any]
     text: str
-    """JSON text of the same object."""
+    """JSON text of the same arguments."""
     repaired: bool = False
 
 
 class Validator(Protocol):
-    """The part of `agentenv.tools.schema.arguments_model.ArgumentsModel` that reading needs."""
+    """The part of `agentenv.tools.schema.arguments_model.ArgumentsModel` that this module uses."""
 
     names: tuple[str, ...]
 
     def validate(self, values: Mapping[str, object], text: str) -> BaseModel:
-        """Validate arguments; `text` is their JSON, empty where JSON cannot say the values."""
+        """Validate arguments; `text` is their JSON, or empty if JSON cannot express them."""
         ...
 
 
 def parse_object(text: str, *, repair: bool = False) -> Parsed:
-    """Read the JSON object of a call's arguments; an object wrapped in a string is unwrapped.
+    """Parse the JSON object of a call's arguments; an object inside a JSON string is accepted too.
 
     Args:
         text: JSON text; empty text means no arguments.
-        repair: Let json-repair mend broken JSON; `Parsed.repaired` tells when it did.
+        repair: Let json-repair repair broken JSON; `Parsed.repaired` is then true.
 
     Raises:
-        ArgumentError: The text is not one JSON object that can be used.
-        DependencyMissing: Repair was asked for and json-repair is not installed.
+        ArgumentError: The text is not a JSON object that a tool can use.
+        DependencyMissing: `repair` is true and json-repair is not installed.
     """
     if len(text) > MAX_ARGUMENT_CHARS:
         raise ArgumentError(
             ToolErrorKind.BAD_ARGUMENTS,
-            f"the arguments have {len(text):,} characters; at most {MAX_ARGUMENT_CHARS:,} are taken",
+            f"the arguments have {len(text):,} characters; at most {MAX_ARGUMENT_CHARS:,} are allowed",
         )
     if not text.strip():
         return Parsed({}, "{}")
@@ -116,17 +117,17 @@ def read_arguments(
 ) -> Arguments:
     """Return the validated arguments of a call.
 
-    A null given for an argument that has a default and does not take null means the default, as
-    strict mode writes arguments that are left out.
+    Null for an argument that has a default and does not accept null means the default, because models
+    write null for omitted arguments in strict mode.
 
     Args:
-        validator: of the tool.
+        validator: validator of the tool.
         arguments: JSON text, or Python values.
-        values: what was read from that text already, if it was (`ToolCall.values`).
-        repair: let json-repair mend broken JSON.
+        values: values that were already parsed from the JSON text (`ToolCall.values`), or None.
+        repair: let json-repair repair broken JSON.
 
     Raises:
-        ArgumentError: With one line for the model that names every field that is wrong.
+        ArgumentError: The arguments are wrong. Its text is a line for the model that names each wrong field.
     """
     repaired = False
     if not isinstance(arguments, str):
@@ -151,7 +152,7 @@ def read_arguments(
 
 
 def _text(values: Mapping[str, object]) -> str:
-    """Return values as JSON text, or nothing where a caller in Python gave what JSON cannot say."""
+    """Return values as JSON text, or an empty text if JSON cannot express a value that Python code passed."""
     try:
         text = json.dumps(values, allow_nan=False)
         check_text(text, values)
@@ -161,7 +162,7 @@ def _text(values: Mapping[str, object]) -> str:
 
 
 def _repair(text: str) -> object | None:
-    """Return what json-repair makes of the text, if that is an object."""
+    """Return the object that json-repair makes of the text, or None if it makes no object."""
     if len(text) > _REPAIR_CHARS or text.count("{") + text.count("[") > _REPAIR_BRACKETS:
         return None
     check_repair()
@@ -175,7 +176,7 @@ def _repair(text: str) -> object | None:
 
 
 def check_repair() -> None:
-    """Make sure that broken JSON can be mended.
+    """Check that json-repair is installed.
 
     Raises:
         DependencyMissing: json-repair is not installed.
@@ -185,11 +186,11 @@ def check_repair() -> None:
 
 
 def mend_call(call: ToolCall, names: Collection[str]) -> ToolCall:
-    """Return a call whose broken JSON could be mended; else the call as it is.
+    """Return a call with its broken JSON repaired, or the same call if there was nothing to repair.
 
     Args:
-        call: any call. Without a name, its arguments are the text of the whole call.
-        names: the tools of the episode.
+        call: any call. If it has no name, its arguments are the text of the whole call.
+        names: names of the episode's tools.
     """
     if call.status is not CallStatus.INVALID_JSON:
         return call
@@ -206,19 +207,19 @@ def mend_call(call: ToolCall, names: Collection[str]) -> ToolCall:
 def mend(
     calls: Sequence[ToolCall], tools: Sequence[Mapping[str, JsonValue]]
 ) -> tuple[list[ToolCall], frozenset[str]]:
-    """Mend calls whose JSON is broken; return all calls, and the ids of those that were mended."""
+    """Repair calls whose JSON is broken; return all calls, and the ids of the repaired ones."""
     names = {str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools}
     tried = [mend_call(call, names) for call in calls]
     return tried, frozenset(new.id for old, new in zip(calls, tried, strict=True) if new is not old)
 
 
 def marked(results: Sequence[ToolResult], mended: frozenset[str]) -> list[ToolResult]:
-    """Mark the results of calls that were mended."""
+    """Mark the results of repaired calls as `repaired`."""
     return [replace(result, repaired=True) if result.tool_call_id in mended else result for result in results]
 
 
 def _drop_nulls(values: Mapping[str, object], error: ValidationError) -> dict[str, Any] | None:
-    """Return the values without the nulls that were refused, or None if there are none."""
+    """Return the values without the nulls that validation refused; None if it refused no null."""
     paths = [
         entry["loc"] for entry in error.errors(include_url=False) if entry["input"] is None and entry["loc"]
     ]
@@ -238,7 +239,7 @@ def _drop_nulls(values: Mapping[str, object], error: ValidationError) -> dict[st
 
 
 def _step(at: Any, key: int | str) -> Any:
-    """Go one level deeper; the name of a union's member leads nowhere and stays where it is."""
+    """Return the value one level deeper. A key that is only the name of a union's member is skipped."""
     if isinstance(at, dict) and key in at:
         return cast("dict[object, Any]", at)[key]
     if isinstance(at, list) and isinstance(key, int) and key < len(cast("list[Any]", at)):
@@ -247,7 +248,7 @@ def _step(at: Any, key: int | str) -> Any:
 
 
 def _explain(error: ValidationError, values: object, names: tuple[str, ...]) -> str:
-    """Return one line that names each wrong field and what it should be."""
+    """Return one line that names each wrong field and says what is expected."""
     reasons: dict[str, list[str]] = {}
     for entry in error.errors(include_url=False):
         path = _path(entry["loc"], values) or "arguments"
@@ -274,7 +275,7 @@ def _reason(entry: Any, names: tuple[str, ...]) -> str:
 
 
 def _path(loc: tuple[int | str, ...], values: Any) -> str:
-    """Write a location as `orders[0].price`; names of union members are left out."""
+    """Return a location as text such as `orders[0].price`, without the names of union members."""
     text, at = "", values
     for index, key in enumerate(loc):
         below = _step(at, key)

@@ -1,7 +1,8 @@
-"""Turn what a tool returns into what the model reads: text as is, the rest JSON, images as parts.
+"""Turn the value that a tool returns into the content that the model reads.
 
-The text is valid JSON in every case but a `str`: NaN and infinity are written as strings, bytes as
-base64 with a note, sets in a stable order. What has no JSON form is the author's mistake and raises.
+Text stays as it is, images become content parts, and any other value becomes JSON. NaN and infinity are
+written as strings, bytes as base64 with a note, and sets in a stable order, so that the JSON is always valid.
+A value that has no JSON form is the author's mistake and raises an error.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def to_content(value: object) -> str | list[ContentPart]:
     """Return a tool's result as the content of a tool message.
 
     Raises:
-        TypeError: The value, or something in it, has no JSON form; the message names the type.
+        TypeError: The value, or a part of it, cannot be written as JSON; the message names the type.
         ValueError: The value contains itself.
     """
     if isinstance(value, str) and not isinstance(value, Enum):
@@ -76,7 +77,7 @@ def _json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value one step nearer to JSON; the encoder asks again for what is inside."""
+    """Convert the outer level of a value to a JSON type; the encoder calls this again for what is inside."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -98,7 +99,8 @@ def _plain(value: object) -> object:
     text = str(value)
     if isinstance(value, Iterator) or callable(value) or _ADDRESS.search(text):
         raise TypeError(
-            f"a {type(value).__name__} has no JSON form; return text, a number, a list, a dict or a model"
+            f"a {type(value).__name__} cannot be written as JSON; return text, a number, a list, a dict or a "
+            "pydantic model"
         )
     return text
 
@@ -107,7 +109,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain)
 
 
 def _safe(value: object) -> object:
-    """Copy a value with every float finite or a string, and every key a string."""
+    """Copy a value so that its keys are strings, and floats that are not finite are strings too."""
     if isinstance(value, bool | int | str | None):
         return value
     if isinstance(value, float):
@@ -129,7 +131,7 @@ def _key(key: object) -> str:
 
 
 def _part(value: object) -> ContentPart | None:
-    """Return one entry of a list as a content part, if it is meant as one."""
+    """Return an entry of a list as a content part; None if it is not text, an image or a content part."""
     if isinstance(value, str):
         return {"type": "text", "text": _whole(value)}
     image = _image(value)
@@ -159,7 +161,7 @@ def _image(value: object) -> ContentPart | None:
 
 
 def _whole(text: str) -> str:
-    """Replace halves of characters, which no tokenizer takes."""
+    """Replace lone surrogates, which are not valid Unicode and which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:

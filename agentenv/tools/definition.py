@@ -1,7 +1,7 @@
-"""What a tool is made of: the function, its options, and what is read from its signature.
+"""The definition of a tool: its function, its options, and what the function's signature says.
 
-The signature is read when the tool is made, so that a mistake shows where it stands. Only when an
-annotation names something that does not exist yet is it read again at first use.
+The signature is read when the tool is made, so that the error for a mistake points at the tool. If an
+annotation names something that does not exist yet, the signature is read again at first use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from agentenv.tools.schema.signature import (
 __all__ = ["Definition", "ToolOptions"]
 
 _DEEP = 5
-"""Levels of nesting that every provider takes."""
+"""Number of nested levels that every provider accepts."""
 
 _DECLARED_TYPES: dict[str, object] = {
     "string": str,
@@ -46,24 +46,24 @@ _DECLARED_TYPES: dict[str, object] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOptions:
-    """What an author says about a tool besides its function.
+    """Options of a tool, which its author may set.
 
     Raises:
         ToolDefinitionError: A limit is not a positive number.
     """
 
     name: str | None = None
-    """Name for the model; the function's own by default."""
+    """Name that the model sees; None uses the function's name."""
     description: str | None = None
-    """Description for the model; the docstring's by default."""
+    """Description that the model sees; None uses the docstring."""
     timeout_s: PositiveSeconds | None = None
-    """Time limit of one call; of this and the run's limit the stricter holds."""
+    """Time limit of one call. If the run has a limit too, the stricter one holds."""
     max_output_tokens: PositiveInt | None = None
-    """Tokens of one result; of this and the run's limit the stricter holds."""
+    """Largest number of tokens of one result. If the run has a limit too, the stricter one holds."""
     isolated: bool = False
-    """Run each call in a process that can be killed."""
+    """True runs each call in a separate process, which can be killed."""
     parallel: bool = True
-    """May run at the same time as other calls of its turn."""
+    """True lets a call run at the same time as other calls of its turn."""
 
     def __post_init__(self) -> None:
         check_bounds(self, ToolDefinitionError)
@@ -71,16 +71,16 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a signature gave."""
+    """The results of reading a signature."""
 
     signature: Signature
     arguments: ArgumentsModel
     parameters: str
-    """The arguments' JSON Schema as text, so that nobody can change it."""
+    """JSON Schema of the arguments, kept as text so that no caller can change it."""
 
 
 class Definition:
-    """A function as a tool; shared by a method's tools on all objects of its class."""
+    """The definition of one tool. A method's tools on all objects of a class share one definition."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Definition:
         self.options = options
         self.names = dict(names or {})
         self.binding = _binding(function) if reading is None else None
-        """How access through an object binds the function: to the object, its class, or not at all."""
+        """What the function is bound to when it is read from an object: the object, its class, or nothing."""
         self.name = check_name(options.name or _name_of(self.function))
         self._reading = reading
         self._texts: dict[Dialect, str] = {}
@@ -109,7 +109,7 @@ class Definition:
     def from_schema(
         cls, function: Callable[..., Any], parameters: Mapping[str, Any], options: ToolOptions
     ) -> Definition:
-        """Define a tool by a JSON Schema, which is shown to the model as it is."""
+        """Define a tool by a JSON Schema, which is shown to the model unchanged."""
         name = check_name(options.name or _name_of(function))
         is_async = inspect.iscoroutinefunction(function)
         doc = FunctionDoc(options.description or "")
@@ -119,7 +119,7 @@ class Definition:
 
     @property
     def signature(self) -> Signature:
-        """The signature, its annotations resolved."""
+        """The signature with resolved annotations."""
         return self._read().signature
 
     @property
@@ -134,7 +134,7 @@ class Definition:
 
     @property
     def description(self) -> str:
-        """What the model is told the tool does."""
+        """Description that the model sees."""
         return (
             self.options.description
             if self.options.description is not None
@@ -143,11 +143,11 @@ class Definition:
 
     @property
     def returns(self) -> Schema | None:
-        """The JSON Schema of the result, or None where the annotation does not tell."""
+        """The JSON Schema of the result; None if the function's annotation has no schema."""
         return returns_schema(self.signature)
 
     def schema_text(self, dialect: Dialect) -> str:
-        """Return the tool's schema as JSON text, the same bytes in every process."""
+        """Return the tool's schema as JSON text; it has the same bytes in every process."""
         if dialect not in self._texts:
             schema = function_schema(self.name, self.description, self.parameters, dialect)
             self._texts[dialect] = json.dumps(schema, ensure_ascii=False)
@@ -155,18 +155,20 @@ class Definition:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on what would help the model; none of them is an error."""
-        found: list[str] = []
+        """Advice on what would help the model, such as a missing description; none of it is an error."""
+        notes: list[str] = []
         if not self.description:
-            found.append(f"tool {self.name} has no description: give its function a docstring")
+            notes.append(f"tool {self.name} has no description: give its function a docstring")
         properties = self.parameters.get("properties", {})
         for name, entry in properties.items():
             if not entry.get("description"):
-                found.append(f"tool {self.name}: parameter {name!r} has no description")
+                notes.append(f"tool {self.name}: parameter {name!r} has no description")
         depth = schema_depth(self.parameters)
         if depth > _DEEP:
-            found.append(f"tool {self.name}: arguments nest {depth} levels; some providers take {_DEEP}")
-        return tuple(found)
+            notes.append(
+                f"tool {self.name}: arguments nest {depth} levels; some providers accept only {_DEEP}"
+            )
+        return tuple(notes)
 
     def _read(self) -> _Reading:
         if self._reading is None:
@@ -175,7 +177,8 @@ class Definition:
             )
             if self.options.isolated and any(parameter.injected for parameter in signature.parameters):
                 raise ToolDefinitionError(
-                    f"tool {self.name}: an isolated tool cannot take a Context, which lives in this process"
+                    f"tool {self.name}: an isolated tool cannot take a Context, which only this process has",
+                    remedy="remove the parameter or isolated=True",
                 )
             arguments = ArgumentsModel(signature, self.names)
             self._reading = _Reading(
@@ -188,8 +191,9 @@ class Definition:
         where = getattr(self.function, "__qualname__", "")
         if self.binding is not None or "<locals>" in where or not inspect.isfunction(self.function):
             raise ToolDefinitionError(
-                f"tool {self.name}: isolated=True needs a function of a module, which another process "
-                f"can import; {where or self.function!r} is not one"
+                f"tool {self.name}: isolated=True needs a function that another process can import; "
+                f"{where or self.function!r} is not one",
+                remedy="define it at the top level of a module",
             )
 
 
@@ -204,7 +208,7 @@ def _name_of(function: Any) -> str:
 
 
 def _binding(function: Any) -> Literal["object", "class"] | None:
-    """Tell whether a function was written in a class body as a method."""
+    """Return what a function from a class body is bound to; None if it is not a method."""
     if isinstance(function, classmethod):
         return "class"
     if isinstance(function, staticmethod) or not inspect.isfunction(function):
@@ -220,9 +224,9 @@ def _binding(function: Any) -> Literal["object", "class"] | None:
 
 
 def _declared(parameters: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """Turn the top level of a JSON Schema into parameters; what is deeper is not checked."""
+    """Turn the top level of a JSON Schema into parameters; deeper levels are not checked."""
     required = parameters.get("required", ())
-    found: list[Parameter] = []
+    declared: list[Parameter] = []
     for name, entry in parameters.get("properties", {}).items():
         kind, values = (entry.get("type"), entry.get("enum")) if isinstance(entry, Mapping) else (None, None)
         annotation: object = Any
@@ -230,7 +234,7 @@ def _declared(parameters: Mapping[str, Any]) -> tuple[Parameter, ...]:
             annotation = Literal[tuple(values)]
         elif isinstance(kind, str) and not values:
             annotation = _DECLARED_TYPES.get(kind, Any)
-        found.append(Parameter(name, annotation, "keyword", EMPTY if name in required else ABSENT))
+        declared.append(Parameter(name, annotation, "keyword", EMPTY if name in required else ABSENT))
     if parameters.get("additionalProperties", True) is not False:
-        found.append(Parameter("_rest", Any, "kwargs", ABSENT))
-    return tuple(found)
+        declared.append(Parameter("_rest", Any, "kwargs", ABSENT))
+    return tuple(declared)

@@ -1,10 +1,10 @@
-"""Tools that run in a process of their own, which can be killed whatever they do.
+"""Run isolated tools in worker processes, which can be killed whatever the tool does.
 
 1. A worker process serves one function, one call at a time, and is kept for the next call.
-2. It gets the place of the function and the arguments as JSON, and answers in JSON: nothing is
-   pickled, and nothing but files and sockets is shared with it.
-3. At the time limit the worker and everything it started are killed. Starting it costs no time
-   limit. A worker whose parent dies ends itself.
+2. The worker receives the function's location and the arguments as JSON and answers in JSON. Nothing is
+   pickled, and the processes share nothing but files and sockets.
+3. At the time limit the worker and everything that it started are killed. The time that a worker needs to
+   start does not count. A worker ends itself when its parent ends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from agentenv.tools.run import EXPIRED, ToolOutcome, failure, in_thread, timed_o
 __all__ = ["Place", "close_idle_workers", "loading", "run_isolated"]
 
 MAX_IDLE = 4
-"""Worker processes kept waiting for the next call, all functions together."""
+"""Number of idle worker processes that are kept for the next call, for all functions together."""
 START_S = 60.0
-"""How long a new worker may take to import the function's module."""
+"""Number of seconds that a new worker may take to import the function's module."""
 
 loading = threading.Event()
 """Set in a worker process while it imports the function's module."""
@@ -40,7 +40,7 @@ loading = threading.Event()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where another process finds a function."""
+    """Location from which another process can import a function."""
 
     module: str
     file: str
@@ -48,12 +48,12 @@ class Place:
 
     @classmethod
     def of(cls, function: Callable[..., object]) -> Place:
-        """Return where a function of a module stands."""
+        """Return the location of a function that is defined in a module."""
         return cls(function.__module__, function.__code__.co_filename, function.__qualname__)
 
 
 class _Worker:
-    """One process; a thread of the pool talks to it."""
+    """One worker process. Its methods block, so they are called in a thread of the tools' pool."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -66,7 +66,7 @@ class _Worker:
         """Let the process import the function's module.
 
         Raises:
-            RuntimeError: The module or the function cannot be had there.
+            RuntimeError: The process cannot import the module or find the function in it.
         """
         timer = threading.Timer(START_S, self.kill)
         timer.start()
@@ -102,7 +102,7 @@ class _Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> int:
-        """Kill, reap and release; return the exit status."""
+        """Kill the process, close its pipes and return its exit status."""
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -112,7 +112,7 @@ class _Worker:
 
 
 class _Session:
-    """One call on its way through a worker."""
+    """One call of an isolated tool: the worker that runs it, and when it started."""
 
     def __init__(self, place: Place, arguments: str) -> None:
         self._asked: float | None = None
@@ -123,7 +123,7 @@ class _Session:
         self._stopped = False
 
     def run(self) -> ToolOutcome:
-        """Find or start a worker and let it answer; runs in a thread."""
+        """Run the call in an idle or new worker; called in a thread."""
         worker = _take(self._place)
         fresh = worker is None
         worker = worker or _Worker(self._place)
@@ -148,11 +148,11 @@ class _Session:
         return _outcome(reply)
 
     def used_s(self) -> float:
-        """Return how long the worker has had the call."""
+        """Return for how many seconds the worker has been running the call."""
         return 0.0 if self._asked is None else time.monotonic() - self._asked
 
     def stop(self) -> None:
-        """Kill the worker, also one that is just being started."""
+        """Kill the worker, even if it is still starting."""
         with self._lock:
             self._stopped = True
             if self._worker is not None:
@@ -160,19 +160,19 @@ class _Session:
 
 
 async def run_isolated(place: Place, arguments: str, limit_s: float | None, name: str) -> ToolOutcome:
-    """Call a function in a process of its own.
+    """Call a function in a worker process.
 
     Args:
-        place: The function.
-        arguments: Its arguments, JSON text.
-        limit_s: Time limit from the moment the process has the call.
-        name: The tool's name, for the thread that waits.
+        place: Location of the function.
+        arguments: Arguments of the call as JSON text.
+        limit_s: Time limit in seconds, counted from the moment at which the process receives the call.
+        name: Name of the tool; it becomes part of the name of the waiting thread.
     """
     if loading.is_set():
         return failure(
             RuntimeError(
-                f"tool {name} is isolated, and its own module runs it while being imported; "
-                "put what starts the run under: if __name__ == '__main__':"
+                f"tool {name} is isolated, but its module calls it while the module is being imported; "
+                "put the code that starts the run under: if __name__ == '__main__':"
             )
         )
     session = _Session(place, arguments)
@@ -193,7 +193,7 @@ async def run_isolated(place: Place, arguments: str, limit_s: float | None, name
 
 
 def close_idle_workers() -> None:
-    """End the worker processes that wait for a next call."""
+    """End the idle worker processes."""
     with _idle_lock:
         workers = _idle.pop(os.getpid(), [])
     for worker in workers:
@@ -228,6 +228,7 @@ def _outcome(reply: Mapping[str, Any]) -> ToolOutcome:
 
 
 _idle: dict[int, list[_Worker]] = {}
-"""By the process that started them: a fork leaves the workers of its parent alone."""
+"""Idle workers by the id of the process that started them, so that a forked child does not use its
+parent's."""
 _idle_lock = threading.Lock()
 atexit.register(close_idle_workers)

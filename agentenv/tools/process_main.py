@@ -1,7 +1,7 @@
-"""The other side of `isolation`: the worker process that runs one function, call after call.
+"""The worker process of `agentenv.tools.process`: it runs one function, call after call.
 
-Requests and answers are lines of JSON on standard input and output. What the function prints goes
-to standard error. When standard input ends, the parent is gone and the process group is killed.
+Requests and answers are lines of JSON on standard input and output. The function's own output goes to
+standard error. When standard input ends, the parent has ended, and the worker kills its process group.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from agentenv.tools.tool import Tool
 
 def main() -> None:
     """Serve calls until the parent closes standard input."""
+    # Replies use a copy of standard output; the original becomes standard error, so that whatever the
+    # function prints cannot mix with the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -54,16 +56,16 @@ def _reply(target: BinaryIO, answer: dict[str, object]) -> None:
 
 
 def _load(request: dict[str, Any]) -> Tool[..., Any]:
-    """Import the function's module, by its name or else from its file, and make the tool."""
+    """Import the function's module, by name if possible and otherwise from its file, and make the tool."""
     sys.path[:] = request["path"]
     isolation.loading.set()
     try:
-        found: Any = _import(request["module"], request["file"])
+        function: Any = _import(request["module"], request["file"])
     finally:
         isolation.loading.clear()
     for name in request["qualname"].split("."):
-        found = getattr(found, name)
-    return Tool.from_function(found)
+        function = getattr(function, name)
+    return Tool.from_function(function)
 
 
 def _import(name: str, file: str) -> object:
@@ -75,7 +77,7 @@ def _import(name: str, file: str) -> object:
                 raise
     spec = importlib.util.spec_from_file_location("agentenv_isolated_module", file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"module {name} cannot be imported, nor loaded from {file}")
+        raise ImportError(f"module {name} can neither be imported by name nor loaded from {file}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,11 +1,10 @@
-"""Run a tool's function once, within its time limit, and never let it take the process down.
+"""Run a tool's function once, within its time limit, so that it cannot end the process.
 
-1. The wait ends at the limit, whatever the function does: a coroutine is cancelled, a thread is
-   abandoned. Time in the queue for a thread, and time in which the event loop itself was blocked,
-   does not count.
-2. `SystemExit`, `KeyboardInterrupt` and every other exception of the function come back as values.
-   Failures of sandbox and engine are not the tool's: they pass through and abort the episode.
-3. When the caller is cancelled, so is the call.
+1. The wait ends at the time limit, whatever the function does: a coroutine is cancelled, a thread is
+   abandoned. Time spent waiting for a thread, and time in which the event loop was blocked, does not count.
+2. `SystemExit`, `KeyboardInterrupt` and every other exception of the function are returned as values.
+   Failures of the sandbox or the engine are not the tool's, so they are raised and abort the episode.
+3. If the caller is cancelled, the call is cancelled too.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ __all__ = [
 ]
 
 MAX_ABANDONED = 64
-"""Hung threads after which calls are refused: something is wrong and memory is finite."""
+"""Number of hung threads above which calls are refused, because each of them keeps its memory."""
 _GRACE_S = 1.0
-"""How long a cancelled coroutine may clean up before it is abandoned."""
+"""Seconds that a cancelled coroutine may take to clean up before it is abandoned."""
 _LAG_S = 0.05
-"""A timer this late means that the loop was blocked; the call gets the lost time back."""
+"""Seconds of delay of a timer that show that the loop was blocked; the call then gets that time back."""
 _MAX_FORGIVEN = 5
-"""Late timers of one call, so that a loop that always lags does not stop the clock."""
+"""Number of times that a call gets time back, so that a loop that always lags cannot extend it forever."""
 _DETAIL_CHARS = 8000
 _SHOWN_CHARS = 300
 _OWN_FILES = (str(Path(__file__).parent), ThreadCall.run.__code__.co_filename)
-"""Where the frames between a caller and the tool's own lines stand; a traceback leaves them out."""
+"""Files of the library's frames above the tool's function; recorded tracebacks leave these frames out."""
 
 EXPIRED = object()
-"""What an answer is settled with at its time limit."""
+"""Result of `within` if the time limit was reached."""
 
 _abandoned_tasks: set[asyncio.Task[Any]] = set()
 _threads = ThreadPool("tool", 64)
-"""Tools mostly wait, so more of them run at once than the machine has cores."""
+"""Threads for tools. Tools mostly wait, so more of them may run than the machine has cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What came of running a tool's function."""
+    """The outcome of running a tool's function."""
 
     content: str | list[ContentPart]
     error_kind: ToolErrorKind | None = None
@@ -66,10 +65,10 @@ class ToolOutcome:
 
 
 def failure(error: BaseException) -> ToolOutcome:
-    """Return the outcome of an exception: short for the model, with its traceback for the record.
+    """Return the outcome of an exception: a short text for the model and the traceback for the record.
 
     Raises:
-        SandboxError, EngineError: Infrastructure failed, not the tool.
+        SandboxError, EngineError: The exception says that infrastructure failed, not the tool.
     """
     if isinstance(error, SandboxError | EngineError):
         raise error
@@ -96,7 +95,7 @@ def timed_out(limit_s: float) -> ToolOutcome:
 async def run_coroutine(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], limit_s: float | None
 ) -> ToolOutcome:
-    """Run a coroutine function on the loop."""
+    """Run a coroutine function on the running event loop."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
     task = loop.create_task(_guarded(function, args, kwargs, answer))
@@ -120,7 +119,7 @@ async def run_function(
     limit_s: float | None,
     name: str,
 ) -> ToolOutcome:
-    """Run a plain function in a worker thread; its result is converted there too."""
+    """Run a synchronous function in a thread, where its result is also converted."""
 
     def call() -> object:
         result = function(*args, **kwargs)
@@ -147,7 +146,7 @@ async def run_function(
 
 
 def in_thread(function: Callable[[], object], name: str) -> ThreadCall:
-    """Queue a call of a tool for the threads that tools share.
+    """Queue a call for the threads that all tools share.
 
     Raises:
         RuntimeError: Too many threads hang in tools that never returned.
@@ -166,9 +165,9 @@ async def within(answer: asyncio.Future[Any], limit_s: float | None, used_s: Cal
     """Await an answer for at most the limit.
 
     Args:
-        answer: Settled by the call; here with `EXPIRED` at the limit.
-        limit_s: Seconds that the call may use.
-        used_s: Seconds that the call has used, asked when the limit may be reached.
+        answer: Future that the call sets; this function sets it to `EXPIRED` at the limit.
+        limit_s: Seconds that the call may use; None means no limit.
+        used_s: Function that returns the seconds that the call has used so far.
     """
     if limit_s is None:
         return await answer
@@ -203,7 +202,7 @@ async def _awaited(result: Any) -> Any:
 async def _guarded(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], answer: asyncio.Future[Any]
 ) -> None:
-    """Await the function; asyncio would let SystemExit and KeyboardInterrupt end the loop."""
+    """Await the function and catch everything, because SystemExit would end asyncio's loop."""
     result: Any = None
     failed: BaseException | None = None
     try:
@@ -222,7 +221,7 @@ def _converted(result: object) -> ToolOutcome:
 
 
 async def _stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and let it clean up; one that refuses is kept in sight and left behind."""
+    """Cancel a task and let it clean up; a task that does not end in time is no longer awaited."""
     task.cancel()
     _abandoned_tasks.add(task)
     task.add_done_callback(_abandoned_tasks.discard)

@@ -1,4 +1,4 @@
-"""A function as a tool: its schema, and one call of it answered whatever happens."""
+"""The tool: a function with a schema, whose calls are always answered, even if the function fails."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ R = TypeVar("R")
 
 
 class Tool(Generic[P, R]):
-    """A function with a name, a schema and a safe way to be called by a model.
+    """A function that a model can call, with a name and a schema.
 
-    Made by `tool` or `Tool.from_function`. As an attribute of a class it binds like the method it
-    was made from.
+    Tools are made by the decorator `tool` or by `Tool.from_function`. A tool made from a method binds to
+    the object like the method.
     """
 
     def __init__(self, definition: Definition, receiver: object = None) -> None:
         self.definition = definition
-        """The function, its options and its schema; shared by all objects of a class."""
+        """The function, its options and its schema; all objects of a class share it."""
         self._receiver = receiver
         functools.update_wrapper(self, definition.function, updated=())
 
@@ -58,13 +58,13 @@ class Tool(Generic[P, R]):
         """Make a tool from a function, method, `functools.partial` or callable object.
 
         Args:
-            function: What the model calls; async or not.
-            name: Name for the model; the function's own by default.
-            description: Description for the model; the docstring's by default.
-            timeout_s: Time limit of one call; the run's limit holds too.
-            max_output_tokens: Tokens of one result; the run's limit holds too.
-            isolated: Run each call in a process that can be killed.
-            parallel: May run at the same time as other calls of its turn.
+            function: Function that the model calls, synchronous or asynchronous.
+            name: Name that the model sees; None uses the function's name.
+            description: Description that the model sees; None uses the docstring.
+            timeout_s: Time limit of one call; the run's limit applies too.
+            max_output_tokens: Largest number of tokens of one result; the run's limit applies too.
+            isolated: Run each call in a separate process, which can be killed.
+            parallel: Let a call run at the same time as other calls of its turn.
 
         Raises:
             ToolDefinitionError: The function cannot be a tool; the message names the parameter.
@@ -93,20 +93,20 @@ class Tool(Generic[P, R]):
         max_output_tokens: int | None = None,
         parallel: bool = True,
     ) -> Tool[..., Any]:
-        """Make a tool from a JSON Schema that someone else wrote; the model sees it unchanged.
+        """Make a tool from an existing JSON Schema, which the model sees unchanged.
 
         Args:
-            name: Name for the model.
-            description: Description for the model.
-            parameters: JSON Schema of an object. Names and types of its own properties are checked
-                before a call; what is nested deeper is left to the function.
-            function: Called with the arguments by name; async or not.
-            timeout_s: Time limit of one call; the run's limit holds too.
-            max_output_tokens: Tokens of one result; the run's limit holds too.
-            parallel: May run at the same time as other calls of its turn.
+            name: Name that the model sees.
+            description: Description that the model sees.
+            parameters: JSON Schema of an object. Before a call, the names and types of its properties are
+                checked; the function must check what is nested deeper.
+            function: Function that is called with the arguments by name, synchronous or asynchronous.
+            timeout_s: Time limit of one call; the run's limit applies too.
+            max_output_tokens: Largest number of tokens of one result; the run's limit applies too.
+            parallel: Let a call run at the same time as other calls of its turn.
 
         Raises:
-            ToolDefinitionError: The name is one that providers refuse.
+            ToolDefinitionError: Providers would refuse the name.
         """
         options = ToolOptions(
             name=name,
@@ -119,55 +119,56 @@ class Tool(Generic[P, R]):
 
     @property
     def name(self) -> str:
-        """Name that the model calls."""
+        """Name by which the model calls the tool."""
         return self.definition.name
 
     @property
     def description(self) -> str:
-        """What the model is told the tool does."""
+        """Description that the model sees."""
         return self.definition.description
 
     @property
     def parameters(self) -> Schema:
-        """JSON Schema of the arguments; a new object at every access."""
+        """JSON Schema of the arguments; each access returns a new object."""
         return self.definition.parameters
 
     @property
     def returns(self) -> Schema | None:
-        """JSON Schema of the result, or None where the annotation does not tell."""
+        """JSON Schema of the result; None if the function's annotation has no schema."""
         return self.definition.returns
 
     @property
     def options(self) -> ToolOptions:
-        """Limits and switches of the tool."""
+        """Options of the tool, such as its time limit."""
         return self.definition.options
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on what would help the model: missing descriptions, deep nesting."""
+        """Advice on what would help the model, about missing descriptions and deep nesting."""
         return self.definition.notes
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function under the tool, bound if the tool is."""
+        """The function of the tool, bound to an object if the tool is."""
         if self._receiver is None:
             return self.definition.function
         return functools.partial(self.definition.function, self._receiver)
 
     def schema(self, dialect: Dialect = "openai") -> Schema:
-        """Return `{"type": "function", "function": {...}}`; a new object at every call.
+        """Return the schema `{"type": "function", "function": {...}}` as a new object.
 
         Args:
-            dialect: `openai` (JSON Schema with `$defs`), `inline` (every `$ref` replaced) or
-                `strict` (OpenAI's strict mode: all properties required, optional ones nullable).
+            dialect: `openai` (JSON Schema with `$defs`), `inline` (every `$ref` is replaced by its
+                definition) or `strict` (OpenAI's strict mode: all properties are required, and optional
+                ones accept null).
 
         Raises:
-            ToolDefinitionError: The strict dialect cannot express a parameter; it is named.
+            ToolDefinitionError: The strict dialect cannot express a parameter; the message names it.
         """
         return json.loads(self.definition.schema_text(dialect))
 
     def schema_text(self, dialect: Dialect = "openai") -> str:
-        """Return the schema as JSON text: the same function gives the same bytes in every process."""
+        """Return the schema as JSON text, which has the same bytes in every process."""
         return self.definition.schema_text(dialect)
 
     async def call(
@@ -179,18 +180,19 @@ class Tool(Generic[P, R]):
         values: Mapping[str, object] | None = None,
         repair_json: bool = False,
     ) -> ToolResult:
-        """Run the tool as the model asked, and answer whatever happens.
+        """Run the tool and return its result; errors in the arguments or the function become results too.
 
         Args:
-            arguments: JSON text as the model wrote it, or a dictionary.
-            context: The episode's surroundings, for time limits and `Context` parameters.
-            tool_call_id: Id that the answer carries.
-            values: What was read from the JSON text already, if it was (`ToolCall.values`).
-            repair_json: Mend broken JSON (needs json-repair); the answer says when it did.
+            arguments: JSON text that the model wrote, or a dictionary.
+            context: Context of the episode, which has the time limits and is passed to `Context` parameters.
+            tool_call_id: Id of the call, which the result repeats.
+            values: Values that were already parsed from the JSON text (`ToolCall.values`); None if it was
+                not parsed yet.
+            repair_json: Repair broken JSON (needs json-repair); `ToolResult.repaired` is then true.
 
         Raises:
-            SandboxError: The sandbox failed, not the tool: the episode is to be aborted.
-            EngineError: An engine that the tool uses failed: likewise.
+            SandboxError: The sandbox failed, so the episode must be aborted.
+            EngineError: An engine that the tool uses failed, so the episode must be aborted.
         """
         definition = self.definition
         if definition.binding is not None and self._receiver is None:
@@ -201,14 +203,14 @@ class Tool(Generic[P, R]):
         context = context if context is not None else Context()
         repaired = False
         try:
-            given = read_arguments(definition.arguments, arguments, values, repair=repair_json)
-            repaired = given.repaired
+            checked = read_arguments(definition.arguments, arguments, values, repair=repair_json)
+            repaired = checked.repaired
         except ArgumentError as error:
             outcome = ToolOutcome(f"bad arguments for {self.name}: {error.text}", error.kind)
         except Exception as error:  # noqa: BLE001 - a type's own validator is the author's code and may raise anything
             outcome = failure(error)
         else:
-            outcome = await self._run(given, context)
+            outcome = await self._run(checked, context)
         return ToolResult(
             tool_call_id,
             self.name,
@@ -220,15 +222,15 @@ class Tool(Generic[P, R]):
             max_tokens=self.options.max_output_tokens,
         )
 
-    async def _run(self, given: Arguments, context: Context) -> ToolOutcome:
+    async def _run(self, arguments: Arguments, context: Context) -> ToolOutcome:
         limits = [
             limit for limit in (self.options.timeout_s, context.limits.tool_timeout_s) if limit is not None
         ]
         limit_s = min(limits, default=None)
         function = self.definition.function
         if self.options.isolated:
-            return await run_isolated(Place.of(function), given.text, limit_s, self.name)
-        args, kwargs = self.definition.arguments.bind(given.model, context)
+            return await run_isolated(Place.of(function), arguments.text, limit_s, self.name)
+        args, kwargs = self.definition.arguments.bind(arguments.model, context)
         if self._receiver is not None:
             args.insert(0, self._receiver)
         if self.definition.signature.is_async:
@@ -236,7 +238,7 @@ class Tool(Generic[P, R]):
         return await run_function(function, args, kwargs, limit_s, self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, as if it were no tool."""
+        """Call the function directly, without validation or time limit."""
         if self._receiver is not None:
             return self.definition.function(self._receiver, *args, **kwargs)
         return self.definition.function(*args, **kwargs)
@@ -264,7 +266,8 @@ class Tool(Generic[P, R]):
         function = self.definition.function
         if _find(function.__module__, function.__qualname__).definition is not self.definition:
             raise PicklingError(
-                f"tool {self.name} cannot be pickled: {function.__qualname__} is not where it was made"
+                f"tool {self.name} cannot be pickled: {function.__module__}.{function.__qualname__} is "
+                "another tool"
             )
         return _restore, (function.__module__, function.__qualname__, self._receiver)
 
@@ -285,7 +288,7 @@ def tool(
     parallel: bool = True,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a tool of a function or method; options as in `Tool.from_function`.
+    """Make a tool from a function or method; the options are those of `Tool.from_function`.
 
     ```python
     @ae.tool
@@ -301,16 +304,16 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 
 def _find(module: str, qualname: str) -> Tool[..., Any]:
-    """Return the tool that stands at a place in a module."""
-    found: Any = importlib.import_module(module)
+    """Return the tool with a qualified name in a module."""
+    value: Any = importlib.import_module(module)
     for name in qualname.split("."):
-        found = inspect.getattr_static(found, name, None)
-    found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
-    if not isinstance(found, Tool):
+        value = inspect.getattr_static(value, name, None)
+    value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    if not isinstance(value, Tool):
         raise PicklingError(
-            f"there is no tool at {module}.{qualname}; only tools of modules and classes are pickled"
+            f"there is no tool at {module}.{qualname}; only tools of modules and classes can be pickled"
         )
-    return found
+    return value
 
 
 def _restore(module: str, qualname: str, receiver: object) -> Tool[..., Any]:
@@ -318,7 +321,7 @@ def _restore(module: str, qualname: str, receiver: object) -> Tool[..., Any]:
 
 
 def _caller() -> FrameType | None:
-    """Return the frame that called the function which asks."""
+    """Return the frame of the code that called this function's caller."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame.f_back if frame is not None else None
@@ -328,13 +331,14 @@ def _caller() -> FrameType | None:
 def _make(function: Any, options: ToolOptions, frame: FrameType | None) -> Tool[Any, Any]:
     if isinstance(function, Tool):
         raise ToolDefinitionError(
-            f"{function.name} is a tool already", remedy="use Tool.from_function to give it other options"
+            f"{function.name} is a tool already",
+            remedy="use Tool.from_function to make one with other options",
         )
     return Tool(Definition(function, options, _names_in_sight(function, frame)))
 
 
 def _names_in_sight(function: Any, frame: FrameType | None) -> dict[str, object]:
-    """Return the local names that annotations written as text may use where a tool is made."""
+    """Return the local variables around a tool's definition, which annotations written as text may name."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     annotations = getattr(inner, "__annotations__", {})
     if not any(isinstance(annotation, str) for annotation in annotations.values()):

@@ -1,7 +1,7 @@
-"""Tools: Python functions that a model can call.
+"""The tools of an episode, and how the calls of a turn are run and answered.
 
-1. `@tool` leaves the function what it was: it can still be called, also as a method.
-2. What the model is told and what is checked come from one reading of the signature.
+1. `@tool` does not change the function: it can still be called, also as a method.
+2. The schema for the model and the check of the arguments come from the same signature.
 3. Every call gets exactly one answer, in call order, whatever the tool does.
 """
 
@@ -26,12 +26,12 @@ class Toolbox:
     """The tools of an episode: their schemas, and the answers to a turn's calls.
 
     Args:
-        tools: tools, or functions to make them of.
-        repair_json: mend broken JSON of a call where that is possible; `ToolResult.repaired` tells.
+        tools: tools, or functions that are turned into tools.
+        repair_json: repair a call's broken JSON where possible; `ToolResult.repaired` is then true.
 
     Raises:
-        ToolDefinitionError: Two tools have one name.
-        DependencyMissing: Repair is asked for and json-repair is not installed.
+        ToolDefinitionError: Two tools have the same name.
+        DependencyMissing: `repair_json` is true and json-repair is not installed.
     """
 
     def __init__(
@@ -42,31 +42,31 @@ class Toolbox:
         self._tools: dict[str, Tool[..., Any]] = {}
         self._repair_json = repair_json
         for entry in tools:
-            made = entry if isinstance(entry, Tool) else Tool.from_function(entry)
-            if made.name in self._tools:
+            tool = entry if isinstance(entry, Tool) else Tool.from_function(entry)
+            if tool.name in self._tools:
                 raise ToolDefinitionError(
-                    f"two tools are named {made.name!r} ({self._tools[made.name].function}, {made.function})",
+                    f"two tools are named {tool.name!r} ({self._tools[tool.name].function}, {tool.function})",
                     remedy="give one of them another name with name=...",
                 )
-            self._tools[made.name] = made
+            self._tools[tool.name] = tool
 
     @classmethod
     def of(cls, holder: object, *, repair_json: bool = False) -> Toolbox:
         """Collect the methods of an object that are marked with `@tool`.
 
-        They stand in the order of definition, those of base classes first. What a subclass puts in
-        the place of a tool replaces it; without the mark it is no tool any more.
+        The tools are in the order of their definition, those of base classes first. A subclass replaces a
+        tool by defining the same name; if the new method is not marked, the tool is removed.
         """
         owner = type(holder)
         order: dict[str, object] = {}
         for base in reversed(owner.__mro__):
             order.update(vars(base))
-        found: list[Tool[..., Any]] = []
+        tools: list[Tool[..., Any]] = []
         for attribute in order.values():
             inner = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
             if isinstance(inner, Tool):
-                found.append(inner.__get__(holder, owner))
-        return cls(found, repair_json=repair_json)
+                tools.append(inner.__get__(holder, owner))
+        return cls(tools, repair_json=repair_json)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class Toolbox:
         return tuple(self._tools)
 
     def schemas(self, dialect: Dialect = "openai") -> list[Schema]:
-        """Return the schemas of all tools; new objects at every call."""
+        """Return the schemas of all tools; each call returns new objects."""
         return [entry.schema(dialect) for entry in self]
 
     def __iter__(self) -> Iterator[Tool[..., Any]]:
@@ -90,23 +90,22 @@ class Toolbox:
         return self._tools[name]
 
     async def run(self, calls: Sequence[ToolCall], context: Context | None = None) -> list[ToolResult]:
-        """Run the calls of a turn at once and answer each, in call order.
+        """Run the calls of a turn at the same time and return their results in call order.
 
-        Calls of a tool made with `parallel=False` run alone, after those before them. How many calls an
-        episode may run is the runner's to count: it hands over only those within the limit, of every
-        environment, also of one without a toolbox.
+        A call of a tool with `parallel=False` runs alone, after the calls before it. The runner counts how
+        many calls an episode may run, and passes only calls within that limit.
 
         Raises:
-            SandboxError: The sandbox failed; the calls still running are cancelled.
-            EngineError: An engine that a tool uses failed; likewise.
+            SandboxError: The sandbox failed. The calls that still run are cancelled.
+            EngineError: An engine that a tool uses failed. The calls that still run are cancelled.
         """
         context = context if context is not None else Context()
         results: list[ToolResult] = []
-        for beside in self._at_once(calls):
-            if len(beside) == 1:
-                results.append(await self._answer(beside[0], context))
+        for group in self._at_once(calls):
+            if len(group) == 1:
+                results.append(await self._answer(group[0], context))
                 continue
-            tasks = [asyncio.create_task(self._answer(call, context)) for call in beside]
+            tasks = [asyncio.create_task(self._answer(call, context)) for call in group]
             try:
                 results.extend(await asyncio.gather(*tasks))
             except BaseException:
@@ -117,7 +116,7 @@ class Toolbox:
         return results
 
     def _at_once(self, calls: Sequence[ToolCall]) -> list[list[ToolCall]]:
-        """Split calls into groups that may run at the same time, one group after another."""
+        """Split calls into groups that run one after another; the calls of a group run at the same time."""
         groups: list[list[ToolCall]] = []
         open_group = False
         for call in calls:

@@ -174,9 +174,9 @@ def turn_of(builder: SequenceBuilder, size: int, *, reward: float = 0.0, index: 
 
 def test_a_failed_episode_cannot_be_trainable_and_a_good_one_has_no_error():
     error = EpisodeError("env", "RuntimeError", "broke")
-    with pytest.raises(AlignmentError, match="implies"):
+    with pytest.raises(AlignmentError, match="does not fit error"):
         record(stop_reason=StopReason.ERROR, untrainable_reason="x")
-    with pytest.raises(AlignmentError, match="implies"):
+    with pytest.raises(AlignmentError, match="does not fit error"):
         record(error=error)
     with pytest.raises(AlignmentError, match="why it is not trainable"):
         record(stop_reason=StopReason.ABORTED, error=error)
@@ -195,9 +195,9 @@ def test_tokens_under_the_mask_belong_to_turns():
     builder.append_completion([3, 4], [-0.1, -0.2], [(0, 0, 2)], turn=0)
     sequence = builder.freeze()
 
-    with pytest.raises(AlignmentError, match="2 tokens under the loss mask"):
+    with pytest.raises(AlignmentError, match="2 tokens are under the loss mask"):
         record(sequences=(sequence,))
-    with pytest.raises(AlignmentError, match="past its sequence"):
+    with pytest.raises(AlignmentError, match="but its sequence has only"):
         record(sequences=(sequence,), turns=(Turn(0, {"role": "assistant"}, "stop", 2, start=3),))
     whole = record(sequences=(sequence,), turns=(turn_of(builder, 2, reward=1.0),), reward=1.0)
     assert whole.turn_rewards == (1.0,)
@@ -208,7 +208,7 @@ def test_tokens_under_the_mask_belong_to_turns():
 def test_a_group_is_of_one_task_and_never_empty():
     with pytest.raises(AlignmentError, match="at least one"):
         TrajectoryGroup(())
-    with pytest.raises(AlignmentError, match="one environment, task and group"):
+    with pytest.raises(AlignmentError, match="same environment, task and group"):
         TrajectoryGroup((record(), record(task_id="u")))
     group = TrajectoryGroup((record(reward=1.0), record(member=1)))
     assert group.outcomes == {StopReason.FINAL_ANSWER: 2}

@@ -1,4 +1,4 @@
-"""Sandboxes behind E2B's protocol: a client of their cloud, and a server of ours that speaks it."""
+"""Sandboxes that use E2B's protocol: a client of E2B's cloud, and a server with the same protocol."""
 
 from __future__ import annotations
 

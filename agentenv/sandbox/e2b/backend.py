@@ -1,12 +1,12 @@
-"""The cloud backend: E2B's sandboxes through its own SDK, behind the same interface.
+"""The cloud backend, which runs code in E2B's sandboxes through E2B's SDK.
 
-1. A fresh execution gets a new code context, which is removed afterwards; a session keeps one.
-2. The SDK's time limit ends only the request: the context is removed then, which ends the code.
-3. A stream that breaks off looks like success to the SDK. So each execution ends with a word drawn
-   for it, and an execution without error and without the word was lost.
-4. A sandbox costs money while it lives: sandboxes are reused, at most `size`, and always killed.
+1. Each execution gets a new code context, which is removed afterwards; a session keeps its context.
+2. The SDK's time limit ends only the request. The backend then removes the context, which ends the code.
+3. The SDK reports success if a stream breaks off. Therefore the code of each execution writes a random word
+   at its end. If there is neither an error nor the word, the execution was lost.
+4. A sandbox costs money while it exists, so sandboxes are reused, limited to `size`, and always killed.
 
-The code runs beside what reports on it: exit codes and outcomes are what the kernel says of itself.
+The code runs in the same process that reports its result, so it can forge exit codes and results.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ _SHOW = (
     "_part = __import__('ast').Interactive([_one]) if _last else __import__('ast').Module([_one], []); "
     "exec(compile(_part, 'main.py', 'single' if _last else 'exec'))"
 )
-"""Run one statement; the last one, if an expression, as at Python's prompt."""
+"""Code that runs one statement; the last one, if it is an expression, runs as at Python's prompt."""
 
 
 class E2BSandbox(RemoteWorkspace, Sandbox):
     """Sandboxes in E2B's cloud.
 
     Args:
-        size: Cloud sandboxes at most; each lease holds one.
-        limits: Of them, the time and output limits hold; the rest is the template's.
-        template: E2B's template; the code interpreter's own when None.
-        api_key: Instead of the environment variable E2B_API_KEY.
-        lifetime_s: After this long without use E2B ends a sandbox that nobody killed.
+        size: Largest number of cloud sandboxes; each lease uses one.
+        limits: Limits of one execution. Only those for time and output have an effect; the template sets
+            the others.
+        template: Name of E2B's template; None means the code interpreter's default.
+        api_key: API key; None means the environment variable E2B_API_KEY.
+        lifetime_s: Seconds without use after which E2B ends a sandbox by itself.
 
     Raises:
         DependencyMissing: The SDK is not installed.
@@ -66,7 +67,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
 
     @property
     def description(self) -> str:
-        """Backend."""
+        """Name of the backend."""
         return "e2b (cloud)"
 
     async def start(self) -> None:
@@ -74,7 +75,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
         await self.here()
 
     async def execute(self, request: ExecRequest) -> ExecResult:
-        """Run Python code in a new context, or a command; files stay until the sandbox is reset."""
+        """Run Python code in a new context, or a command. Its files stay until the sandbox is reset."""
         for path, data in request.files.items():
             await self.write_file(path, data)
         if request.command is not None:
@@ -90,7 +91,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
         return result
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the working directory; a reset removes it."""
+        """Write a file into the working directory; `reset` removes it."""
         await super().write_file(path, data)
         self._written.add(checks.clean_path(path))
 
@@ -102,7 +103,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[E2BSandbox]:
-        """Lend a sandbox of its own, at most `size` at once."""
+        """Lend a separate cloud sandbox; at most `size` of them exist at the same time."""
         lent = object.__new__(E2BSandbox)
         vars(lent).update(vars(self))
         lent.remote, lent._sessions, lent._written, lent._leased = None, [], set(), True
@@ -124,7 +125,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
                 await self.lose()
 
     async def close(self) -> None:
-        """Kill the sandboxes; a lent one goes back, emptied."""
+        """Kill all cloud sandboxes; a lent one is emptied and kept for the next lease instead."""
         if not self._leased:
             await self.cloud.close()
             self.remote = None
@@ -137,7 +138,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
 
 
 def _source(request: ExecRequest) -> str:
-    """Return code that finds its input, and shows its last expression if asked."""
+    """Return the code extended so that it reads the request's input and echoes its last expression."""
     code = request.code
     if request.echo:
         code = f"_tree = __import__('ast').parse({code!r})\nfor _one in _tree.body:\n    {_SHOW}"
@@ -148,7 +149,7 @@ def _source(request: ExecRequest) -> str:
 
 
 class E2BSession(Session):
-    """A code context that is kept; see `Session`."""
+    """A session in one code context; see `Session`."""
 
     def __init__(self, owner: E2BSandbox) -> None:
         self.limits = owner.limits
@@ -189,11 +190,11 @@ class E2BSession(Session):
         return result
 
     async def read_file(self, path: str) -> bytes:
-        """Return a file of the working directory."""
+        """Return the content of a file in the working directory."""
         return await self._owner.read_file(path)
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the working directory."""
+        """Write a file into the working directory."""
         await self._owner.write_file(path, data)
 
     async def _end(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Sandboxes in E2B's cloud: how they are shared, spoken to and ended."""
+"""Start, share, use and end sandboxes in E2B's cloud."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _log = logging.getLogger(__name__)
 
 
 class _Flood(Exception):
-    """More output than allowed."""
+    """The execution wrote more output than allowed."""
 
 
 @dataclass(slots=True)
 class Remote:
-    """One sandbox in the cloud, and when it would end by itself."""
+    """One sandbox in the cloud, and the time at which it would end by itself."""
 
     box: Any
     ends_at: float
 
 
 class Cloud:
-    """The sandboxes of one backend: reused, bounded, and killed at the end."""
+    """The cloud sandboxes of one backend. They are reused, limited in number, and killed at the end."""
 
     def __init__(self, size: int, options: Mapping[str, Any], lifetime_s: float) -> None:
         try:
@@ -58,7 +58,7 @@ class Cloud:
         self.closed = False
 
     async def take(self) -> Remote:
-        """Return a sandbox that lives long enough.
+        """Return an idle or new sandbox with enough lifetime left.
 
         Raises:
             SandboxUnavailable: The service refuses or cannot be reached.
@@ -76,14 +76,16 @@ class Cloud:
         except BaseException as error:
             self.room.release()
             if isinstance(error, Exception):
-                raise SandboxUnavailable(f"e2b: no sandbox: {type(error).__name__}: {error}") from error
+                raise SandboxUnavailable(
+                    f"e2b: cannot get a sandbox: {type(error).__name__}: {error}"
+                ) from error
             raise
         remote = Remote(box, time.monotonic() + self._lifetime_s)
         self._all.append(remote)
         return remote
 
     async def refresh(self, remote: Remote) -> bool:
-        """Give a sandbox more time if it needs it; False if it is gone."""
+        """Extend the lifetime of a sandbox if necessary; return False if the sandbox is gone."""
         if time.monotonic() < remote.ends_at - self._lifetime_s / 2:
             return True
         try:
@@ -94,12 +96,12 @@ class Cloud:
         return True
 
     def give_back(self, remote: Remote) -> None:
-        """Take a sandbox back for the next lease."""
+        """Keep a sandbox for the next lease."""
         self._idle.append(remote)
         self.room.release()
 
     async def drop(self, remote: Remote) -> None:
-        """Kill a sandbox; an error of the service is logged, since the sandbox ends by itself later."""
+        """Kill a sandbox; an error of the service is only logged, since the sandbox ends by itself later."""
         if remote in self._all:
             self._all.remove(remote)
             try:
@@ -115,7 +117,7 @@ class Cloud:
 
 
 class RemoteWorkspace:
-    """What a sandbox and a session do alike in one remote sandbox."""
+    """The operations in one remote sandbox that a sandbox and its sessions share."""
 
     def __init__(self, cloud: Cloud, limits: SandboxLimits) -> None:
         self.cloud = cloud
@@ -123,7 +125,7 @@ class RemoteWorkspace:
         self.remote: Remote | None = None
 
     async def here(self) -> Any:
-        """Return the remote sandbox."""
+        """Return the remote sandbox; the first call starts it."""
         if self.remote is None:
             self.remote = await self.cloud.take()
         elif not await self.cloud.refresh(self.remote):
@@ -132,14 +134,14 @@ class RemoteWorkspace:
         return self.remote.box
 
     async def lose(self) -> None:
-        """Give a sandbox up that does not answer."""
+        """Drop a remote sandbox that does not answer."""
         remote, self.remote = self.remote, None
         if remote is not None:
             await self.cloud.drop(remote)
             self.cloud.room.release()
 
     async def guard(self, work: Awaitable[Any]) -> Any:
-        """Await the SDK; what fails in it is the infrastructure's failure."""
+        """Await a call of the SDK; an unexpected error in it becomes `SandboxCrashed`."""
         try:
             return await work
         except (self.cloud.errors.TimeoutException, self.cloud.exit_error, _Flood):
@@ -149,7 +151,7 @@ class RemoteWorkspace:
             raise SandboxCrashed(f"e2b: {type(error).__name__}: {error}") from error
 
     async def read_file(self, path: str) -> bytes:
-        """Return a file of the working directory."""
+        """Return the content of a file in the working directory."""
         clean = checks.clean_path(path)
         box = await self.here()
         try:
@@ -158,15 +160,17 @@ class RemoteWorkspace:
             raise FileNotFoundError(f"no file {path!r} in the sandbox's working directory") from None
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the working directory."""
+        """Write a file into the working directory."""
         clean, content = checks.clean_path(path), checks.as_bytes(data, f"file {path!r}")
         box = await self.here()
         await self.guard(box.files.write(f"{HOME}/{clean}", content))
 
     async def remote_code(self, context: Any, code: str, request: ExecRequest) -> tuple[ExecResult, bool]:
-        """Run code in a context; return what came of it, and whether the context is still of use."""
+        """Run code in a context; return the result, and whether the context can still be used."""
         limits, timeout_s = (request.limits or self.limits).within(self.limits), request.timeout_s
         out, err = Output(limits.output_bytes), Output(limits.output_bytes)
+        # The code writes this random word as its last act, so that a stream that broke off can be told from
+        # an execution that ended.
         word = secrets.token_hex(16)
         ended = f"\n_ended = __import__('sys').stderr.write({word!r})"
         box, began, reason, error = await self.here(), time.monotonic(), "", None
@@ -213,7 +217,7 @@ class RemoteWorkspace:
         return replace(result, exit_code=None if reason else verdict.exit), not reason
 
     async def _answers(self, context: Any) -> bool:
-        """Ask a context for a sign of life: code that left by exit(0) says no last word either."""
+        """Return whether a context still runs code; code that called exit(0) writes no last word either."""
         word = secrets.token_hex(16)
         box = await self.here()
         try:
@@ -254,7 +258,7 @@ class RemoteWorkspace:
 
 
 def _exit_code(error: Any) -> int:
-    """Return the exit code that Python would end with."""
+    """Return the exit code with which Python would end after this error."""
     if error is None:
         return 0
     if error.name == "SystemExit":

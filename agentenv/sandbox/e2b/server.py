@@ -3,9 +3,9 @@ r"""Serve E2B's protocol from the local sandbox, so that E2B's own SDK runs code
     E2B_API_KEY=e2b_0000000000000000000000000000000000000000 \
     E2B_API_URL=http://127.0.0.1:8900 E2B_SANDBOX_URL=http://127.0.0.1:8900 E2B_HTTP_VERSION=1.1
 
-What is served: creating and killing sandboxes, running code in contexts, commands, reading and
-writing files. A context has a directory of its own, into which files sent by the client go too.
-There is no authentication: listen on loopback only.
+The server supports creating and killing sandboxes, running code in contexts, running commands, and reading
+and writing files. Each context has its own directory, which also receives the files that the client sends.
+There is no authentication, so listen on the loopback address only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_EXECUTION_S = 3600.0
 
 @dataclass(slots=True)
 class _Box:
-    """One sandbox as the client sees it."""
+    """One sandbox of a client, with its contexts and files."""
 
     sandbox: Sandbox
     stack: AsyncExitStack
@@ -45,7 +45,7 @@ class _Box:
     count: int = 0
 
     async def context(self, name: str | None) -> Session:
-        """Return a context's session; the default one is made when first used."""
+        """Return the session of a context; it is created at its first use."""
         self.last = name or "default"
         session = self.contexts.get(self.last)
         if session is None or session.ended:
@@ -56,14 +56,14 @@ class _Box:
 
 
 class E2BServer:
-    """The protocol over a sandbox that is already running."""
+    """The web application that serves the protocol from a started sandbox."""
 
     def __init__(self, pool: Sandbox) -> None:
         self._pool = pool
         self._boxes: dict[str, _Box] = {}
 
     def app(self) -> web.Application:
-        """Return the application."""
+        """Return the aiohttp application."""
         app = web.Application(client_max_size=64 << 20)
         app.add_routes(
             [
@@ -222,7 +222,7 @@ def _path(request: web.Request) -> str:
 
 
 def _messages(result: ExecResult, mark: str) -> list[dict[str, Any]]:
-    """Put a result into the messages of a code interpreter."""
+    """Return a result as the messages that E2B's code interpreter sends."""
     before, *rest = result.stdout.split(mark)
     values, after = rest[:1], "".join(rest[1:]).removeprefix("\n")
     messages: list[dict[str, Any]] = []
@@ -263,10 +263,10 @@ async def serve(
     backend: str = "auto",
     limits: SandboxLimits | None = None,
 ) -> AsyncGenerator[str]:
-    """Serve the protocol; yields the address.
+    """Serve the protocol while the context is open; yields the server's address.
 
     Raises:
-        SandboxUnavailable: This machine has no isolation.
+        SandboxUnavailable: This machine offers no isolation.
     """
     async with create(backend, size=size, limits=limits) as pool:
         runner = web.AppRunner(E2BServer(pool).app(), shutdown_timeout=2.0)
@@ -281,14 +281,14 @@ async def serve(
 
 
 async def serve_forever(*, protocol: str = "e2b", **options: Any) -> None:
-    """Serve until cancelled; for the command line.
+    """Serve until the task is cancelled; the command line calls this.
 
     Raises:
         UsageError: The protocol is unknown.
-        SandboxError: The sandbox cannot be had, or the port is taken.
+        SandboxError: The sandbox cannot start, or the port is in use.
     """
     if protocol != "e2b":
-        raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="there is: e2b")
+        raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="use e2b")
     try:
         async with serve(**options) as address:
             _log.warning("serving e2b's protocol at %s", address)

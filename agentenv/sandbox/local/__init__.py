@@ -1,4 +1,4 @@
-"""Code in a jail of this machine's kernel: namespaces, or Landlock where those are not to be had."""
+"""The local sandbox: a jail made of the kernel's namespaces, or of Landlock if namespaces do not work."""
 
 from __future__ import annotations
 

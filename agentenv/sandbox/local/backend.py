@@ -1,7 +1,7 @@
-"""The default backend: a jail on this machine, from the strongest tier that works.
+"""The default backend: a jail on this machine, with the strongest tier that works.
 
-Nothing to install: namespaces, Landlock and seccomp are the kernel's, spoken to with the standard
-library. Threat model and limits: docs/security.md.
+It needs no installation, because namespaces, Landlock and seccomp are part of the kernel and are used through
+the standard library. docs/security.md describes the threat model and the limits.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _TRIES = 3
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox on this machine, with workers kept warm.
+    """A sandbox on this machine, whose workers are started in advance.
 
     Args:
-        size: Workers kept warm.
-        limits: What one execution may use.
-        tier: "namespace" or "landlock"; None for the strongest that works.
-        concurrency: Executions at once; as many as processors by default, so that a time limit
-            measures the code and not the queue.
-        packages: Distributions that the code may import, with all that they need.
-        preload: Modules to import once, before any execution; their packages may be imported too.
-        python: Another interpreter than the one that runs us.
+        size: Number of workers kept ready.
+        limits: Limits of one execution; None means the defaults.
+        tier: "namespace" or "landlock"; None means the strongest tier that works.
+        concurrency: Number of executions that may run at the same time. The default is the number of
+            processors, so that a time limit measures the code and not the wait for a processor.
+        packages: Distributions that the code may import, together with their dependencies.
+        preload: Modules to import once, before all executions. The code may import their packages too.
+        python: Path of the interpreter that runs the code; None means the one that runs this process.
 
     Raises:
         UsageError: An option is out of range, or a package is not installed.
@@ -64,7 +64,7 @@ class LocalSandbox(Sandbox):
         python: str | None = None,
     ) -> None:
         if tier is not None and tier not in TIERS:
-            raise UsageError(f"unknown sandbox tier {tier!r}", remedy=f"there are: {', '.join(TIERS)}")
+            raise UsageError(f"unknown sandbox tier {tier!r}", remedy=f"use one of: {', '.join(TIERS)}")
         self.limits = limits or SandboxLimits()
         self._size = size
         self._tiers: tuple[Tier, ...] = (tier,) if tier else TIERS
@@ -86,12 +86,12 @@ class LocalSandbox(Sandbox):
 
     @property
     def tier(self) -> Tier | None:
-        """The tier that runs; None before the start."""
+        """The tier in use; None before the start."""
         return self._pool.tier if self._pool else None
 
     @property
     def description(self) -> str:
-        """Backend and tier."""
+        """Name of the backend and its tier."""
         return f"local ({self.tier or 'not started'})"
 
     async def start(self) -> None:
@@ -137,8 +137,8 @@ class LocalSandbox(Sandbox):
 
     async def execute(self, request: ExecRequest) -> ExecResult:
         """Run code or a command in a fresh process and a clean directory."""
-        given = self._files | request.files
-        payload = pack({**request.job(), "files": given})
+        files = self._files | request.files
+        payload = pack({**request.job(), "files": files})
         limits = request.limits.within(self.limits) if request.limits else self.limits
         pool = await self._started()
         if len(payload) > checks.MAX_JOB_BYTES:
@@ -153,21 +153,23 @@ class LocalSandbox(Sandbox):
                     result = await run(worker, payload, request.timeout_s, limits)
                 except Lost:
                     continue
-                left = {name: data for name, data in (result.files or {}).items() if given.get(name) != data}
+                left = {name: data for name, data in (result.files or {}).items() if files.get(name) != data}
                 self._left = left
                 return replace(result, files=left, queue_s=began - asked)
-        raise SandboxCrashed(f"{_TRIES} workers in a row were killed from outside before they gave a verdict")
+        raise SandboxCrashed(
+            f"{_TRIES} workers in a row were killed from outside before they reported a result"
+        )
 
     async def read_file(self, path: str) -> bytes:
-        """Return what the last execution left under a name, else what `write_file` put there."""
+        """Return a file that the last execution left, or else one that `write_file` wrote."""
         clean = checks.clean_path(path)
-        for place in (self._left, self._files):
-            if clean in place:
-                return place[clean]
+        for files in (self._left, self._files):
+            if clean in files:
+                return files[clean]
         raise FileNotFoundError(f"no file {path!r} in the sandbox's working directory")
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the working directory of every later execution."""
+        """Write a file into the working directory of every later execution."""
         if self._closed:
             raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         clean = checks.clean_path(path)
@@ -175,9 +177,9 @@ class LocalSandbox(Sandbox):
         self._left = {name: left for name, left in self._left.items() if name != clean}
 
     def session(self) -> LocalSession:
-        """Return a session that starts with the sandbox's files."""
+        """Return a new session, which starts with the files of this sandbox."""
         session = LocalSession(self._started, self._gate, self.limits, dict(self._files))
-        self._sessions = [one for one in self._sessions if not one.closed]
+        self._sessions = [opened for opened in self._sessions if not opened.closed]
         self._sessions.append(session)
         return session
 
@@ -185,6 +187,7 @@ class LocalSandbox(Sandbox):
     async def lease(self) -> AsyncGenerator[LocalSandbox]:
         """Lend a clean sandbox that shares this one's workers."""
         pool = await self._started()
+        # The copy shares the pool and the gate; `_forget` gives it files and sessions of its own.
         lent = object.__new__(type(self))
         vars(lent).update(vars(self))
         lent._forget()
@@ -196,13 +199,13 @@ class LocalSandbox(Sandbox):
             await lent.close()
 
     async def reset(self) -> None:
-        """Forget every file and end every session."""
+        """Remove all files and end all sessions."""
         for session in self._sessions:
             await session.close()
         self._forget()
 
     async def close(self) -> None:
-        """End everything; may be called twice."""
+        """End the sessions and, unless this sandbox is lent, the workers; may be called twice."""
         self._closed = True
         await self.reset()
         if self._pool is not None and not self._leased:

@@ -1,4 +1,4 @@
-"""What a jail shows: the interpreter, the system's programs, and the packages asked for."""
+"""The files that are visible in a jail: the interpreter, the system's programs and chosen packages."""
 
 from __future__ import annotations
 
@@ -34,48 +34,50 @@ def _within(path: str, folders: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JailLayout:
-    """Where the interpreter is, and what of the machine the code may read."""
+    """The location of the interpreter, and the files of the machine that the code may read."""
 
     python: str
-    """The interpreter's file, with links resolved."""
+    """Path of the interpreter, with links resolved."""
     prefix: str
     stdlib: str
     packages: tuple[tuple[str, str], ...] = ()
-    """Name under the jail's site folder, and the file or folder on this machine."""
+    """Pairs of a name in the jail's site folder and the file or folder on this machine."""
 
     @classmethod
     def find(cls, python: str | None, packages: Sequence[str]) -> JailLayout:
-        """Look at an interpreter, by default the one that runs us (without its virtual environment).
+        """Return the layout for an interpreter; None means the one that runs this process.
+
+        The virtual environment of the interpreter is not part of the layout.
 
         Raises:
             UsageError: The interpreter cannot be run, or a package is not installed.
         """
-        found = tuple(_package_paths(packages))
+        package_paths = tuple(_package_paths(packages))
         if python is None:
             base = getattr(sys, "_base_executable", None) or sys.executable
             stdlib = str(Path(sysconfig.get_path("stdlib")).resolve())
-            return cls(os.path.realpath(base), str(Path(sys.base_prefix).resolve()), stdlib, found)
+            return cls(os.path.realpath(base), str(Path(sys.base_prefix).resolve()), stdlib, package_paths)
         try:
             answer = subprocess.run(  # noqa: S603 - the caller's own choice
                 [python, "-I", "-S", "-c", _QUESTION], capture_output=True, check=True, timeout=30, text=True
             )
             executable, prefix, stdlib = json.loads(answer.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise UsageError(f"python={python!r} is no interpreter that runs here: {error}") from error
-        return cls(executable, str(Path(prefix).resolve()), str(Path(stdlib).resolve()), found)
+            raise UsageError(f"python={python!r} is not an interpreter that runs here: {error}") from error
+        return cls(executable, str(Path(prefix).resolve()), str(Path(stdlib).resolve()), package_paths)
 
     def _hidden(self) -> list[str]:
-        """Return folders that hold other people's packages and data: answers, for instance."""
+        """Return the folders with installed packages and their data, which may contain the tasks' answers."""
         hidden = ["/usr/src"]
         if not _within(self.prefix, ["/usr/local"]):
             hidden.append("/usr/local")
-        for place in {"/usr", "/usr/local", self.prefix}:
+        for folder in {"/usr", "/usr/local", self.prefix}:
             for pattern in ("lib*/python3*/site-packages", "lib*/python3*/dist-packages"):
-                hidden += [str(path) for path in Path(place).glob(pattern)]
+                hidden += [str(path) for path in Path(folder).glob(pattern)]
         return sorted(path for path in set(hidden) if Path(path).is_dir())
 
     def for_namespaces(self) -> dict[str, object]:
-        """Return the part of the jail's configuration that says what is where."""
+        """Return the paths in the jail's configuration for the namespace tier."""
         shown = {"/usr": "/usr", "/jail/jail": str(JAIL_CODE), **{path: path for path in _ETC}}
         home = self.prefix
         if _within(self.prefix, _TAKEN):
@@ -86,7 +88,7 @@ class JailLayout:
         if _within(self.python, [self.prefix]):
             python = home + self.python.removeprefix(self.prefix)
         elif not _within(self.python, ["/usr"]):
-            raise UsageError(f"interpreter {self.python} lies outside its own prefix {self.prefix}")
+            raise UsageError(f"interpreter {self.python} is outside its own prefix {self.prefix}")
         hidden = [
             home + p.removeprefix(self.prefix) if _within(p, [self.prefix]) else p for p in self._hidden()
         ]
@@ -100,11 +102,13 @@ class JailLayout:
         }
 
     def for_landlock(self, base: str) -> dict[str, object]:
-        """Return the same where the machine's own files are seen, through a list of what may be read.
+        """Return the paths in the jail's configuration for the Landlock tier.
+
+        In this tier the code sees the machine's own file system and may read only the listed paths.
 
         Raises:
-            SandboxUnavailable: Root runs this, and nobody, whom the code runs as, cannot reach the
-                interpreter.
+            SandboxUnavailable: This process runs as root, so the code runs as the user nobody, who cannot
+                read the interpreter.
         """
         if os.geteuid() == 0:
             for path in (self.python, self.stdlib):
@@ -137,7 +141,7 @@ class JailLayout:
 
 
 def _without(top: str, hidden: Sequence[str]) -> list[str]:
-    """Return paths that cover a tree but for some folders in it."""
+    """Return paths that together cover a tree without some folders in it."""
     if top in hidden:
         return []
     if not any(_within(path, [top]) for path in hidden):
@@ -146,21 +150,21 @@ def _without(top: str, hidden: Sequence[str]) -> list[str]:
 
 
 def _open_to_all(path: str) -> bool:
-    """Return whether any user may reach and read a path."""
-    here = Path(path)
-    if not here.stat().st_mode & stat.S_IROTH:
+    """Return whether every user may reach and read a path."""
+    file = Path(path)
+    if not file.stat().st_mode & stat.S_IROTH:
         return False
-    return all(parent.stat().st_mode & stat.S_IXOTH for parent in here.parents)
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in file.parents)
 
 
 def _package_paths(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the files of packages and of all that they need, but no others."""
+    """Return the files of packages and of their dependencies, but no others."""
     wanted = [name for name in names if name.partition(".")[0] not in sys.stdlib_module_names]
     if not wanted:
         return []
     by_module = metadata.packages_distributions()
     done: set[str] = set()
-    found: dict[str, str] = {}
+    tops: dict[str, str] = {}
     while wanted:
         name = wanted.pop()
         for dist_name in by_module.get(name.partition(".")[0], [name]):
@@ -173,14 +177,14 @@ def _package_paths(names: Sequence[str]) -> list[tuple[str, str]]:
             except metadata.PackageNotFoundError:
                 if name in names:
                     raise UsageError(
-                        f"package {name!r} is not installed; the sandbox cannot show it"
+                        f"package {name!r} is not installed, so code in the sandbox cannot import it"
                     ) from None
                 continue
-            found |= _top_levels(dist)
+            tops |= _top_levels(dist)
             wanted += [
                 match[0] for r in dist.requires or () if ";" not in r and (match := re.match(r"[\w.-]+", r))
             ]
-    return sorted(found.items())
+    return sorted(tops.items())
 
 
 def _top_levels(dist: metadata.Distribution) -> dict[str, str]:

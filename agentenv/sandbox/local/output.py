@@ -1,4 +1,4 @@
-"""Keep the head and the tail of a stream, whatever its length."""
+"""Keep the head and the tail of an output stream of any length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Output"]
 
 
 class Output:
-    """Bytes of one stream; memory is bounded by three times what is kept."""
+    """Head and tail of one stream; it uses at most three times the memory of the bytes that it returns."""
 
     __slots__ = ("_head", "_keep", "_tail", "total")
 
@@ -17,7 +17,7 @@ class Output:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """Take in the next bytes."""
+        """Add the next bytes of the stream."""
         self.total += len(data)
         half = self._keep // 2
         room = half - len(self._head)
@@ -34,7 +34,7 @@ class Output:
         return self.total > self._keep
 
     def text(self) -> str:
-        """Return what was kept, with a marker where something was left out."""
+        """Return the stream as text; if it was cut, a marker stands between head and tail."""
         if not self.truncated:
             return (self._head + self._tail).decode("utf-8", errors="replace")
         tail = self._tail[-(self._keep - len(self._head)) :]

@@ -1,7 +1,8 @@
-"""The host's side of the jail: start the zygote, keep workers ready, replace what is lost.
+"""The host's side of the jail: start the zygote, keep workers ready and replace lost workers.
 
-Everything here runs on one event loop. A worker takes one job after another, each in a new child; it
-ends when a job has left anything in its directories, and whenever something went wrong.
+The zygote is a process in the jail that forks workers. Everything in this module runs on one event loop. A
+worker runs one job after another, each in a new child process. It ends if a job has left anything in its
+directories, or if something went wrong.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ Tier: TypeAlias = Literal["namespace", "landlock"]
 
 _log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 1 << 16
-"""Of an init; what is larger comes in a memory file."""
+"""Largest message of an init; larger contents are sent in a memory file."""
 _START_S = 30.0
 _BREATH_S = 0.05
-"""Before a worker that went without a job is replaced: it may go again."""
+"""Seconds before a worker that ended without a job is replaced, because the next one may end as well."""
 _MAX_RESTARTS = 3
 
 
@@ -44,17 +45,18 @@ _MAX_RESTARTS = 3
 class Worker:
     """An init in the jail, its parked child, and the host's ends of their channels."""
 
-    # Invariant: `out` and `err` are those of the child that waits for a job; -1 while one runs.
+    # Invariant: `out` and `err` are the pipes of the child that waits for a job, and -1 while a job runs.
 
     job: socket.socket
     status: socket.socket
     init: int
-    """Handle on the init process."""
+    """File descriptor (pidfd) of the init process."""
     tier: Tier
     out: int = -1
     err: int = -1
     listener: Callable[[bytes, list[int]], None] | None = None
-    """Told the verdict on the job in flight, with descriptors that come along; b"" if there is none."""
+    """Function that is called with the verdict on the running job and the descriptors sent with it; the
+    verdict is b"" if the worker ended without one."""
 
     def take_pipes(self) -> tuple[int, int]:
         """Return the child's stdout and stderr; the caller closes them."""
@@ -62,14 +64,14 @@ class Worker:
         return pipes
 
     def kill(self) -> None:
-        """End the execution and the init; without a pid namespace the init has to do it."""
+        """End the execution and the init. Without a pid namespace the init itself has to end its child."""
         if self.init != -1:
             number = signal.SIGKILL if self.tier == "namespace" else signal.SIGTERM
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.init, number)
 
     def close(self) -> None:
-        """Close every descriptor; an init whose child still waits for a job ends by that."""
+        """Close all descriptors. An init whose child still waits for a job then ends."""
         self.job.close()
         self.status.close()
         for fd in (self.out, self.err, self.init):
@@ -79,16 +81,16 @@ class Worker:
 
 
 class Pool:
-    """A zygote, and the workers that it has forked ahead.
+    """A zygote and the workers that it has forked in advance.
 
     Args:
-        size: Workers kept ready.
-        most: Workers kept when there was a need for more than `size`.
+        size: Number of workers kept ready.
+        most: Largest number of idle workers kept after more than `size` were needed.
     """
 
-    # Invariant: `_ready` and `_kept` are parts of `_workers`; a worker in neither is busy, or has not parked
-    # its first child yet.
-    # Invariant: `_asked` counts the workers asked for that the zygote has not answered for, well or badly.
+    # Invariant: `_ready` and `_kept` are subsets of `_workers`. A worker in neither of them is busy, or its
+    # first child does not wait for a job yet.
+    # Invariant: `_asked` counts the requests for a worker that the zygote has not answered yet.
 
     def __init__(
         self,
@@ -120,10 +122,10 @@ class Pool:
         self.closed = False
 
     async def start(self) -> None:
-        """Build the jail and ask for the first workers.
+        """Build the jail and request the first workers.
 
         Raises:
-            SandboxUnavailable: The tier cannot be had here; the message has the reason.
+            SandboxUnavailable: The tier does not work on this machine; the message says why.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and loop is not self._loop:
@@ -134,7 +136,7 @@ class Pool:
         async with self._starting:
             if self._control is not None or self.closed:
                 return
-            # A thread cannot be cancelled: whoever is cancelled here waits for it, so that no zygote is left.
+            # A thread cannot be cancelled, so a cancelled caller waits for it; no zygote is left running.
             launch = asyncio.ensure_future(asyncio.to_thread(self._launch))
             try:
                 await asyncio.shield(launch)
@@ -148,8 +150,8 @@ class Pool:
             self._ask(self.size)
 
     def _launch(self) -> None:
-        """Start the zygote and wait until it is ready; blocks for some 50 ms."""
-        # SEQPACKET keeps the bounds of messages, and says when the other end has gone.
+        """Start the zygote and wait until it is ready; this blocks for about 50 ms."""
+        # SEQPACKET keeps the boundaries of messages and reports when the other end is closed.
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with far:
@@ -160,7 +162,9 @@ class Pool:
         self._control = near
         near.settimeout(_START_S)
         try:
-            answer = json.loads(near.recv(1 << 16) or b'{"failed": "the jail ended while it was built"}')
+            answer = json.loads(
+                near.recv(1 << 16) or b'{"failed": "the jail ended while it was being built"}'
+            )
         except TimeoutError:
             answer = {"failed": f"the jail was not ready after {_START_S:g} s"}
         if "failed" in answer:
@@ -183,20 +187,20 @@ class Pool:
                 start_new_session=True,
             )
         except OSError as error:
-            raise SandboxUnavailable(f"{self.tier}: the interpreter does not start: {error}") from error
+            raise SandboxUnavailable(f"{self.tier}: the interpreter cannot be started: {error}") from error
 
     def _configuration(self, control: int) -> dict[str, object]:
         if self.tier == "namespace":
-            place = self._layout.for_namespaces()
+            paths = self._layout.for_namespaces()
         else:
             self._base = tempfile.mkdtemp(prefix="agentenv-sandbox-")
             Path(self._base).chmod(0o711)
-            place = self._layout.for_landlock(self._base)
+            paths = self._layout.for_landlock(self._base)
         limits = self.limits.as_dict()
-        return {**place, "tier": self.tier, "control": control, "limits": limits, "preload": self._preload}
+        return {**paths, "tier": self.tier, "control": control, "limits": limits, "preload": self._preload}
 
     def _ask(self, count: int) -> None:
-        """Ask the zygote for workers."""
+        """Request workers from the zygote."""
         if self._control is None:
             return
         try:
@@ -204,12 +208,12 @@ class Pool:
                 self._control.send(b"s")
                 self._asked += 1
         except BlockingIOError:
-            return  # so many are asked for that more would not come sooner
+            return  # the socket is full of requests, so further ones would not help
         except OSError:
             self._lost()
 
     def _on_control(self) -> None:
-        """Take in the workers that the zygote sent."""
+        """Receive the workers that the zygote has sent."""
         while self._control is not None:
             try:
                 message, fds, _, _ = socket.recv_fds(self._control, 4096, 4)
@@ -224,7 +228,7 @@ class Pool:
             if message == b"w" and len(fds) == 3:
                 self._welcome(fds)
             else:
-                # Most likely out of processes or memory for the moment: asking at once would spin.
+                # The machine is probably short of processes or memory; an immediate request would spin.
                 _log.warning("sandbox: no worker: %s", message.decode(errors="replace"))
                 assert self._loop is not None
                 self._loop.call_later(_BREATH_S, self._replenish)
@@ -239,7 +243,7 @@ class Pool:
         self._loop.add_reader(status.fileno(), self._on_status, worker)
 
     def _on_status(self, worker: Worker) -> None:
-        """Take a message of an init: its child is parked, or what became of a job."""
+        """Receive a message of an init: the verdict on its last job, the pipes of its next child, or both."""
         try:
             message, fds, _, _ = socket.recv_fds(worker.status, MAX_MESSAGE_BYTES, 2)
         except BlockingIOError:
@@ -266,7 +270,7 @@ class Pool:
         self._wake()
 
     def discard(self, worker: Worker, in_s: float = 0.0) -> None:
-        """Let go of a worker that has ended or is not wanted; it is replaced if it is missed."""
+        """Remove a worker that has ended or is not needed; a new one is requested if too few are left."""
         if worker in self._workers:
             self._leave(worker)
             worker.close()
@@ -274,7 +278,7 @@ class Pool:
             self._loop.call_later(in_s, self._replenish)
 
     def _replenish(self) -> None:
-        # Kept workers belong to sessions and do not come back, so they are replaced.
+        # Kept workers belong to sessions and do not come back, so they do not count here.
         missing = self.size - (len(self._workers) - len(self._kept))
         self._ask(max(missing, len(self._waiting)) - self._asked)
 
@@ -294,24 +298,24 @@ class Pool:
                 return
 
     def _lost(self) -> None:
-        """Forget a zygote that has gone; the next request starts another."""
-        _log.warning("sandbox: the zygote has gone")
+        """Clean up after a zygote that has ended; the next request starts another one."""
+        _log.warning("sandbox: the zygote has ended")
         self._end_zygote()
         while self._waiting:
             self._wake()
 
     async def keep(self) -> Worker:
-        """Return a worker that stays with the caller, who gives it to `discard` in the end."""
+        """Return a worker that the caller keeps until it passes it to `discard`."""
         worker = await self.take()
         self._kept.add(worker)
         self._replenish()
         return worker
 
     async def take(self) -> Worker:
-        """Return a worker with a parked child; the worker comes back by itself after the job.
+        """Return a worker whose child waits for a job; after the job the worker returns to the pool.
 
         Raises:
-            SandboxCrashed: The zygote cannot be kept alive.
+            SandboxCrashed: The zygote ended several times in a row.
         """
         while True:
             if self.closed:
@@ -327,26 +331,27 @@ class Pool:
                 return self._ready.popleft()
             if self._asked <= len(self._waiting):
                 self._ask(1)
-                if self._process is None:  # asking has shown that the zygote is gone
+                if self._process is None:  # the request has shown that the zygote is gone
                     continue
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
                 await waiter
             except asyncio.CancelledError:
-                # Woken and cancelled at once: the worker that it was woken for is the next one's.
+                # This waiter was woken for a worker and cancelled too, so the next waiter gets the worker.
                 if waiter.done() and not waiter.cancelled():
                     self._wake()
                 raise
 
     def _end_zygote(self) -> None:
-        """End the zygote and everything in the jail, and remove what is on disk."""
+        """End the zygote and everything in the jail, and remove its files."""
         if self._control is not None:
             if self._loop is not None and not self._loop.is_closed() and self._control.fileno() != -1:
                 self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
-        # First out of the books and then told: a listener may ask for another worker at once.
+        # All workers are removed before any listener is called, because a listener may request another
+        # worker at once.
         lost = list(self._workers)
         for worker in lost:
             self._leave(worker)
@@ -373,7 +378,7 @@ class Pool:
             self._base = ""
 
     def close(self) -> None:
-        """End everything; may be called twice."""
+        """End the zygote and all workers; may be called twice."""
         self.closed = True
         self._end_zygote()
         while self._waiting:

@@ -1,4 +1,4 @@
-"""Drive one job: hand it over, collect the output, end it in time, read the verdict."""
+"""Run one job in a worker: send it, collect its output, end it at the time limit and read the verdict."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from agentenv.sandbox.request import SandboxLimits
 __all__ = ["ExecVerdict", "Lost", "drain", "pack", "run", "send", "settle"]
 
 _PATIENCE_S = 0.005
-"""Output is read at the end, or from here on: most executions are over before, and wake us once."""
+"""Seconds after which output is read while the job runs. Most executions end before that, so that they wake
+the event loop only once."""
 _GRACE_S = 2.0
-"""The init ends an execution in time; the host steps in this much later."""
+"""Seconds after the time limit at which the host ends an execution that the init did not end."""
 _INLINE_BYTES = 100_000
 _SIGXCPU = 24
 
 
 class Lost(Exception):
-    """The worker went without a verdict."""
+    """The worker ended without a verdict."""
 
 
 @dataclass(slots=True)
 class ExecVerdict:
-    """How an execution ended, as the jail's first process saw it."""
+    """How an execution ended, as the worker's init process reports it."""
 
     exit: int = -9
     reason: str = ""
@@ -44,14 +45,14 @@ class ExecVerdict:
 
     @classmethod
     def parse(cls, data: bytes, memory: int = -1) -> ExecVerdict:
-        """Read a verdict, and the files behind it or in a memory file.
+        """Parse a verdict, and the files that follow it or that are in a memory file.
 
         Raises:
-            Lost: There is none: the init was killed.
+            Lost: There is no verdict, because the init was killed.
             SandboxCrashed: The child could not be confined.
         """
-        line, found, rest = data.partition(b"\n")
-        if not found:
+        line, newline, rest = data.partition(b"\n")
+        if not newline:
             raise Lost
         message = json.loads(line)
         if "failed" in message:
@@ -78,10 +79,10 @@ class ExecVerdict:
 
 
 def send(worker: Worker, payload: bytes) -> None:
-    """Hand over a job; a large one as a memory file.
+    """Send a job to a worker; a large job is sent as a memory file.
 
     Raises:
-        Lost: The worker has gone.
+        Lost: The worker has ended.
     """
     try:
         if len(payload) <= _INLINE_BYTES:
@@ -100,7 +101,7 @@ def send(worker: Worker, payload: bytes) -> None:
 
 
 def drain(fd: int, output: Output, limit: int) -> None:
-    """Take in what is in a pipe."""
+    """Read everything that is in a pipe now, up to the limit."""
     while output.total <= limit:
         try:
             data = os.read(fd, 1 << 16)
@@ -112,7 +113,7 @@ def drain(fd: int, output: Output, limit: int) -> None:
 
 
 class _Run:
-    """One job in flight."""
+    """One job that is running."""
 
     def __init__(self, worker: Worker, timeout_s: float, limits: SandboxLimits) -> None:
         self.worker = worker
@@ -129,7 +130,7 @@ class _Run:
         worker.listener = self.ended
 
     def listen(self) -> None:
-        """Read what the job writes while it runs."""
+        """Begin to read what the job writes while it runs, and set the time limit of the host."""
         self.listening = True
         for fd in self.outputs:
             self.loop.add_reader(fd, self.read, fd)
@@ -145,7 +146,7 @@ class _Run:
             self.stop("output_limit")
 
     def stop(self, reason: str) -> None:
-        """End the job from outside."""
+        """End the job from the host."""
         if not self.reason:
             self.reason = reason
             self.worker.kill()
@@ -157,7 +158,7 @@ class _Run:
             self.done.set_exception(SandboxCrashed("an execution did not end when it was killed"))
 
     def ended(self, message: bytes, memory: list[int]) -> None:
-        """Take the verdict. Nothing writes to the pipes any more, unless the init was killed."""
+        """Store the verdict. Nothing writes to the pipes any more, unless the init was killed."""
         try:
             self.verdict = ExecVerdict.parse(message, *memory)
         except Lost:
@@ -177,7 +178,7 @@ class _Run:
 
     def close(self) -> None:
         self.timer.cancel()
-        if self.worker.listener == self.ended:  # it is still at work, and nobody waits for it
+        if self.worker.listener == self.ended:  # it still runs the job, for which nobody waits any more
             self.worker.listener = None
             self.worker.kill()
         for fd in self.outputs:
@@ -190,7 +191,7 @@ async def run(worker: Worker, payload: bytes, timeout_s: float, limits: SandboxL
     """Run one job.
 
     Raises:
-        Lost: The worker went without a verdict; the job may be given to another one.
+        Lost: The worker ended without a verdict; the caller may send the job to another worker.
         SandboxCrashed: The child could not be confined or ended.
     """
     self = _Run(worker, timeout_s, limits)
@@ -212,7 +213,7 @@ async def run(worker: Worker, payload: bytes, timeout_s: float, limits: SandboxL
 def settle(
     verdict: ExecVerdict, out: Output, err: Output, timeout_s: float, limits: SandboxLimits
 ) -> ExecResult:
-    """Put a verdict and the output into words."""
+    """Make the result from a verdict and the output."""
     stderr = err.text()
     status, note = _status(verdict, stderr, timeout_s, limits)
     result = ExecResult(
@@ -258,5 +259,5 @@ def _status(
 
 
 def pack(job: Mapping[str, object]) -> bytes:
-    """Serialise a job; only the jail ever reads it, never the other way round."""
+    """Serialise a job for the jail; the host never unmarshals anything from the jail, which is unsafe."""
     return marshal.dumps(dict(job), 2)

@@ -1,4 +1,4 @@
-"""A session in the jail: one worker that takes one step after another."""
+"""A session in the jail: one worker process that runs one step after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_READ_BYTES = 32 << 20
 
 
 class LocalSession(Session):
-    """State kept between calls; see `Session`."""
+    """A session in a worker of the jail; see `Session`."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class LocalSession(Session):
 
     @property
     def alive(self) -> bool:
-        """False once the process has ended, or before the start."""
+        """True between the start of the process and its end."""
         return self._worker is not None and not self._why
 
     @property
     def ended(self) -> bool:
-        """True once the process has ended, for whatever reason."""
+        """True once the process has ended, for any reason."""
         return self.closed or bool(self._why)
 
     async def start(self) -> None:
@@ -76,16 +76,17 @@ class LocalSession(Session):
                     raise SandboxCrashed(f"a session could not be started: {result.note} {result.stderr}")
 
     async def execute(self, request: ExecRequest) -> ExecResult:
-        """Run Python code in the session's process, or a command beside it; names and files stay.
+        """Run Python code in the session's process, or a command as its child; names and files stay.
 
-        A command that runs out of time ends alone; the session goes on.
+        A command that reaches its time limit is ended; the session goes on.
         """
         if request.limits is not None:
-            raise UsageError("what runs in a session has the session's limits", remedy="leave them out")
+            raise UsageError("a call in a session cannot have limits of its own", remedy="leave them out")
         is_code = request.command is None
         if is_code and (request.env or request.stdin is not None):
             raise UsageError(
-                "a session's code has the session's environment and input", remedy="leave them out"
+                "code in a session cannot have an environment or input of its own",
+                remedy="leave env and stdin out",
             )
         job = {**request.job(), "files": {}}
         files = request.files
@@ -102,29 +103,31 @@ class LocalSession(Session):
         return replace(result[0], queue_s=began - asked)
 
     async def read_file(self, path: str) -> bytes:
-        """Return a file of the session's directory."""
+        """Return the content of a file in the session's directory."""
         result, fd = await self._file({"kind": "read", "path": checks.clean_path(path)})
         if fd == -1:
             raise FileNotFoundError(f"no file {path!r} in the session's working directory: {result}")
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise FileNotFoundError(f"{path!r} is no regular file")
+                raise FileNotFoundError(f"{path!r} is not a regular file")
             with open(fd, "rb", closefd=False) as file:  # noqa: ASYNC230 - a regular file, in memory
                 return file.read(_MAX_READ_BYTES)
         finally:
             os.close(fd)
 
     async def write_file(self, path: str, data: str | bytes) -> None:
-        """Put a file into the session's directory."""
+        """Write a file into the session's directory."""
         content = checks.as_bytes(data, f"file {path!r}")
         if len(content) > checks.MAX_JOB_BYTES:
-            raise UsageError(f"file {path!r} has {len(content):,} bytes; at most {checks.MAX_JOB_BYTES:,}")
+            raise UsageError(
+                f"file {path!r} has {len(content):,} bytes, but at most {checks.MAX_JOB_BYTES:,} are allowed"
+            )
         reason, _ = await self._file({"kind": "write", "path": checks.clean_path(path), "data": content})
         if reason:
             raise OSError(f"file {path!r} cannot be written in the sandbox: {reason}")
 
     async def _file(self, job: dict[str, object]) -> tuple[str, int]:
-        """Move a file; return why it failed, and the descriptor that came back."""
+        """Read or write a file in the session; return the reason of a failure, and the file's descriptor."""
         await self.start()
         async with self._one_at_a_time:
             result, reason, fd = await self._step(job, self.limits.timeout_s, self.limits.timeout_s)
@@ -133,7 +136,7 @@ class LocalSession(Session):
     async def _step(
         self, job: dict[str, object], wait_s: float, timeout_s: float
     ) -> tuple[ExecResult, str, int]:
-        """Send one job and wait for its reply, the process's end, or the time limit."""
+        """Send one job and wait for its reply, for the end of the process, or for the time limit."""
         if self._worker is None or self._why:
             note = f"the session has ended ({self._why or 'closed'}) and its state is lost; open a new one"
             return ExecResult(status="killed", stderr=note + "\n", note=note), note, -1
@@ -185,7 +188,7 @@ class LocalSession(Session):
         return replace(result, files=None)
 
     def _over(self, message: bytes, memory: list[int]) -> None:
-        """Take the init's word that the process has ended."""
+        """Handle the init's message that the process has ended."""
         for fd in memory:
             os.close(fd)
         try:
@@ -218,7 +221,7 @@ class LocalSession(Session):
 
 
 def _number(value: object, default: float) -> float:
-    """Read a number that the confined process gave."""
+    """Return a number from the confined process, which may send anything, or the default."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else default
 
 
@@ -227,7 +230,7 @@ def _whole(value: object) -> int:
 
 
 class _Step:
-    """One job of a session in flight."""
+    """One job of a session that is running."""
 
     def __init__(self, worker: Worker, pipes: tuple[int, int], limits: SandboxLimits, number: int) -> None:
         self.worker = worker
@@ -286,7 +289,7 @@ class _Step:
             os.close(fds[0])
 
     def end(self, verdict: ExecVerdict | None) -> None:
-        """Stop waiting for a reply: the process is gone."""
+        """Stop waiting for a reply, because the process has ended."""
         self.verdict = self.verdict or verdict
         self.stop()
         self.reason = self.reason or "lost"
@@ -297,7 +300,7 @@ class _Step:
             self.done.set_result(None)
 
     def stop(self) -> None:
-        """Stop listening; what was written before the reply is in the pipes by now."""
+        """Stop listening and read the rest of the output, which was written before the reply."""
         if self.stopped:
             return
         self.stopped = True

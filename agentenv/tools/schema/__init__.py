@@ -1,4 +1,4 @@
-"""A function's signature and docstring to the JSON schema that the model is shown."""
+"""Make the JSON Schema that the model sees from a function's signature and docstring."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Make the JSON Schema of a function's arguments, and the validator that holds a call to it.
+"""Make the JSON Schema of a function's arguments, and the validator of its calls.
 
-Both come from one pydantic model built from the signature, so what the model is told and what is
-checked cannot disagree; the descriptions come from the docstring. The same function gives the same
-bytes in every process.
+Both come from one pydantic model that is built from the signature, so they cannot disagree. The descriptions
+come from the docstring. The schema of a function has the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def check_name(name: str) -> str:
-    """Return the name if every provider takes it as a tool's name.
+    """Return the name if every provider accepts it as a tool's name.
 
     Raises:
-        ToolDefinitionError: It is empty, too long or has other characters.
+        ToolDefinitionError: The name is empty, too long or has other characters.
     """
     if _NAME.fullmatch(name):
         return name
@@ -47,7 +46,7 @@ def check_name(name: str) -> str:
 def function_schema(
     name: str, description: str, parameters: Mapping[str, Any], dialect: Dialect = "openai"
 ) -> Schema:
-    """Return a tool's schema as chat templates and OpenAI-compatible APIs take it.
+    """Return a tool's schema in the shape that chat templates and OpenAI-compatible APIs expect.
 
     Raises:
         ToolDefinitionError: The strict dialect cannot express a parameter; the message names it.
@@ -63,7 +62,7 @@ def function_schema(
 
 
 def returns_schema(signature: Signature) -> Schema | None:
-    """Return the schema of a function's result, or None where there is none to tell."""
+    """Return the schema of a function's result; None if its annotation is missing or has no schema."""
     if signature.returns is EMPTY:
         return None
     try:
@@ -79,7 +78,7 @@ def returns_schema(signature: Signature) -> Schema | None:
 
 
 class ArgumentsModel:
-    """Validates the arguments of a tool and hands them over as the function declares them.
+    """Validates the arguments of a tool and converts them to the types that the function declares.
 
     Raises:
         ToolDefinitionError: A parameter's type cannot be expressed; the message names it.
@@ -92,10 +91,10 @@ class ArgumentsModel:
         self._reads_alike = _reads_alike(cast("Any", self._model.__pydantic_core_schema__))
         self._fields = {parameter.name: f"p{index}" for index, parameter in enumerate(signature.visible)}
         self.names = tuple(field.alias or "" for field in self._model.model_fields.values())
-        """Names of the arguments as the model writes them."""
+        """Names of the arguments that the model writes."""
 
     def json_schema(self) -> Schema:
-        """Return the JSON Schema of the arguments; a new object at every call."""
+        """Return the JSON Schema of the arguments as a new object."""
         schema = self._model.model_json_schema(schema_generator=_Generator)
         if schema.get("additionalProperties") is False:
             del schema["additionalProperties"]
@@ -108,14 +107,18 @@ class ArgumentsModel:
         return tidy(schema)
 
     def validate(self, values: Mapping[str, object], text: str) -> BaseModel:
-        """Validate arguments as JSON, given as values and as the text that they were read from.
+        """Validate arguments by pydantic's rules for JSON.
 
-        Where pydantic takes the same values from Python as from JSON, it gets those that were read, and the
-        text is not read again. Other types (dates, sets, unions, strict models) read JSON more freely than
-        Python values, and what is wrong is told in the words for JSON: there pydantic reads the text.
+        If pydantic treats Python values like JSON for all types of the model, it validates `values`, so that
+        the text is not parsed again. For other types (dates, sets, unions, strict models) its rules for JSON
+        accept more than those for Python values, and its messages differ, so it validates `text`.
+
+        Args:
+            values: the parsed arguments.
+            text: the JSON text of the same arguments; empty if JSON cannot express them.
 
         Raises:
-            ValidationError: of pydantic.
+            ValidationError: The arguments are wrong (the error is pydantic's).
         """
         if self._reads_alike or not text:
             try:
@@ -129,12 +132,12 @@ class ArgumentsModel:
         """Return the positional and keyword arguments of the call."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        given = values.__dict__
+        by_field = values.__dict__
         for parameter in self._signature.parameters:
             if parameter.kind == "kwargs":
                 kwargs.update(values.__pydantic_extra__ or {})
                 continue
-            value = injected if parameter.injected else given[self._fields[parameter.name]]
+            value = injected if parameter.injected else by_field[self._fields[parameter.name]]
             if parameter.kind == "args":
                 args.extend(cast("list[Any]", value))
             elif value is ABSENT:
@@ -156,11 +159,11 @@ def _field(parameter: Parameter) -> tuple[Any, Any]:
         settings["default_factory"] = list
     elif parameter.default is not EMPTY:
         settings["default"] = parameter.default
-    found = FieldInfo.from_annotation(annotation)
+    annotated = FieldInfo.from_annotation(annotation)
     if parameter.kind == "args":
         annotation = list[annotation]
-    settings["alias"] = found.alias or parameter.name
-    description = found.description or _plain_description(found.metadata) or parameter.doc.description
+    settings["alias"] = annotated.alias or parameter.name
+    description = annotated.description or _plain_description(annotated.metadata) or parameter.doc.description
     if description:
         settings["description"] = description
     if parameter.doc.choices:
@@ -180,7 +183,7 @@ def _plain_description(metadata: list[Any]) -> str:
 
 
 def _one_of(parameter: Parameter) -> Callable[[Any], Any]:
-    """Return a check that a value is among the choices of the docstring."""
+    """Return a validator that accepts only the choices listed in the docstring."""
     choices = parameter.doc.choices
 
     def check(value: Any) -> Any:
@@ -194,7 +197,7 @@ def _one_of(parameter: Parameter) -> Callable[[Any], Any]:
 
 
 def _build(signature: Signature, base: type[BaseModel], names: Mapping[str, object]) -> type[BaseModel]:
-    """Make the model; a type that pydantic refuses is named with its parameter."""
+    """Build the model; if pydantic refuses a type, the error names the parameter."""
     fields = {
         f"p{index}": _field(parameter)
         for index, parameter in enumerate(signature.visible)
@@ -217,14 +220,14 @@ def _complete(
     made: Any = create_model
     model: type[BaseModel] = made("Arguments", __base__=base, **fields)
     if model.model_fields.keys() != fields.keys():
-        raise TypeError("it is no type of a value")
+        raise TypeError("it is not the type of a value")
     model.model_rebuild(raise_errors=True, _types_namespace=dict(names))
     model.model_json_schema(schema_generator=_Generator)
     return model
 
 
 def _base(signature: Signature) -> type[BaseModel]:
-    """Return the base of the model: it forbids unknown arguments, or types those of `**kwargs`."""
+    """Return the model's base class: it forbids unknown arguments, or sets the type of `**kwargs`."""
     rest = next((p for p in signature.visible if p.kind == "kwargs"), None)
     if rest is None:
         return _Closed
@@ -248,8 +251,8 @@ class _Closed(BaseModel):
 
 
 _SAME_FROM_JSON = frozenset({"any", "bool", "definition-ref", "float", "int", "none", "str"})
-"""Types of pydantic that make the same of a JSON value and of the Python value read from it; what a
-reference means is looked at where it is defined."""
+"""Pydantic's schema types that treat a JSON value and the Python value parsed from it alike. References are
+in the list because their definitions are checked separately."""
 _PARTS = {
     "default": ("schema",),
     "dict": ("keys_schema", "values_schema"),
@@ -258,11 +261,11 @@ _PARTS = {
     "model-field": ("schema",),
     "nullable": ("schema",),
 }
-"""Types that do so if their parts do, and where the parts stand."""
+"""Schema types that do so if their parts do, with the keys of the parts."""
 
 
 def _reads_alike(schema: Mapping[str, Any]) -> bool:
-    """Say whether pydantic takes the same from Python values as from the JSON that they were read from."""
+    """Return whether pydantic treats Python values like the JSON text that they were parsed from."""
     kind = schema["type"]
     if schema.get("strict") or schema.get("config", {}).get("strict"):
         return False
@@ -280,7 +283,7 @@ def _reads_alike(schema: Mapping[str, Any]) -> bool:
 
 
 class _Generator(GenerateJsonSchema):
-    """Pydantic's generator with sets in a stable order and defaults without JSON left out."""
+    """Pydantic's generator with sets in a stable order and without defaults that JSON cannot express."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - as pydantic declares it
 

@@ -1,8 +1,8 @@
-"""Dialects of a tool's JSON Schema, and the order of keys that makes its bytes stable.
+"""Dialects of a tool's JSON Schema, and the order of its keys, which is the same in every process.
 
-`openai` is plain JSON Schema with `$defs`; `inline` has every `$ref` replaced by what it names, for
-chat templates that print schemas raw; `strict` keeps the rules of OpenAI's strict mode: every
-property required, no further properties, optional arguments as nullable ones.
+`openai` is plain JSON Schema with `$defs`. `inline` replaces every `$ref` by its definition, for chat
+templates that print schemas as they are. `strict` follows OpenAI's strict mode: every property is required,
+further properties are forbidden, and optional arguments accept null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Dialect: TypeAlias = Literal["openai", "strict", "inline"]
 Schema: TypeAlias = dict[str, Any]
 
 STRICT_MAX_DEPTH = 10
-"""Levels of nesting that OpenAI's strict mode takes."""
+"""Number of nested levels that OpenAI's strict mode accepts."""
 
 _FIRST = ("$ref", "type", "description", "enum", "const", "default", "anyOf", "oneOf", "items", "prefixItems")
 _OBJECT = ("properties", "required", "additionalProperties")
@@ -45,7 +45,7 @@ _STRICT_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname",
 
 
 def in_dialect(parameters: Mapping[str, Any], dialect: Dialect, tool: str) -> Schema:
-    """Return a schema of arguments in a dialect; the one given is left as it is.
+    """Return a schema of arguments in a dialect, without changing `parameters`.
 
     Raises:
         ToolDefinitionError: The strict dialect cannot express a parameter; the message names it.
@@ -61,15 +61,15 @@ def in_dialect(parameters: Mapping[str, Any], dialect: Dialect, tool: str) -> Sc
         )
     if schema_depth(schema) > STRICT_MAX_DEPTH:
         raise ToolDefinitionError(
-            f"tool {tool}: its arguments nest {schema_depth(schema)} levels deep, strict mode takes "
-            f"{STRICT_MAX_DEPTH}",
+            f"tool {tool}: its arguments nest {schema_depth(schema)} levels deep, but strict mode accepts "
+            f"only {STRICT_MAX_DEPTH}",
             remedy="flatten them, or use the dialect 'openai'",
         )
     return _Strict(schema, tool).result()
 
 
 def tidy(schema: Schema) -> Schema:
-    """Drop titles, put simple definitions in place, name the types of enums, order the keys."""
+    """Remove titles, inline simple definitions, add the types of enums and sort the keys."""
     definitions = schema.get("$defs", {})
     simple = {name: entry for name, entry in definitions.items() if "enum" in entry or "const" in entry}
 
@@ -94,7 +94,7 @@ def tidy(schema: Schema) -> Schema:
 
 
 def schema_depth(schema: Mapping[str, Any]) -> int:
-    """Return how many levels of objects and arrays a schema nests; a recursive type counts once."""
+    """Return the number of nested levels of objects and arrays; a recursive type counts once."""
     definitions = schema.get("$defs", {})
 
     def depth(node: Any, open_names: tuple[str, ...]) -> int:
@@ -131,7 +131,7 @@ def _walk(node: Any, visit: Callable[[Schema], Schema]) -> Any:
 
 
 def _ordered(schema: Schema) -> Schema:
-    """Put the keys of every schema into one order, so that equal schemas have equal bytes."""
+    """Sort the keys of every schema, so that equal schemas have equal bytes."""
 
     def rank(key: str) -> tuple[int, int, str]:
         if key in _FIRST:
@@ -147,7 +147,7 @@ def _ordered(schema: Schema) -> Schema:
 
 
 def _name_of(reference: object) -> str:
-    """Return the definition that a `$ref` names, or an empty text."""
+    """Return the name of the definition that a `$ref` refers to; empty if it refers to none."""
     if isinstance(reference, str) and reference.startswith("#/$defs/"):
         return reference.removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~")
     return ""
@@ -183,7 +183,7 @@ class _Strict:
         self._tool = tool
         self._parameter = ""
         self._used: Schema = {}
-        """Definitions that are referred to, rewritten."""
+        """Rewritten definitions that the schema refers to."""
 
     def result(self) -> Schema:
         schema = self._schema
@@ -233,7 +233,7 @@ class _Strict:
             own = {key: value for key, value in node.items() if key != "$ref"}
             return self._node({**copy.deepcopy(self._definitions[target]), **own})
         if target and target not in self._used:
-            self._used[target] = {}  # a recursive type meets itself
+            self._used[target] = {}  # the entry stops the recursion for a type that contains itself
             self._used[target] = self._node(self._definitions[target])
         if "oneOf" in node:
             node["anyOf"] = node.pop("oneOf")
@@ -271,7 +271,7 @@ class _Strict:
 
 
 def _nullable(node: Schema) -> Schema:
-    """Return a schema that takes null too."""
+    """Return the schema extended so that it accepts null."""
     kind = node.get("type")
     if isinstance(kind, str) and "anyOf" not in node and kind not in {"object", "null"}:
         node = {**node, "type": [kind, "null"]}

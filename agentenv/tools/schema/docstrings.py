@@ -1,7 +1,7 @@
-"""Read what a docstring says about a function, its parameters and its result.
+"""Read the descriptions of a function, its parameters and its result from the docstring.
 
-Google, NumPy, reST and Epydoc styles are read by docstring-parser. A docstring that no style
-explains becomes the description as it stands: a docstring is never the reason to refuse a tool.
+The package docstring-parser reads Google, NumPy, reST and Epydoc styles. If it cannot read a docstring, the
+whole text becomes the description, so that a docstring never is a reason to refuse a tool.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _CHOICES = re.compile(r"\(choices:\s*(\[.*\])\s*\)\s*$", re.IGNORECASE | re.DOTA
 
 @dataclass(frozen=True, slots=True)
 class ParameterDoc:
-    """What a docstring says about one parameter."""
+    """The documentation of one parameter."""
 
     description: str = ""
     choices: tuple[object, ...] = ()
-    """Allowed values, from a closing `(choices: [...])` as transformers writes it."""
+    """Allowed values, from `(choices: [...])` at the end of the description, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionDoc:
-    """What a docstring says about a function."""
+    """The documentation of a function."""
 
     description: str = ""
     parameters: Mapping[str, ParameterDoc] = field(default_factory=dict[str, ParameterDoc])
-    """By name, without the stars of `*args` and `**kwargs`."""
+    """Documentation of the parameters by name, without the stars of `*args` and `**kwargs`."""
     returns: str = ""
 
 
 def read_docstring(docstring: str | None) -> FunctionDoc:
-    """Parse a docstring of any common style; an absent one gives an empty record."""
+    """Parse a docstring of any common style; without a docstring the result is empty."""
     if not docstring or not docstring.strip():
         return FunctionDoc()
     text = inspect.cleandoc(docstring)
@@ -61,7 +61,7 @@ def read_docstring(docstring: str | None) -> FunctionDoc:
 
 
 def _parse(text: str) -> Docstring | None:
-    """Return the reading that finds most, or None if no style can read the text."""
+    """Return the result of the style that finds the most entries; None if no style can read the text."""
     best: Docstring | None = None
     for style in (
         DocstringStyle.GOOGLE,
@@ -70,11 +70,11 @@ def _parse(text: str) -> Docstring | None:
         DocstringStyle.EPYDOC,
     ):
         try:
-            found = parse_style(text, style=style)
+            parsed = parse_style(text, style=style)
         except (ParseError, ValueError, IndexError, AttributeError):
             continue
-        if best is None or len(found.meta) > len(best.meta):
-            best = found
+        if best is None or len(parsed.meta) > len(best.meta):
+            best = parsed
     return best
 
 
@@ -87,15 +87,15 @@ def _description(text: str, parsed: Docstring) -> str:
 
 def _parameter(description: str) -> ParameterDoc:
     line = _one_line(description)
-    found = _CHOICES.search(line)
-    if found is None:
+    match = _CHOICES.search(line)
+    if match is None:
         return ParameterDoc(line)
     try:
-        choices = json.loads(found.group(1))
+        choices = json.loads(match.group(1))
     except ValueError:
         return ParameterDoc(line)
     cleaned = tuple(choice.strip() if isinstance(choice, str) else choice for choice in choices)
-    return ParameterDoc(line[: found.start()].strip(), cleaned)
+    return ParameterDoc(line[: match.start()].strip(), cleaned)
 
 
 def _one_line(text: str) -> str:

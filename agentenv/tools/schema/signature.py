@@ -1,11 +1,11 @@
 """Read a callable's signature: parameters with resolved types, defaults and descriptions.
 
-1. Every parameter that the model fills has an annotation; one without is refused by name.
-2. Parameters of an injected type (`agentenv.Context`), and those that `functools.partial` has
-   bound, are kept out of what the model sees.
-3. Annotations written as text are resolved with the function's globals, its closure and the
-   names that were visible where it was made. What cannot be resolved yet raises
-   `UnresolvedAnnotation`, so that a caller can try again when the class or module is complete.
+1. Every parameter that the model fills needs an annotation; the error for a missing one names it.
+2. The model does not see parameters of an injected type (`agentenv.Context`), nor those that
+   `functools.partial` has bound.
+3. Annotations written as text are resolved with the function's globals, its closure and the names that
+   were visible where the tool was made. A name that does not exist yet raises `UnresolvedAnnotation`, so
+   that the caller can try again when the class or module is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EMPTY = inspect.Parameter.empty
 
 
 class _Absent:
-    """The default of an optional argument that is left out of the call when not given."""
+    """Default of an optional argument that is not passed to the function if the model leaves it out."""
 
     def __repr__(self) -> str:
         return "<absent>"
@@ -55,19 +55,19 @@ class Parameter:
 
     name: str
     annotation: object
-    """The resolved type, `Annotated` metadata included."""
+    """The resolved type, including `Annotated` metadata."""
     kind: ParameterKind
-    """How the function takes it; `args` and `kwargs` are the starred ones."""
+    """How the function receives the argument; `args` and `kwargs` are the starred parameters."""
     default: object = EMPTY
-    """`inspect.Parameter.empty` when required, `ABSENT` when it may be left out of the call."""
+    """The default; `inspect.Parameter.empty` if the argument is required, `ABSENT` if it may be left out."""
     doc: ParameterDoc = _NO_DOC
     injected: bool = False
-    """Filled by the caller; the model never sees it."""
+    """True if the library fills the parameter and the model never sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a callable takes and says about itself."""
+    """The parameters, the result and the documentation of a callable."""
 
     name: str
     doc: FunctionDoc
@@ -89,13 +89,13 @@ def read_signature(
     names: Mapping[str, object] | None = None,
     skip_first: bool = False,
 ) -> Signature:
-    """Read a callable; `names` are extra names for annotations written as text.
+    """Read the signature of a callable.
 
     Args:
         function: A function, method, `functools.partial` or object with `__call__`.
-        injected: Types whose parameters the caller fills.
+        injected: Types of the parameters that the library fills.
         names: Names that annotations may use besides the function's own globals and closure.
-        skip_first: The first parameter is a receiver (`self`, `cls`) that a bound call fills.
+        skip_first: True leaves out the first parameter (`self` or `cls`), which a bound call fills.
 
     Raises:
         ToolDefinitionError: The callable cannot be a tool; the message names the parameter.
@@ -134,7 +134,7 @@ def read_signature(
 def _parameters(
     entry: inspect.Parameter, resolve: _Resolver, doc: FunctionDoc, injected: tuple[type, ...]
 ) -> list[Parameter]:
-    """Read one entry of a signature; `**kwargs: Unpack[Options]` gives one for each option."""
+    """Read one entry of a signature; `**kwargs: Unpack[Options]` becomes one parameter for each option."""
     description = doc.parameters.get(entry.name, ParameterDoc())
     if entry.annotation is EMPTY:
         raise ToolDefinitionError(
@@ -172,7 +172,7 @@ def _unpacked(annotation: Any, doc: FunctionDoc) -> list[Parameter]:
 
 
 def _is_injected(annotation: object, injected: tuple[type, ...]) -> bool:
-    """True for an injected type, also as `Context | None` and `Annotated[Context, ...]`."""
+    """Return whether a type is injected, also as `Context | None` or `Annotated[Context, ...]`."""
     origin = typing_extensions.get_origin(annotation)
     if origin is typing.Annotated:
         return _is_injected(typing_extensions.get_args(annotation)[0], injected)
@@ -183,7 +183,7 @@ def _is_injected(annotation: object, injected: tuple[type, ...]) -> bool:
 
 
 class _Resolver:
-    """Turns annotations into types, with the names that a function can see."""
+    """Resolves annotations to types, with the names that a function can see."""
 
     def __init__(self, function: Any, label: str, names: Mapping[str, object]) -> None:
         self.label = label
@@ -215,7 +215,7 @@ class _Resolver:
         return _portable(hints[name], {})
 
     def optional(self, annotation: object) -> object:
-        """Resolve the annotation of the result; it is only a description, so failing is no error."""
+        """Resolve the annotation of the result; return `EMPTY` on failure, since it is only a description."""
         if annotation is EMPTY:
             return EMPTY
         try:
@@ -257,10 +257,10 @@ def _bound_keywords(function: object) -> frozenset[str]:
 
 
 def _portable(annotation: Any, seen: dict[type, type]) -> Any:
-    """Swap what pydantic reads differently from what an author means.
+    """Replace types that pydantic reads differently from what the author means.
 
-    `typing.TypedDict` is not read on Python 3.11; an `Iterable` would be checked only while it is
-    used, inside the function, and so becomes a list.
+    Pydantic does not accept `typing.TypedDict` on Python 3.11, and it would check an `Iterable` only while
+    the function uses it, so an `Iterable` becomes a list.
     """
     if typing.is_typeddict(annotation):
         return _portable_typed_dict(annotation, seen)
@@ -298,7 +298,7 @@ def _portable_typed_dict(annotation: Any, seen: dict[type, type]) -> type:
 
 
 def _typed_dict_fields(annotation: Any) -> tuple[frozenset[str], dict[str, Any]]:
-    """Return required keys and field types; qualifiers hidden in text annotations count."""
+    """Return the required keys and the field types; `Required` in annotations written as text counts too."""
     hints = typing_extensions.get_type_hints(annotation, include_extras=True)
     required = set(annotation.__required_keys__)
     bare: dict[str, Any] = {}

@@ -226,7 +226,10 @@ WRONG = [
     (["eval", "ADDER", "-m", "hf:./nomodel"], "./nomodel"),
     (["eval", "ADDER", "-m", "hf:./hollow"], "no weights"),
     (["eval", "ADDER", "-m", "gpt"], "names no engine"),
-    (["eval", "ADDER", "-o", "max_trns=3"], "did you mean 'limits.max_turns' (Assistant turns)"),
+    (
+        ["eval", "ADDER", "-o", "max_trns=3"],
+        "did you mean 'limits.max_turns' (Largest number of assistant turns)",
+    ),
     (["eval", "ADDER", "-o", "max_turns=many"], "max_turns"),
     (["eval", "ADDER", "-k", "0"], "at least 1"),
     (["eval", "ADDER", "--split", "nope"], "no split 'nope'"),

@@ -112,9 +112,15 @@ def test_a_later_source_wins_name_by_name():
 @pytest.mark.parametrize(
     ("pair", "says"),
     [
-        ("max_trns=3", r"unknown setting 'max_trns'; did you mean 'limits.max_turns' \(Assistant turns\)"),
-        ("limit.max_turns=3", r"'limit.max_turns'; did you mean 'limits.max_turns' \(Assistant turns\)"),
-        ("max_assistant_turns=3", r"'limits.max_user_turns' \(Turns of a simulated user\)"),
+        (
+            "max_trns=3",
+            r"unknown setting 'max_trns'; did you mean 'limits.max_turns' \(Largest number of assistant turns\)",
+        ),
+        (
+            "limit.max_turns=3",
+            r"'limit.max_turns'; did you mean 'limits.max_turns' \(Largest number of assistant turns\)",
+        ),
+        ("max_assistant_turns=3", r"'limits.max_user_turns' \(Largest number of turns of a simulated user\)"),
         ("limits.temperature=0", "did you mean 'sampling.temperature'"),
         ("sampling.seed=3", "did you mean 'eval.seed'"),
         ("xqz=1", "known: eval.envs, .*; env.NAME and engine.NAME take any name"),
@@ -161,7 +167,7 @@ def test_options_are_taken_as_they_are_or_as_a_mapping():
     assert options_of(RunLimits, {"max_turns": 3}) == limits
     assert options_of(RunnerOptions, None) == RunnerOptions()
     assert options_of(RunLimits, {"max_turns": 3}, {"max_turns": 9, "max_tool_calls": 2}).max_tool_calls == 2
-    with pytest.raises(UsageError, match="RunLimits or a mapping of its fields is needed, not 5"):
+    with pytest.raises(UsageError, match="expected RunLimits or a mapping of its fields, not 5"):
         options_of(RunLimits, 5)  # pyright: ignore[reportArgumentType]
 
 

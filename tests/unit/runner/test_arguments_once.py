@@ -169,7 +169,7 @@ async def test_a_type_that_reads_json_more_freely_than_python_is_read_by_pydanti
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ('{"number": 1, "number": 2, "words": []}', "given twice"),
+        ('{"number": 1, "number": 2, "words": []}', "appears twice"),
         ('{"number": 1e999, "words": []}', "not a JSON number"),
         ('{"number": 1, "words": ["\\ud800"]}', "surrogate"),
     ],

@@ -95,7 +95,9 @@ def test_what_another_process_cannot_find_is_refused() -> None:
         return x
 
     for function in (local, Box().method, Box.method):
-        with pytest.raises(ToolDefinitionError, match="isolated=True needs a function of a module"):
+        with pytest.raises(
+            ToolDefinitionError, match="isolated=True needs a function that another process can import"
+        ):
             Tool.from_function(function, isolated=True)
 
 

@@ -77,12 +77,12 @@ async def test_a_call_answers_with_id_name_and_time() -> None:
         ("null", ToolErrorKind.BAD_ARGUMENTS, "one JSON object"),
         ("", ToolErrorKind.BAD_ARGUMENTS, "a: field required"),
         ('{"a": 1, "c": 2}', ToolErrorKind.BAD_ARGUMENTS, "c: unknown argument; the arguments are a, b"),
-        ('{"a": 1, "a": 2}', ToolErrorKind.BAD_ARGUMENTS, 'the key "a" is given twice'),
+        ('{"a": 1, "a": 2}', ToolErrorKind.BAD_ARGUMENTS, 'the key "a" appears twice'),
         ('{"a": NaN}', ToolErrorKind.BAD_ARGUMENTS, "NaN"),
         ('{"a": -Infinity}', ToolErrorKind.BAD_ARGUMENTS, "-Infinity"),
         ('{"a": 1e999}', ToolErrorKind.BAD_ARGUMENTS, "1e999"),
-        ('{"a": "\\ud800"}', ToolErrorKind.BAD_ARGUMENTS, "lone surrogate U+D800"),
-        ('{"a": "\ud800"}', ToolErrorKind.BAD_ARGUMENTS, "lone surrogate U+D800"),
+        ('{"a": "\\ud800"}', ToolErrorKind.BAD_ARGUMENTS, "invalid Unicode surrogate (U+D800)"),
+        ('{"a": "\ud800"}', ToolErrorKind.BAD_ARGUMENTS, "invalid Unicode surrogate (U+D800)"),
         ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", ToolErrorKind.BAD_ARGUMENTS, ""),
         ('{"a": ' + "9" * 5000 + "}", ToolErrorKind.BAD_ARGUMENTS, "too many digits"),
         ('{"a": 1.5}', ToolErrorKind.BAD_ARGUMENTS, "a: should be a valid integer"),
@@ -573,7 +573,7 @@ def test_notes_say_what_would_help_the_model() -> None:
     assert notes == (
         "tool bare has no description: give its function a docstring",
         "tool bare: parameter 'deep' has no description",
-        "tool bare: arguments nest 7 levels; some providers take 5",
+        "tool bare: arguments nest 7 levels; some providers accept only 5",
     )
 
 

@@ -1,8 +1,8 @@
-"""The local jail: the process that builds it, forks workers in it, and confines them.
+"""The processes of the local jail: they build it, fork workers in it and confine the workers' children.
 
-Everything in this package runs in a process of its own, executed fresh with a clean environment,
-and imports nothing but the standard library and its neighbours here.
+Everything in this package runs in separate processes, which start with a clean environment. It imports
+only the standard library and other modules of this package.
 """
 
 __all__: list[str] = []
-"""Empty: in its own process this package stands alone, without the library and its doors."""
+"""Empty, because in the jail this package runs without the rest of the library."""

@@ -1,4 +1,4 @@
-"""The untrusted half of a worker: confined before it gets the code."""
+"""The untrusted child of a worker, which confines itself before it receives the code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["JOB", "NOBODY", "START", "Cell", "run"]
 
 NOBODY = 65534
 JOB, START = 3, 4
-"""Besides the streams: where jobs come from, and how the init is told that one starts."""
+"""Descriptors besides the standard streams: jobs arrive on `JOB`, and its start is reported on `START`."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 
 class Cell(NamedTuple):
-    """What confines the children of one worker."""
+    """The confinement of the children of one worker."""
 
     user_namespace: int
-    """Counts processes apart from all others; -1 where there are no namespaces."""
+    """Descriptor of the user namespace, which has its own count of processes; -1 in the Landlock tier."""
     ruleset: int
-    """Of Landlock; -1 where the kernel has none."""
+    """Descriptor of the Landlock ruleset; -1 if the kernel has no Landlock."""
     home: str
     temporary: str
 
@@ -33,7 +33,7 @@ class Cell(NamedTuple):
 def run(config: dict[str, Any], cell: Cell, out: int, err: int) -> NoReturn:
     """Confine this process, then wait for the job and run it."""
     try:
-        prctl(_PR_SET_DUMPABLE, 1)  # so that its files in /proc are its own
+        prctl(_PR_SET_DUMPABLE, 1)  # otherwise root would own its files in /proc
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for target, fd in ((0, os.open("/dev/null", os.O_RDONLY)), (1, out), (2, err)):
             os.dup2(fd, target)
@@ -48,7 +48,7 @@ def run(config: dict[str, Any], cell: Cell, out: int, err: int) -> NoReturn:
 
 
 def _confine(config: dict[str, Any], cell: Cell) -> None:
-    """Give up everything but a small view of the machine."""
+    """Give up privileges, set limits, and apply the namespace and the Landlock ruleset."""
     namespaces = cell.user_namespace != -1
     os.setsid()
     kernel.write("/proc/self/oom_score_adj", b"1000")

@@ -1,4 +1,4 @@
-"""The working directory after an execution: collect what it left, and remove it."""
+"""Collect the files that an execution left in its working directory, and remove the directory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MAX_ENTRIES = 1_000
 
 
 def collect(top: str, max_bytes: int) -> tuple[list[tuple[str, bytes]], bool]:
-    """Return the regular files in a directory, and whether all of them are there.
+    """Return the regular files in a directory, and whether the list is complete.
 
-    Nothing may run in the directory any more. Links are not followed.
+    No process may use the directory any more. Links are not followed.
     """
-    found: list[tuple[str, bytes]] = []
+    files: list[tuple[str, bytes]] = []
     room, complete = max_bytes, True
     for seen, path in enumerate(walk(top)):
         if seen >= _MAX_ENTRIES:
-            return found, False
+            return files, False
         try:
             content = _read(path, room)
         except OSError:
@@ -28,14 +28,14 @@ def collect(top: str, max_bytes: int) -> tuple[list[tuple[str, bytes]], bool]:
             continue
         if content is not None:
             room -= len(content)
-            found.append((path[len(top) + 1 :], content))
-    return found, complete
+            files.append((path[len(top) + 1 :], content))
+    return files, complete
 
 
 def walk(top: str) -> Iterator[str]:
-    """Yield everything below a directory; without recursion, and never through a link.
+    """Yield all paths below a directory, without recursion and without following links.
 
-    What lies deeper than a path can be long is left out.
+    Entries whose path is longer than the kernel allows are left out.
     """
     folders = [top]
     while folders:
@@ -51,7 +51,7 @@ def walk(top: str) -> Iterator[str]:
 
 
 def _read(path: str, room: int) -> bytes | None:
-    """Read a regular file; None for anything else.
+    """Return the content of a regular file; None if the path is anything else.
 
     Raises:
         OSError: The file cannot be read or is larger than `room`.
@@ -70,10 +70,9 @@ def _read(path: str, room: int) -> bytes | None:
 
 
 def remove_tree(top: str) -> None:
-    """Remove a directory in which nothing runs any more, however deep it is.
+    """Remove a directory that no process uses any more, even if it is very deep.
 
-    Directories are emptied by moving theirs up, so that neither the depth nor the length of a path
-    can stop it.
+    Inner directories are first moved up into `top`, so that no path becomes too long.
     """
     try:
         base = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""System calls that Python's standard library does not offer, through ctypes."""
+"""System calls that Python's standard library does not offer, made through ctypes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def _machine(kernel: str, bits: int) -> str:
-    """Return whose numbers this process's calls have, which a 32-bit program's kernel does not say."""
+    """Return the machine whose call numbers this process uses; a 32-bit process uses other numbers."""
     name = {"AMD64": "x86_64", "arm64": "aarch64"}.get(kernel, kernel)
     return name if bits == 64 else f"{name} ({bits}-bit programs)"
 
@@ -77,10 +77,10 @@ def _fail(what: str) -> OSError:
 
 
 def syscall(name: str, *arguments: int) -> int:
-    """Call the kernel by name; pointers are given as addresses.
+    """Make a system call by its name; pointers are passed as addresses.
 
     Raises:
-        OSError: The kernel refused, or the call's number here is not known; the message names the call.
+        OSError: The kernel refused the call, or its number here is not known; the message names the call.
     """
     number = _COMMON.get(name) or _NUMBERS.get(MACHINE, {}).get(name)
     if number is None:
@@ -100,13 +100,13 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by `flags` for new ones."""
+    """Enter new namespaces of the kinds in `flags`."""
     if _libc.unshare(flags) != 0:
         raise _fail(f"unshare({flags:#x})")
 
 
 def setns(fd: int, flags: int) -> None:
-    """Enter the namespace behind a descriptor."""
+    """Enter the namespace of a descriptor."""
     if _libc.setns(fd, flags) != 0:
         raise _fail("setns")
 
@@ -119,13 +119,13 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
 
 
 def umount(target: str, flags: int = 2) -> None:
-    """Unmount; by default lazily (MNT_DETACH)."""
+    """Unmount a file system; by default lazily (MNT_DETACH)."""
     if _libc.umount2(os.fsencode(target), flags) != 0:
         raise _fail(f"umount {target}")
 
 
 def write(path: str, data: bytes) -> None:
-    """Write to a file of the kernel's; in one call, as those want it."""
+    """Write to a file in /proc with a single call, as the kernel requires."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, data)
@@ -134,7 +134,7 @@ def write(path: str, data: bytes) -> None:
 
 
 LAST = 0x7FFFFFFF
-"""No descriptor is above this one."""
+"""Highest possible number of a descriptor."""
 
 
 def close_range(first: int, last: int) -> None:
@@ -161,13 +161,13 @@ _CAPABILITIES = _count_capabilities()
 
 
 def fork() -> int:
-    """Fork without Python's handlers, for a process that only answers for another.
+    """Fork without running Python's fork handlers, for inits and helper processes.
 
-    Only from a process without threads. What the handlers renew (locks, the generator of `random`)
-    is not used by the copy, and each page of memory that they touch would have to be copied.
+    The calling process must have no other threads. The child does not use what the handlers renew (locks,
+    the generator of `random`), and the kernel would have to copy each page of memory that they touch.
 
     Raises:
-        OSError: There may be no more processes.
+        OSError: The limit of processes is reached.
     """
     pid = _raw_fork()
     if pid < 0:
@@ -176,10 +176,11 @@ def fork() -> int:
 
 
 def drop_capabilities(*, bounding: bool) -> None:
-    """Give up every capability for good.
+    """Give up all capabilities permanently.
 
     Args:
-        bounding: Empty the bounding set too; that needs CAP_SETPCAP, which a new user namespace gives.
+        bounding: Empty the bounding set too. This needs CAP_SETPCAP, which a process has in a new user
+            namespace.
     """
     if bounding:
         for capability in range(_CAPABILITIES):

@@ -1,4 +1,4 @@
-"""Landlock: what a confined process may do with files, TCP, abstract sockets and signals."""
+"""Landlock rules, which restrict a process's use of files, TCP, abstract sockets and signals."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 READ = _EXECUTE | _READ_FILE | _READ_DIR
-"""Read and execute."""
+"""Rights to read and execute files and to list directories."""
 WRITE = (1 << 15) - 1
-"""Everything but device ioctls; making devices is refused by the kernel without privileges."""
+"""All rights except device ioctls. The kernel lets only privileged processes create devices anyway."""
 
 _PATH_BENEATH = 1
 
 
 def abi() -> int:
-    """Return Landlock's version here; 0 if the kernel has none."""
+    """Return the version of the kernel's Landlock; 0 if the kernel has none."""
     try:
         return syscall("landlock_create_ruleset", 0, 0, 1)
     except OSError:
@@ -40,10 +40,10 @@ def _handled(version: int) -> int:
 
 
 def new_ruleset(rules: list[tuple[int, int]], version: int) -> int:
-    """Return a ruleset that allows only `rules`: (O_PATH descriptor, rights) pairs.
+    """Return a ruleset that allows only `rules`, which are pairs of an O_PATH descriptor and rights.
 
-    All rights of the version are handled: TCP is refused from 4 on, abstract unix sockets and
-    signals to processes outside are from 6 on.
+    The ruleset refuses everything else that this version of Landlock knows: TCP from version 4 on, abstract
+    Unix sockets and signals to processes outside from version 6 on.
     """
     handled = _handled(version)
     attributes = struct.pack("=QQQ", handled, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
@@ -63,7 +63,7 @@ def _is_directory(fd: int) -> bool:
 
 
 def open_path(path: str) -> int:
-    """Open a path for a rule only; the descriptor stays clear of the low numbers."""
+    """Open a path for use in a rule; the descriptor is 64 or higher, so that children's numbers stay free."""
     low = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 64)
@@ -72,6 +72,6 @@ def open_path(path: str) -> int:
 
 
 def restrict(ruleset: int) -> None:
-    """Confine this thread and what it starts; needs no_new_privs."""
+    """Restrict this thread and everything that it starts; no_new_privs must be set."""
     syscall("landlock_restrict_self", ruleset, 0)
     os.close(ruleset)

@@ -1,8 +1,9 @@
-"""Build the jail once: namespaces, an own root with only the interpreter in it, then the zygote.
+"""Build the jail once: create namespaces and a root directory of its own, then start the zygote in it.
 
-Runs executed fresh by the host. Three processes come of it: the guardian (this one) stays outside
-and ends everything when the host ends; pid 1 of the new pid namespace moves into the new root and
-executes a fresh interpreter there, so that nothing of the host's file names or memory comes along.
+The host executes this module in a new interpreter, which becomes the guardian. The guardian stays outside
+the jail and ends everything when the host ends. Its child, pid 1 of the new pid namespace, moves into the new
+root and executes another interpreter there, the zygote, so that no file names and no memory of the host get
+into the jail.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .kernel import mount, prctl, syscall
 __all__ = ["BOOT", "FLAGS", "main"]
 
 FLAGS = ("-s", "-S", "-B", "-P")
-"""No site packages, no byte code written, no directory of the script on the path."""
+"""Interpreter flags: use no site packages, write no byte code, keep the script's directory off the path."""
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from jail.{0} import main; main(sys.argv[2:])"
 
 _ROOT = "/tmp"
@@ -34,13 +35,13 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def main(arguments: list[str]) -> None:
-    """Run as the guardian; `arguments` are the configuration (JSON) and the host's pid."""
+    """Run the guardian; `arguments` are the configuration as JSON and the host's process id."""
     config = json.loads(arguments[0])
     control = config["control"]
     try:
         host = os.pidfd_open(int(arguments[1]))
         if os.getppid() != int(arguments[1]):
-            raise OSError("the host is gone")
+            raise OSError("the host has ended")
         if config["tier"] == "landlock":
             from .zygote import serve
 
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _report(control: int, error: BaseException) -> None:
-    """Tell the host why there is no jail."""
+    """Tell the host why the jail could not be built."""
     os.write(control, json.dumps({"failed": str(error), "errno": getattr(error, "errno", None)}).encode())
 
 
@@ -84,6 +85,7 @@ def _enter_namespaces() -> int:
     first = os.fork()
     if first == 0:
         prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+        # The guardian may have ended before the line above, in which case no signal comes.
         if select.select([guardian], [], [], 0)[0]:
             os._exit(1)
     os.close(guardian)
@@ -91,7 +93,7 @@ def _enter_namespaces() -> int:
 
 
 def _unshare_user_as_root() -> None:
-    """Enter a user namespace where 0 is root for setting up, and 1000 is nobody outside."""
+    """Enter a user namespace in which 0 is root, for setting up, and 1000 is the outer user nobody."""
     ready, go = os.pipe()
     parent = os.getpid()
     helper = os.fork()
@@ -116,7 +118,7 @@ def _unshare_user_as_root() -> None:
 
 
 def _guard(host: int, first: int) -> None:
-    """Wait for the host's or the zygote's end; our own end takes the zygote with it."""
+    """Wait until the host or the zygote ends, then exit, which also ends the zygote."""
     zygote = os.pidfd_open(first)
     select.select([host, zygote], [], [])
     os._exit(0)
@@ -170,18 +172,18 @@ def _attach(fd: int, target: str) -> None:
 
 
 def _build_root(config: dict[str, Any]) -> None:
-    """Stack a small file system on `_ROOT` and put into it what the code may see."""
+    """Mount a small file system on `_ROOT` and put the files into it that the code may see."""
     mount("", "/", "", _REC_PRIVATE)
     trees = _trees(config)
     devices = {name: _clone(f"/dev/{name}", flags=_NOSUID | _NOEXEC) for name in _DEVICES}
     mount("tmpfs", _ROOT, "tmpfs", _NOSUID | _NODEV, "size=4m,nr_inodes=4096,mode=0755")
     for target, fd in trees:
-        place = _ROOT + target
+        path = _ROOT + target
         if (os.fstat(fd).st_mode & 0o170000) == 0o040000:
-            os.makedirs(place, exist_ok=True)
+            os.makedirs(path, exist_ok=True)
         else:
-            _touch(place)
-        _attach(fd, place)
+            _touch(path)
+        _attach(fd, path)
     for hidden in config["hidden"]:
         if os.path.isdir(_ROOT + str(hidden)):
             mount(
@@ -203,7 +205,7 @@ def _build_root(config: dict[str, Any]) -> None:
 
 
 def _trees(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Open every tree that goes into the jail before anything is stacked over it."""
+    """Open all trees that go into the jail, before a mount hides any of them."""
     flags = _RDONLY | _NOSUID | _NODEV
     shown = dict(config["shown"])
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
@@ -240,7 +242,7 @@ def _etc(config: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _pivot() -> None:
-    """Make the new root the root, let go of the old one, and make it read-only."""
+    """Replace the root by the new one, unmount the old root, and make the new one read-only."""
     os.chdir(_ROOT)
     dot = ctypes.create_string_buffer(b".")
     syscall("pivot_root", ctypes.addressof(dot), ctypes.addressof(dot))

@@ -1,4 +1,4 @@
-"""The directories that an execution may write to, and whether it did."""
+"""The directories that an execution may write to, and the check whether it did."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Places", "make", "mount_own"]
 _NOSUID, _NODEV, _NOEXEC, _NOATIME = 2, 4, 8, 1024
 _GET_FLAGS = 0x80086601
 _TICK_S = 0.02
-"""File systems may stamp times with the kernel's tick, which is at most 10 ms long."""
+"""Seconds that are longer than the resolution of file times, which is the kernel's tick of at most 10 ms."""
 
 _Look = tuple[int, ...]
 
 
 class Places:
-    """Empty directories, and how they looked when they were new."""
+    """Empty directories, with their state when they were new."""
 
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
@@ -30,11 +30,11 @@ class Places:
         self._made = time.monotonic()
 
     def untouched(self, since: float) -> bool:
-        """Return whether nothing can have been left since a moment of `time.monotonic()`.
+        """Return whether nothing was written since a moment of `time.monotonic()`.
 
-        Whatever is made, renamed, removed or changed in a directory, or to it, changes the time of its
-        last change, which nobody can set. Within a tick of its making that might be the same: then all
-        that the other signs would not show is looked at, too.
+        Every change in a directory, or to it, updates its ctime, which no process can set. If the directory
+        was changed within a tick of its creation, its ctime could be the same. In that case the extended
+        attributes and flags are compared too, because the other values in `_look` would not show them.
         """
         if [_look(path) for path in self.paths] != self._new:
             return False
@@ -56,18 +56,18 @@ def _look(path: str) -> _Look:
 
 
 def _marks(path: str) -> list[object]:
-    """Return what can be attached to a directory: extended attributes and flags."""
-    found: list[object] = []
+    """Return the flags and the names of extended attributes of a directory."""
+    marks: list[object] = []
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for ask in (lambda: fcntl.ioctl(fd, _GET_FLAGS, bytes(8)), lambda: os.listxattr(fd)):
-        with contextlib.suppress(OSError):  # a file system without them
-            found.append(ask())
+        with contextlib.suppress(OSError):  # some file systems do not have them
+            marks.append(ask())
     os.close(fd)
-    return found
+    return marks
 
 
 def mount_own(limits: dict[str, int], owner: int) -> list[str]:
-    """Mount file systems of this worker's own; return the directories that may be written to."""
+    """Mount separate file systems for this worker; return the directories that may be written to."""
     kernel.unshare(kernel.CLONE_NEWNS)
     shape = f"nr_inodes={limits['max_inodes']},mode=0700,uid={owner},gid={owner}"
     sizes = {"/work": limits["work_bytes"], "/tmp": limits["work_bytes"], "/dev/shm": limits["shm_bytes"]}
@@ -78,12 +78,12 @@ def mount_own(limits: dict[str, int], owner: int) -> list[str]:
 
 
 def make(base: str, owner: int) -> list[str]:
-    """Make directories where there are no mounts of our own."""
-    place = f"{base}/{os.urandom(8).hex()}"
-    os.mkdir(place, 0o711)
-    made = [f"{place}/work", f"{place}/tmp"]
-    for path in made:
+    """Create the directories of a worker for the Landlock tier, which has no mounts of its own."""
+    folder = f"{base}/{os.urandom(8).hex()}"
+    os.mkdir(folder, 0o711)
+    paths = [f"{folder}/work", f"{folder}/tmp"]
+    for path in paths:
         os.mkdir(path, 0o700)
         if owner != os.geteuid():
             os.chown(path, owner, owner)
-    return made
+    return paths

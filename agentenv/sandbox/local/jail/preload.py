@@ -1,4 +1,4 @@
-"""What the zygote loads and sets up once, so that no execution pays for it."""
+"""Load modules and set up the environment once in the zygote, so that executions start faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import landlock, program
 __all__ = ["UID", "preload"]
 
 UID = 1000
-"""Of the code, inside the jail."""
+"""User id of the code inside the jail."""
 
 STANDARD = [
     "ast",
@@ -48,11 +48,11 @@ STANDARD = [
     "types",
     "typing",
 ]
-"""Loaded in the zygote, so that no execution pays for them."""
+"""Modules that the zygote imports before it forks, so that executions need not import them."""
 
 
 def preload(config: dict[str, Any]) -> None:
-    """Load modules once, and open what every child needs."""
+    """Import modules, and open the paths that every child may read."""
     sys.path[:] = [path for path in sys.path if not path.endswith(("/jail", "/sandbox"))]
     sys.path.extend(config["site"])
     for name in [*STANDARD, *config["preload"]]:
@@ -78,7 +78,7 @@ def _is_mapped(uid: int) -> bool:
 
 
 def _environment(config: dict[str, Any]) -> None:
-    """Set what programs find in their environment; once, and nothing of ours is left."""
+    """Replace the whole environment by the one that programs in the jail see."""
     os.environ.clear()
     os.environ.update(
         PATH="/usr/local/bin:/usr/bin:/bin",

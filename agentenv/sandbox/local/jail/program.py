@@ -1,7 +1,7 @@
-"""What runs in a confined child: Python code, a command, or a session of both.
+"""Run a job in a confined child: Python code, a command, or a session of both.
 
-This file is trusted until it starts the job, and nothing it says afterwards is believed: the verdict
-on an execution is the init's. Only a session reports its own steps.
+The process is trusted until it starts the job and untrusted afterwards, so the init decides the verdict on an
+execution. Only the steps of a session are reported by the process itself.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from typing import Any, NoReturn, cast
 __all__ = ["BEGUN", "lower", "prepare", "serve"]
 
 BEGUN = struct.Struct("=c4d")
-"""What the init is told: b"b", when the clock began, its limit, and bytes of memory and of disk."""
+"""Message to the init: b"b", start time, time limit, and the limits of memory and disk in bytes."""
 
 _NAME = "main.py"
 _Job = dict[str, Any]
 _SESSION_CPU_S = 3600
-"""A session's steps are limited one by one; this is for what runs between them."""
+"""Processor time limit of a session in seconds. Its steps have time limits of their own; this limit is for
+code that runs between them, such as threads."""
 
 
 def prepare() -> None:
-    """Make the streams and built-ins that programs expect, once, in the zygote."""
+    """Set up the streams and built-ins that programs expect; called once, in the zygote."""
     for stream in (sys.stdout, sys.stderr):
         cast("Any", stream).reconfigure(errors="backslashreplace", line_buffering=True)
     builtins.exit = builtins.quit = _exit
@@ -55,7 +56,7 @@ def _exit(code: object = None) -> NoReturn:
 
 
 def lower(wanted: list[tuple[int, int]], slack: int = 0) -> None:
-    """Set limits for good, but never above what this process may have."""
+    """Lower resource limits so that they cannot be raised again; a lower existing limit stays."""
     for kind, value in wanted:
         hard = resource.getrlimit(kind)[1]
         most = value + slack if hard == resource.RLIM_INFINITY else min(value + slack, hard)
@@ -88,7 +89,7 @@ def serve(jobs: int, start: int, limits: dict[str, int]) -> NoReturn:
 
 
 def _warm_up() -> None:
-    """Touch what a job will need while nobody waits for it: memory shared with the zygote is copied."""
+    """Use what a job will need, so that the kernel copies the shared memory pages before a job waits."""
     exec(compile(_WARM_UP, _NAME, "exec", dont_inherit=True), {})  # noqa: S102 - three lines of ours
     marshal.loads(marshal.dumps({"kind": "code", "env": {}, "timeout_s": 1.0}, 2))
     BEGUN.pack(b"b", time.monotonic(), math.inf, 0.0, 0.0)
@@ -105,7 +106,7 @@ f(3)
 
 
 def _receive(channel: _socket.socket) -> _Job | None:
-    """Return the next job, or None when the host has gone."""
+    """Return the next job, or None if the host has closed the channel."""
     data, fds = _receive_with_files(channel)
     if fds:
         with open(fds[0], "rb") as file:
@@ -123,7 +124,7 @@ def _receive_with_files(channel: _socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _begin(start: int, job: _Job, limits: dict[str, int]) -> None:
-    """Tell the init that the clock runs."""
+    """Tell the init that the job starts now, and its limits."""
     limit_s = math.inf if job["timeout_s"] is None else job["timeout_s"]
     terms = BEGUN.pack(b"b", time.monotonic(), limit_s, limits["memory_bytes"], 2 * limits["work_bytes"])
     os.write(start, terms)
@@ -131,11 +132,11 @@ def _begin(start: int, job: _Job, limits: dict[str, int]) -> None:
 
 
 def _apply(job: _Job, limits: dict[str, int]) -> None:
-    """Take the job's own limits, environment, files and input."""
-    own: dict[str, int] = job.get("limits") or {}
-    for name in own.keys() & limits.keys():
-        limits[name] = min(own[name], limits[name])
-    if own:
+    """Apply the job's own limits, environment, files and input."""
+    job_limits: dict[str, int] = job.get("limits") or {}
+    for name in job_limits.keys() & limits.keys():
+        limits[name] = min(job_limits[name], limits[name])
+    if job_limits:
         lower(
             [
                 (resource.RLIMIT_AS, limits["address_space_bytes"]),
@@ -167,14 +168,14 @@ def _write(name: str, data: bytes) -> None:
 
 
 def _reseed() -> None:
-    """Give generators that were loaded before the fork a seed of their own."""
+    """Reseed numpy's generator if it was loaded before the fork, since all children would share its state."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
 
 
 def _fresh() -> dict[str, Any]:
-    """Return the name space of a new `__main__`."""
+    """Return the namespace of a new `__main__` module."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=_NAME, __builtins__=builtins)
     sys.modules["__main__"] = module
@@ -191,17 +192,17 @@ def _run(job: _Job, names: dict[str, Any]) -> int:
     linecache.cache[_NAME] = (len(source), None, source.splitlines(True), _NAME)
     try:
         for piece in _compile(source, echo=bool(job.get("echo"))):
-            exec(piece, names)  # noqa: S102 - what this process is for
+            exec(piece, names)  # noqa: S102 - running this code is the purpose of the process
     except SystemExit as request:
         return _exit_code(request.code)
-    except BaseException as error:  # noqa: BLE001 - the boundary: it is the program's, and is shown as Python would
+    except BaseException as error:  # noqa: BLE001 - the program's error is printed as Python prints it
         _show(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
 def _compile(source: str, *, echo: bool) -> list[types.CodeType]:
-    """Compile a script; with `echo`, a last expression is shown as at Python's prompt."""
+    """Compile a script; with `echo`, the value of its last expression is printed as at Python's prompt."""
     if not echo:
         return [compile(source, _NAME, "exec", dont_inherit=True)]
     tree = ast.parse(source, _NAME)
@@ -223,7 +224,7 @@ def _exit_code(code: object) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """Print a traceback without this file's frames, through the program's own hook."""
+    """Print a traceback without this file's frames, with the program's `sys.excepthook` if it set one."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename != _NAME:
         traceback = traceback.tb_next
@@ -239,7 +240,7 @@ def _show(error: BaseException) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End as Python ends: wait for threads, run exit handlers, flush."""
+    """End the process as Python does: wait for threads, run exit handlers and flush the streams."""
     try:
         cast("Any", threading)._shutdown()  # noqa: SLF001
         cast("Any", atexit)._run_exitfuncs()  # noqa: SLF001
@@ -254,7 +255,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _execute(job: _Job) -> NoReturn:
-    """Become a command."""
+    """Replace this process by a command."""
     command: list[str] = job["command"]
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
@@ -307,7 +308,7 @@ def _reply(jobs: int, reply: _Job, fd: int) -> None:
 
 
 def _step(job: _Job, names: dict[str, Any], reply: _Job) -> int:
-    """Do one job of a session; return a descriptor to pass to the host, or -1."""
+    """Run one job of a session; return a descriptor to send to the host, or -1."""
     kind = job["kind"]
     if kind == "code":
         reply["exit"] = _run(job, names)
@@ -321,12 +322,12 @@ def _step(job: _Job, names: dict[str, Any], reply: _Job) -> int:
 
 
 def _command(job: _Job) -> _Job:
-    """Run a command as a child; it has its own time limit, and the session goes on after it."""
+    """Run a command as a child process with its own time limit; the session goes on after it."""
     import subprocess
 
     environment = {**os.environ, **(job.get("env") or {})}
     try:
-        process = subprocess.Popen(  # noqa: S603 - what this process is for
+        process = subprocess.Popen(  # noqa: S603 - running this command is the purpose of the process
             job["command"],
             env=environment,
             stdin=subprocess.PIPE if job.get("stdin") else subprocess.DEVNULL,

@@ -1,9 +1,15 @@
-"""The system-call filter: a BPF program written by hand for x86-64 and aarch64.
+"""The filter of system calls: a BPF program written by hand for x86-64 and aarch64.
 
-Rules, in order: a foreign architecture kills; x32 numbers kill; numbers that this table does not
-know, newer ones and those in its gaps, are unknown (ENOSYS); calls in `REFUSED` fail (EPERM); a few
-calls are allowed by their arguments. The rest is allowed. The program is a binary search over the
-call number, so that it stays short to run and the kernel's own cache of it is cheap to fill.
+The rules are, in this order:
+
+1. A call of another architecture, or with an x32 number, kills the process.
+2. A number that nobody reviewed (`FIRST_UNKNOWN` and above, and `GAPS`) fails with ENOSYS.
+3. A call in `REFUSED` fails with EPERM.
+4. A few calls are allowed or refused by their arguments.
+5. All other calls are allowed.
+
+The program is a binary search over the call number, so that each call runs few instructions, and the kernel
+fills its cache of the results quickly.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from .kernel import MACHINE, prctl, syscall
 __all__ = ["FIRST_UNKNOWN", "GAPS", "NUMBERS", "REFUSED", "build", "install", "run"]
 
 FIRST_UNKNOWN = 457
-"""statmount; nothing from here on has been reviewed."""
+"""Number of statmount, the first call that has not been reviewed."""
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
@@ -26,7 +32,7 @@ _X32 = 0x40000000
 _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 
-# Numbers that both machines share: since 424 the kernel gives new calls one number for all.
+# Numbers that both architectures share: from 424 on, new calls have the same number everywhere.
 _SAME = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
@@ -82,9 +88,9 @@ NUMBERS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 GAPS = {"x86_64": [range(337, 424)], "aarch64": [range(244, 260), range(295, 424)]}
-"""Numbers below `FIRST_UNKNOWN` that no reviewed call has; kernels still put new ones there.
+"""Numbers below `FIRST_UNKNOWN` that no reviewed call has. New kernels still use such numbers.
 
-The last were uretprobe and uprobe (335, 336), which do nothing but for the kernel's own trampolines.
+The last two were uretprobe and uprobe (335, 336), which work only if the kernel's own trampolines call them.
 """
 
 _REFUSED_NAMES = """
@@ -109,17 +115,17 @@ shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv ms
 mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr memfd_create memfd_secret vmsplice
 """
 REFUSED = frozenset(name for line in _REFUSED_NAMES.splitlines() if line[:1] != "#" for name in line.split())
-"""Refused with EPERM in every tier."""
+"""Names of the calls that fail with EPERM in every tier."""
 
 _NO_FORK = frozenset({"fork", "vfork", "tkill", "pidfd_open", "pidfd_send_signal", "rt_tgsigqueueinfo"})
-"""Refused as well where no pid namespace can collect what is left running."""
+"""Names of the calls that are also refused without a pid namespace, which would end leftover processes."""
 
 _NEW_NAMESPACES, _THREAD = 0x7E020000, 0x00010000
 _AF_UNIX, _SOCK_STREAM = 1, 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PR_SET_PDEATHSIG = 1
 _OWN_PID = 0x3EA51DE5
-"""Stands for the process's own id until the filter is installed: one program serves all children."""
+"""Placeholder for the process id in the program; `install` replaces it, so all children share one program."""
 
 _Code = list[tuple[int, int, int, int]]
 _EPERM = (_RET, 0, 0, _ERRNO | errno.EPERM)
@@ -128,12 +134,12 @@ _UNKNOWN = (_RET, 0, 0, _ERRNO | errno.ENOSYS)
 
 
 def _argument(index: int) -> tuple[int, int, int, int]:
-    """Load the low half of an argument; every one looked at here is 32 bits wide in the kernel."""
+    """Load the low half of an argument; the kernel uses only 32 bits of all arguments tested here."""
     return (_LOAD, 0, 0, 16 + 8 * index)
 
 
-# Jumps count instructions from the next one. Of the two returns behind a row of tests, a match jumps over the
-# first to the second.
+# A jump's distance counts from the next instruction. Two returns follow a row of tests; a match jumps over
+# the first return to the second.
 
 
 def _allow_if(index: int, values: tuple[int, ...]) -> _Code:
@@ -148,17 +154,17 @@ def _refuse_if(index: int, values: tuple[int, ...]) -> _Code:
 
 def _special(*, fork: bool) -> dict[str, _Code]:
     rules: dict[str, _Code] = {
-        # glibc falls back to clone, whose flags a filter can read
+        # The flags of clone3 are in memory, which a filter cannot read; after ENOSYS glibc uses clone.
         "clone3": [_UNKNOWN],
         "clone": [_argument(0), (_JSET, 0, 1, _NEW_NAMESPACES), _EPERM, _PERMIT],
         "socket": _allow_if(0, (_AF_UNIX,)),
         "socketpair": _allow_if(0, (_AF_UNIX,)),
         "ioctl": _refuse_if(1, (_TIOCSTI, _TIOCLINUX)),
-        # a worker must not outlive the process that answers for it
+        # The child must end when its init ends, so it may not change this setting.
         "prctl": _refuse_if(0, (_PR_SET_PDEATHSIG,)),
     }
     if not fork:
-        # threads are needed (numpy starts some); a process would be left running when the job is over
+        # Threads are needed, for example by numpy. A new process could go on after the end of the job.
         rules["clone"] = [
             _argument(0),
             (_JSET, 1, 0, _NEW_NAMESPACES),
@@ -166,9 +172,10 @@ def _special(*, fork: bool) -> dict[str, _Code]:
             _EPERM,
             _PERMIT,
         ]
-        # Landlock does not look at sockets in the file system: nothing that could reach one may exist
+        # Landlock does not restrict sockets in the file system, so the code may not have a socket that could
+        # connect to one.
         rules["socket"] = [_EPERM]
-        # a stream has two fixed ends; a datagram socket could be connected to another address
+        # The ends of a stream pair are fixed, but a datagram socket could be connected to another address.
         rules["socketpair"] = [
             _argument(0),
             (_JEQ, 0, 4, _AF_UNIX),
@@ -178,18 +185,18 @@ def _special(*, fork: bool) -> dict[str, _Code]:
             _PERMIT,
             _EPERM,
         ]
-        # 0 means the caller, or its process group, which is the job's own
+        # 0 means the caller or its process group, which belongs to the job.
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "prlimit64", "sched_setaffinity"):
             rules[name] = _allow_if(0, (0, _OWN_PID))
     return rules
 
 
 def build(machine: str = MACHINE, *, fork: bool = True) -> bytes:
-    """Return the filter as the kernel reads it: 8 bytes an instruction.
+    """Return the filter in the kernel's format, with 8 bytes for each instruction.
 
     Args:
         machine: "x86_64" or "aarch64".
-        fork: False refuses new processes (threads stay), and signals to any process but the own.
+        fork: False refuses new processes, but not threads, and signals to all other processes.
 
     Raises:
         OSError: There is no table for this machine.
@@ -203,7 +210,7 @@ def build(machine: str = MACHINE, *, fork: bool = True) -> bytes:
             leaves[numbers[name]] = [_EPERM]
     for name, code in _special(fork=fork).items():
         leaves[numbers[name]] = code
-    # Invariant: spans are sorted by their first number, and each reaches to the next one's.
+    # Invariant: spans are sorted by their first number, and each span ends where the next one begins.
     spans: list[tuple[int, _Code]] = [(0, [_PERMIT])]
     for number in sorted(leaves):
         if spans[-1][0] == number:
@@ -213,7 +220,8 @@ def build(machine: str = MACHINE, *, fork: bool = True) -> bytes:
         if number + 1 not in leaves:
             spans.append((number + 1, [_PERMIT]))
     spans.append((FIRST_UNKNOWN, [_UNKNOWN]))
-    # Numbers mean other calls on another architecture, so that is looked at first (offset 4 of seccomp_data).
+    # A number means another call on another architecture, so the architecture is tested first; it is at
+    # offset 4 of seccomp_data.
     head: _Code = [
         (_LOAD, 0, 0, 4),
         (_JEQ, 1, 0, _ARCHES[machine]),
@@ -226,12 +234,12 @@ def build(machine: str = MACHINE, *, fork: bool = True) -> bytes:
 
 
 def _search(spans: list[tuple[int, _Code]]) -> _Code:
-    """Return a binary search over spans of call numbers."""
+    """Return the instructions of a binary search over spans of call numbers."""
     if len(spans) == 1:
         return spans[0][1]
     middle = len(spans) // 2
     below, above = _search(spans[:middle]), _search(spans[middle:])
-    # A conditional jump has eight bits; a longer way takes an unconditional one, which has 32.
+    # The distance of a conditional jump has 8 bits. A longer one needs an unconditional jump, which has 32.
     if len(below) > 255:
         return [(_JGE, 0, 1, spans[middle][0]), (0x05, 0, 0, len(below)), *below, *above]
     return [(_JGE, len(below), 0, spans[middle][0]), *below, *above]
@@ -242,18 +250,18 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes, *, own_pid: int) -> None:
-    """Confine this process and all its threads; needs no_new_privs."""
+    """Install the filter for this process and all its threads; no_new_privs must be set."""
     program = program.replace(struct.pack("=I", _OWN_PID), struct.pack("=I", own_pid))
     code = ctypes.create_string_buffer(program, len(program))
     header = _Program(len(program) // 8, ctypes.addressof(code))
     try:
         syscall("seccomp", 1, 1, ctypes.addressof(header))  # SET_MODE_FILTER, TSYNC
     except OSError:
-        prctl(22, 2, ctypes.addressof(header))  # a single thread is all there is
+        prctl(22, 2, ctypes.addressof(header))  # without TSYNC; the process has only one thread
 
 
 def run(program: bytes, number: int, arguments: tuple[int, ...] = (), machine: str = MACHINE) -> int:
-    """Interpret a filter as the kernel would; for tests and the doctor. Returns the action."""
+    """Interpret a filter as the kernel does and return the action; tests use this."""
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
     data = struct.pack("=iIQ6Q", number, _ARCHES[machine], 0, *(a & (2**64 - 1) for a in padded))
     steps = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]

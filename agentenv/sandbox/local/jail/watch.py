@@ -1,4 +1,4 @@
-"""The init's watch over one child: deadline, memory, leftovers, and the verdict."""
+"""Watch one child of the init: enforce its limits, end processes that it left, and report the verdict."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MAX_INODES = 8192
 
 
 class Watch:
-    """What the init knows of its child.
+    """The init's knowledge about one child.
 
     Args:
-        child: Its process id.
-        start: Where it says that a job starts.
-        place: The worker's directory where there are no namespaces, else empty.
+        child: Process id of the child.
+        start: Descriptor from which the init reads that a job has started.
+        place: Directory of the worker in the Landlock tier; empty in the namespace tier.
     """
 
     def __init__(self, child: int, start: int, place: str) -> None:
@@ -45,11 +45,11 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """True if a job ran to its end and nothing of it runs any more; never true of a session."""
+        """True if a job has ended and none of its processes runs any more; never true for a session."""
         return self.started > 0 and self.is_cleared and math.isfinite(self.deadline)
 
     def run(self) -> None:
-        """Wait until the child ends or must end, and nothing that it started runs."""
+        """Wait until the child has ended, end it at a limit, and end all processes that it started."""
         handle = os.pidfd_open(self.child)
         poller = select.poll()
         poller.register(handle, select.POLLIN)
@@ -71,7 +71,7 @@ class Watch:
         self.is_cleared = self.clear()
 
     def _listen(self) -> None:
-        """Take the child's word that the job has begun; it is not untrusted before that."""
+        """Read the child's message that the job has begun; the child is still trusted at that moment."""
         try:
             message = os.read(self.start, 4096)
         except BlockingIOError:
@@ -83,7 +83,7 @@ class Watch:
             self.deadline = self.started + limit_s
 
     def reap(self) -> None:
-        """Collect whoever ended; orphans of the child become ours."""
+        """Collect the exit status of ended processes; orphans of the child become children of the init."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -93,7 +93,7 @@ class Watch:
                     self.ended = (status, usage)
 
     def check(self) -> None:
-        """End the execution if it is over its time or its memory."""
+        """End the execution if it has exceeded its time, memory or disk limit."""
         if time.monotonic() >= self.deadline:
             self.kill("timeout")
         elif self.memory_bytes and self._memory(precise=False) > self.memory_bytes:
@@ -103,7 +103,7 @@ class Watch:
             self.kill("disk")
 
     def kill(self, reason: str) -> None:
-        """End everything that the child started, and the child."""
+        """End the child and, in a pid namespace, everything that it started."""
         self.reason = self.reason or reason
         with contextlib.suppress(ProcessLookupError):
             if not self.place:
@@ -112,9 +112,9 @@ class Watch:
                 os.kill(self.child, signal.SIGKILL)
 
     def clear(self) -> bool:
-        """End what the child left running; return whether nothing is left.
+        """End all processes that the child left; return whether none is left.
 
-        The namespace is empty when the init has no children: whoever loses its parent becomes its.
+        No process is left when the init has no children, because an orphan becomes a child of the init.
         """
         deadline = time.monotonic() + _CLEAR_S
         while True:
@@ -136,9 +136,10 @@ class Watch:
         return sum(_resident(pid, precise=precise) for pid in pids)
 
     def verdict(self) -> bytes:
-        """Return the verdict: an object in JSON without its closing brace.
+        """Return the verdict as a JSON object without its closing brace.
 
-        By hand: the encoder would touch many pages of memory, and each has to be copied first.
+        The text is written without `json`, because the encoder would touch many pages of memory that are
+        shared with the zygote, and the kernel would have to copy each of them.
         """
         code, usage = self.ended or (0, None)
         cpu_s = usage.ru_utime + usage.ru_stime if usage else 0.0
@@ -152,23 +153,23 @@ class Watch:
 
 
 def plain(text: str) -> str:
-    """Return a text that needs no quoting in JSON."""
+    """Return the text with all characters that JSON must escape replaced."""
     letters = (letter if letter.isprintable() and letter not in '"\\' else " " for letter in text)
     return "".join(letters).encode(errors="replace").decode()
 
 
 def _resident(pid: int, *, precise: bool) -> int:
-    """Return bytes held by a process: anonymous and shared memory.
+    """Return the bytes of anonymous and shared memory that a process uses.
 
-    The quick count takes a shared page once for each process; the precise one divides it, where the
-    process lets itself be looked at so closely.
+    The quick count includes a shared page once for each process. The precise count divides the page among
+    them, but not every process allows it to be read.
     """
     if precise and (held := _sum(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:"))):
         return held
     names = (b"RssAnon:", b"RssShmem:")
     if held := _sum(f"/proc/{pid}/status", names):
         return held
-    try:  # a process whose first thread has left shows its memory in the others only
+    try:  # if the first thread of a process has ended, only the other threads show its memory
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return 0
@@ -184,7 +185,7 @@ def _sum(path: str, names: tuple[bytes, ...]) -> int:
 
 
 def _disk(top: str, enough: float) -> float:
-    """Return the bytes in files under a directory, or more than `enough` for too many entries."""
+    """Return the bytes of files under a directory; more than `enough` if there are too many entries."""
     total = 0
     for entries, path in enumerate(walk(top)):
         if entries > _MAX_INODES or total > enough:

@@ -1,9 +1,9 @@
 """A worker: a trusted init that forks one child after another, each for one job.
 
-The init answers for its children: it enforces deadline and memory limit, takes the exit code from the
-kernel, ends what a job left running, and writes the verdict on a socket that no child has. It must not
-know what a job wrote, since the next child starts as its copy: where a job has left anything in its
-directories, or anything went wrong, the worker ends with the job.
+The init enforces a child's deadline and memory limit, gets its exit code from the kernel, ends processes
+that a job left running, and writes the verdict to a socket that no child has. Each child starts as a copy of
+the init, so the init must not learn anything that a job wrote. If a job has left anything in its directories,
+or if anything went wrong, the worker ends with the job.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["run"]
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _MAX_JOBS = 1_000
-"""Of one worker: whatever the kernel might keep of them ends with it."""
+"""Number of jobs after which a worker ends, so that anything that the kernel keeps of them ends too."""
 _INLINE_BYTES = 60_000
 _OWN = 64
-"""Descriptors from here on are the init's own."""
+"""Descriptors with this number or a higher one belong to the init, not to its children."""
 
 
 def run(config: dict[str, Any], job: int, status: int) -> NoReturn:
-    """Be the init; never returns."""
+    """Run the init; never returns."""
     try:
         status, start = _descriptors(job, status)
         worker = _Worker(config, status, start)
@@ -47,7 +47,7 @@ def run(config: dict[str, Any], job: int, status: int) -> NoReturn:
 
 
 def _descriptors(job: int, status: int) -> tuple[int, int]:
-    """Put a child's descriptors where it looks for them; return the init's own: status and starts."""
+    """Move a child's descriptors to fixed numbers; return the init's own for status and start messages."""
     start_read, start_write = os.pipe()
     own = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OWN) for fd in (job, status, start_read, start_write)]
     os.dup2(own[0], JOB, inheritable=False)
@@ -86,7 +86,7 @@ class _Worker:
         self.out, self.err = self.pipes(b"r")
 
     def pipes(self, message: bytes) -> tuple[int, int]:
-        """Make the next child's pipes; send the host their far ends, with a message."""
+        """Create the next child's pipes and send their reading ends to the host, with a message."""
         out, err = os.pipe(), os.pipe()
         socket.send_fds(self.status, [message], [out[0], err[0]])
         os.close(out[0])
@@ -94,7 +94,7 @@ class _Worker:
         return out[1], err[1]
 
     def serve(self) -> bool:
-        """Take one job; return whether to take another."""
+        """Run one job; return whether to run another one."""
         pid = os.fork()
         if pid == 0:
             child.run(self.config, self.cell, self.out, self.err)
@@ -103,8 +103,8 @@ class _Worker:
             self.stop()
         os.close(self.out)
         os.close(self.err)
-        place = "" if self.namespaces else os.path.dirname(self.cell.home)
-        watch = Watch(pid, self.start, place)
+        folder = "" if self.namespaces else os.path.dirname(self.cell.home)
+        watch = Watch(pid, self.start, folder)
         watch.run()
         self.child = 0
         self.jobs += 1
@@ -116,13 +116,13 @@ class _Worker:
         return False
 
     def stop(self) -> None:
-        """End the job, and the worker after it."""
+        """End the job; the worker ends after it."""
         self.stopped = True
         if self.child:
             os.kill(self.child, signal.SIGKILL)
 
     def report(self, watch: Watch) -> None:
-        """Send a last verdict, with the files that were left."""
+        """Send the worker's last verdict, with the files that the job left."""
         if self.stopped:
             watch.reason = watch.reason or "stopped"
         files, complete = collect(self.cell.home, self.config["limits"]["collect_bytes"])
@@ -140,13 +140,13 @@ class _Worker:
             socket.send_fds(self.status, [head], [memory.fileno()])
 
     def end(self) -> None:
-        """Remove what is on disk."""
+        """Remove the worker's directories if they are on disk."""
         if not self.namespaces:
             remove_tree(os.path.dirname(self.cell.home))
 
 
 def _user_namespace(*, mapped: bool) -> int:
-    """Return a user namespace for the children, in which their processes are counted apart."""
+    """Return a user namespace for the children, so that the kernel counts their processes separately."""
     if mapped:
         os.setgroups([])
     ready, go = os.pipe(), os.pipe()
@@ -169,7 +169,7 @@ def _user_namespace(*, mapped: bool) -> int:
             os._exit(0)
     os.close(ready[1])
     if not os.read(ready[0], 1):
-        raise OSError("a user namespace for the code cannot be made")
+        raise OSError("a user namespace for the code cannot be created")
     low = os.open(f"/proc/{helper}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     own = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _OWN)
     for fd in (low, ready[0], *go):
@@ -179,7 +179,7 @@ def _user_namespace(*, mapped: bool) -> int:
 
 
 def _ruleset(config: dict[str, Any], writable: list[str]) -> int:
-    """Return what Landlock allows; the namespace tier sees nothing but the jail anyway."""
+    """Return the Landlock ruleset for the children; -1 if the kernel has no Landlock."""
     if not config["abi"]:
         return -1
     rules: list[tuple[int, int]] = list(config["rules"])

@@ -1,4 +1,4 @@
-"""The zygote: waits in the jail and forks the workers that the host asks for."""
+"""The zygote: a process in the jail that forks a worker for each request of the host."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["main", "serve"]
 
 
 def main(arguments: list[str]) -> None:
-    """Run as pid 1 of the jail."""
+    """Run the zygote as pid 1 of the jail."""
     serve(json.loads(arguments[0]))
 
 
 def serve(config: dict[str, Any]) -> None:
-    """Answer the host until it closes the control socket or ends."""
+    """Answer requests until the host closes the control socket or ends."""
     control = socket.socket(fileno=config["control"])
     try:
         own = _prepare(config)
@@ -39,7 +39,7 @@ def serve(config: dict[str, Any]) -> None:
 
 
 def _answer(config: dict[str, Any], control: socket.socket, own: int) -> None:
-    """Fork a worker for each request, until the host is gone."""
+    """Fork a worker for each request until the host has ended."""
     host = config.get("host", -1)
     watched = [control.fileno()] + ([host] if host != -1 else [])
     while True:
@@ -50,12 +50,12 @@ def _answer(config: dict[str, Any], control: socket.socket, own: int) -> None:
         _collect()
         try:
             _spawn(config, control, own)
-        except BlockingIOError as error:  # no more processes for now
+        except BlockingIOError as error:  # the limit of processes is reached for the moment
             control.send(json.dumps({"failed": str(error), "errno": error.errno}).encode())
 
 
 def _prepare(config: dict[str, Any]) -> int:
-    """Load what every execution finds loaded; return the own pid namespace's descriptor."""
+    """Load modules, build the filter and return the descriptor of the zygote's own pid namespace."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -76,12 +76,12 @@ def _prepare(config: dict[str, Any]) -> int:
 
 
 def _spawn(config: dict[str, Any], control: socket.socket, own: int) -> None:
-    """Fork a worker and send the host the far ends of its channels, with a handle on it."""
+    """Fork a worker; send the host the other ends of its sockets and a pidfd of the worker."""
     job, host_job = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     status, host_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with job, host_job, status, host_status:
         if own != -1:
-            kernel.unshare(kernel.CLONE_NEWPID)
+            kernel.unshare(kernel.CLONE_NEWPID)  # the next child becomes pid 1 of a new namespace
         try:
             pid = kernel.fork()
             if pid == 0:
@@ -105,7 +105,7 @@ def _collect() -> None:
 
 
 def _finish(config: dict[str, Any]) -> None:
-    """End with everything that was started; without namespaces that takes our own hands."""
+    """End the process. Without namespaces it first ends its workers and removes their directories itself."""
     if config["tier"] == "landlock":
         for pid in _inits:
             os.kill(pid, signal.SIGTERM)

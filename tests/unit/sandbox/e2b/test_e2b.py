@@ -116,5 +116,5 @@ async def test_a_service_that_cannot_be_reached_is_said(monkeypatch):
 
 
 async def test_an_unknown_protocol_is_refused():
-    with pytest.raises(UsageError, match="there is: e2b"):
+    with pytest.raises(UsageError, match="use e2b"):
         await serve_forever(protocol="daytona")
