@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from agentenv.runner.groups import GroupPolicy as GroupPolicy
     from agentenv.runner.options import RunnerOptions as RunnerOptions
     from agentenv.runner.runner import Runner as Runner
+    from agentenv.runner.users import FunctionUser as FunctionUser
     from agentenv.runner.users import ModelUser as ModelUser
     from agentenv.runner.users import ScriptedUser as ScriptedUser
     from agentenv.runner.users import User as User
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from agentenv.tools.tool import Tool as Tool
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
+    from agentenv.train.run import train as train
 
 __version__ = "0.1.0"
 
@@ -85,13 +87,14 @@ __all__ = sorted(
                 "runner.groups": ["GroupPolicy"],
                 "runner.options": ["RunnerOptions"],
                 "runner.runner": ["Runner"],
-                "runner.users": ["ModelUser", "ScriptedUser", "User", "UserTurn"],
+                "runner.users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
                 "runs.evaluate": ["evaluate", "rollout"],
                 "runs.replay": ["replay_episode"],
                 "runs.store.reader": ["find_run"],
                 "tools.tool": ["Tool", "tool"],
                 "tools.toolbox": ["Toolbox"],
             },
+            packages=["train"],  # agentenv.train stays the package, and calling it is calling `train`
         ),
     ]
 )

@@ -20,9 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
-from agentenv.runs.store import Run, RunWriter, encode_trajectory, summarize
-from agentenv.runs.store.codec import dumps
-from agentenv.runs.store.index import EPISODES, INDEX, index_line
+from agentenv.runs.store import (
+    EPISODES,
+    INDEX,
+    Run,
+    RunWriter,
+    dumps,
+    encode_trajectory,
+    index_line,
+    summarize,
+)
 
 ENV = """
 import agentenv as ae

@@ -107,8 +107,8 @@ def our_step(model, batch, *, saving: bool = False):
     from agentenv.train import GRPOConfig
     from agentenv.train.batch import Row
     from agentenv.train.model import Policy
+    from agentenv.train.sums import Meter
     from agentenv.train.update import accumulate, assign_weights
-    from agentenv.train.watch import Meter
 
     config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192, gradient_checkpointing=saving)
     policy = Policy(model, config)

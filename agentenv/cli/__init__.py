@@ -7,7 +7,6 @@ not 0; the traceback shows only under `--debug`. `agentenv --help` imports no ve
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from agentenv.cli.errors import report_error
+from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ class _LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         if cmd_name not in VERBS:
-            near = get_close_matches(cmd_name, VERBS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see agentenv --help"
-            raise UsageError(f"there is no command {cmd_name!r}; {hint}")
+            meant = did_you_mean(cmd_name, VERBS)
+            raise UsageError(f"there is no command {cmd_name!r}", remedy=meant or "see agentenv --help")
         app: typer.Typer = import_module(_module_of(cmd_name)).app
         command: Any = typer.main.get_command(app)
         command.name = cmd_name

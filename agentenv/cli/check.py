@@ -7,7 +7,8 @@ import sys
 
 import typer
 
-from agentenv.cli.options import JsonOption, SeedOption
+from agentenv.cli.options import ConfigOption, JsonOption, SeedOption, SettingsOption
+from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 __all__ = ["app"]
 
@@ -21,11 +22,31 @@ def run(
     fuzz: int = typer.Option(300, "--fuzz", help="Random tool calls from the schemas."),
     only: list[str] = typer.Option([], "--only", help="Make only this check; may be repeated."),
     seed: int = SeedOption,
+    settings: list[str] = SettingsOption,
+    config: str = ConfigOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Check an environment: schema, determinism, oracle, trivial answers, isolation, overflow, ..."""
+    """Check an environment: schema, determinism, oracle, trivial answers, isolation, overflow, ...
+
+    Settings for -o: env.NAME for the environment; limits.max_turns=4 and runner.concurrency=8 for the
+    episodes that the runner plays. Of limits and runner the section may be left out (max_turns=4).
+    """
+    from agentenv.runs.sections import PLAY_SECTIONS
     from agentenv.testing.checker import check_env
 
-    report = asyncio.run(check_env(env, tasks=tasks, fuzz_calls=fuzz, seed=seed, only=tuple(only)))
+    sections = {name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits")}
+    found = read_settings([read_toml(config) if config else {}, parse_pairs(settings or [])], sections)
+    report = asyncio.run(
+        check_env(
+            env,
+            tasks=tasks,
+            fuzz_calls=fuzz,
+            seed=seed,
+            only=tuple(only),
+            env=found["env"],
+            runner=found["runner"],
+            limits=found["limits"],
+        )
+    )
     sys.stdout.write((report.to_json() if as_json else str(report)) + "\n")
     raise typer.Exit(report.exit_code)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from agentenv.core.trajectory import Trajectory
+    from agentenv.train.plan import TrainPlan
 
 __all__ = ["Dashboard", "sparkline", "step_line"]
 
@@ -60,17 +64,33 @@ class _Warnings(logging.Handler):
 class Dashboard:
     """Prints each step as it is done and every warning as it comes; moves in a terminal."""
 
-    def __init__(self, num_steps: int, run_id: str, *, quiet: bool = False) -> None:
-        self._num_steps = num_steps
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._num_steps = 0
         self._quiet = quiet
         self._history: list[Mapping[str, float]] = []
         self._handler = _Warnings(self)
         self._status: Any = None
-        if not quiet and sys.stdout.isatty():
+
+    def begin(self, plan: TrainPlan) -> None:
+        """Say what is trained."""
+        config, self._num_steps = plan.config, plan.config.max_steps
+        if not self._quiet and sys.stdout.isatty():
             from rich.console import Console
             from rich.status import Status
 
-            self._status = Status(f"run {run_id}: playing", console=Console(highlight=False))
+            self._status = Status(f"run {plan.id}: playing", console=Console(highlight=False))
+            self._status.start()
+        self.say(
+            f"{', '.join(plan.envs)} · {config.model} · {config.max_steps} steps of {config.groups_per_step}"
+            f" tasks × {config.num_generations} · seed {config.seed}   run {plan.id}"
+        )
+        if plan.resumed_step:
+            self.say(f" resumed at step {plan.resumed_step}")
+
+    def warmed_up(self, shown: Sequence[Trajectory]) -> None:
+        """Say what the demonstrations are worth."""
+        rewards = sum(one.reward or 0.0 for one in shown)
+        self.say(f" warm-up on {len(shown)} demonstrations, mean reward {rewards / max(1, len(shown)):.2f}")
 
     def say(self, text: str) -> None:
         """Print a line above what moves."""
@@ -90,8 +110,6 @@ class Dashboard:
 
     def __enter__(self) -> Self:
         logging.getLogger("agentenv").addHandler(self._handler)
-        if self._status is not None:
-            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:

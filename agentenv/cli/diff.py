@@ -30,7 +30,7 @@ def run(
 
     found = compare(find_run(before, runs_dir), find_run(after, runs_dir), seed=seed)
     if found.difference is None:
-        raise UsageError("the runs have no scored task in common; compare runs of the same tasks")
+        raise UsageError("the runs have no scored task in common", remedy="compare runs of the same tasks")
     if as_json:
         sys.stdout.write(json.dumps(found.as_json()) + "\n")
         return

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import traceback
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
 import typer
 
+from agentenv.core.by_name import nearest
 from agentenv.core.errors import (
     AgentEnvError,
     DependencyMissing,
@@ -22,7 +22,6 @@ from agentenv.core.errors import (
     UnknownEnvironment,
     UsageError,
 )
-from agentenv.core.limits import RunLimits
 
 __all__ = ["report_error"]
 
@@ -52,9 +51,8 @@ def report_error(error: BaseException, words: list[str]) -> int:
         verb = [word for word in words[:1] if not word.startswith("-")]
         fix = _setting_meant(what) or " ".join(["see", "agentenv", *verb, "--help"])
     elif isinstance(error, AgentEnvError):
-        what, fix = _split(str(error))
-        where = "; ".join(notes) or command
-        fix = fix or next((text for kind, text in _FIXES if isinstance(error, kind)), "see --help")
+        what, where = error.message, "; ".join(notes) or command
+        fix = error.remedy or next((text for kind, text in _FIXES if isinstance(error, kind)), "see --help")
         code = 2 if isinstance(error, UsageError) else 1
     else:
         what = f"{type(error).__name__}: {error}"
@@ -69,15 +67,11 @@ def report_error(error: BaseException, words: list[str]) -> int:
 
 def _setting_meant(what: str) -> str:
     """Return how a limit is set that was given as an option of its own; empty where none was."""
+    from agentenv.core.limits import RunLimits
+
     option = what.rpartition("--")[2].rstrip(".").replace("-", "_") if what.startswith("No such") else ""
-    near = get_close_matches(option, [field.name for field in fields(RunLimits)], n=1, cutoff=0.8)
-    return f"limits are settings: -o {near[0]}=VALUE" if near else ""
-
-
-def _split(message: str) -> tuple[str, str]:
-    """Return what was wrong and what to do; our messages have the remedy behind the last semicolon."""
-    what, semicolon, fix = message.rpartition("; ")
-    return (what, fix) if semicolon else (message, "")
+    near = nearest(option, [field.name for field in fields(RunLimits)], cutoff=0.8)
+    return f"limits are settings: -o limits.{near[0]}=VALUE" if near else ""
 
 
 def _place(error: BaseException) -> str:

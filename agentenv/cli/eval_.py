@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,12 +20,10 @@ from agentenv.cli.options import (
     typed,
 )
 from agentenv.core.errors import UsageError
-from agentenv.core.settings import build, parse_pairs, read_toml
+from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.envs.spec import EnvSpec
     from agentenv.runs.evaluate import EvalConfig
-    from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["app"]
 
@@ -56,8 +53,9 @@ def run(
 ) -> None:
     """Play tasks of environments with a model and report what came out.
 
-    Settings for -o are those of the runner (concurrency=8), the limits (max_turns=4), the sampling
-    (temperature=0, top_p=0.9), success_at, env.NAME for the environment and engine.NAME for the engine.
+    Settings for -o: env.NAME for the environment, runner.concurrency=8, limits.max_turns=4,
+    sampling.temperature=0, engine.NAME for the engine, eval.success_at=0.5. The section may be left out
+    where one section alone has the name (max_turns=4), but not of env and engine.
     """
     given: dict[str, Any] = {
         "envs": tuple(envs or ()),
@@ -76,76 +74,21 @@ def run(
         raise typer.Exit(code)
 
 
-def eval_config(given: dict[str, Any], sources: Sequence[dict[str, Any]]) -> Any:
-    """Return the `EvalConfig` of the command line: each setting goes where its name belongs.
+def eval_config(given: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) -> EvalConfig:
+    """Return the configuration of the command line.
+
+    Args:
+        given: what the options say; every source wins over it.
+        sources: settings as `read_toml` and `parse_pairs` give them, a later one wins.
 
     Raises:
         UsageError: A setting is unknown or does not fit.
     """
-    from agentenv.core.limits import RunLimits
-    from agentenv.engine.base import Sampling
-    from agentenv.runner.options import RunnerOptions
     from agentenv.runs.evaluate import EvalConfig
+    from agentenv.runs.sections import EVAL_SECTIONS
 
-    homes: dict[str, dict[str, Any]] = {
-        "runner": {},
-        "limits": {},
-        "sampling": {},
-        "env": {},
-        "engine": {},
-        "": {},
-    }
-    runner_names = {field.name for field in fields(RunnerOptions)}
-    limit_names = {field.name for field in fields(RunLimits)}
-    sampling_names = {field.name for field in fields(Sampling)}
-    for source in sources:
-        for name, value in source.items():
-            head, dot, rest = name.partition(".")
-            if isinstance(value, dict) and name in homes:
-                homes[name].update(value)
-            elif dot and head in homes:
-                homes[head][rest] = value
-            elif name in runner_names:
-                homes["runner"][name] = value
-            elif name in limit_names:
-                homes["limits"][name] = value
-            elif name in sampling_names:
-                homes["sampling"][name] = value
-            else:
-                homes[""][name] = value
-    known = {field.name for field in fields(EvalConfig)}
-    for name in homes[""]:
-        if name not in known:
-            near = _near(name, [*known, *runner_names, *limit_names, *sampling_names])
-            raise UsageError(f"unknown setting {name!r}; {near}")
-    return EvalConfig(
-        **{**given, **homes[""]},
-        runner=build(RunnerOptions, homes["runner"]),
-        limits=build(RunLimits, homes["limits"]),
-        sampling=build(Sampling, homes["sampling"]),
-        env_kwargs=homes["env"],
-        engine_options=homes["engine"],
-    )
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-
-
-def _new_writer(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str) -> RunWriter:
-    from agentenv.runs.store.writer import RunWriter
-
-    return RunWriter.create(
-        specs[0].id if len(specs) == 1 else "several",
-        root=runs_dir,
-        env_ids=tuple(one.id for one in specs),
-        model=config.model,
-        seed=config.seed,
-        config=config.record(),
-    )
+    found = read_settings(sources, EVAL_SECTIONS)
+    return EvalConfig.of(**{**given, **found.pop("eval"), **found})
 
 
 def _evaluate(
@@ -159,7 +102,7 @@ def _evaluate(
 ) -> int:
     from agentenv.cli.progress import EvalProgress
     from agentenv.envs.registry import spec
-    from agentenv.runs.evaluate import EvalConfig, Evaluation
+    from agentenv.runs.evaluate import EvalConfig, Evaluation, new_run
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.runinfo import RunStatus
     from agentenv.runs.store.writer import RunWriter
@@ -167,15 +110,15 @@ def _evaluate(
     run = find_run(resume, runs_dir) if resume else None
     if run is not None and run.info.kind != "eval":
         verb = f"resume it with agentenv train --resume {run.id}" if run.info.kind == "train" else "play anew"
-        raise UsageError(f"run {run.id} is no evaluation; {verb}")
+        raise UsageError(f"run {run.id} is no evaluation", remedy=verb)
     config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(
-            f"run {run.id} is of {', '.join(config.envs)}; leave the environment out to resume it"
+            f"run {run.id} is of {', '.join(config.envs)}", remedy="leave the environment out to resume it"
         )
     specs = [spec(name) for name in config.envs]
     evaluation = Evaluation(config, specs=specs)
-    with _new_writer(config, specs, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
+    with new_run(config, specs, runs_dir) if run is None else RunWriter.resume(run.path) as writer:
         progress = EvalProgress(quiet=as_json)
         evaluation.on_episode = progress.episode
         evaluation.keep_in(writer)

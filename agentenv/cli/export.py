@@ -41,7 +41,7 @@ def run(
     from agentenv.runs.store.reader import find_run
 
     if shape not in FORMATS:
-        raise UsageError(f"there is no format {shape!r}; the formats are {', '.join(FORMATS)}")
+        raise UsageError(f"there is no format {shape!r}", remedy=f"the formats are {', '.join(FORMATS)}")
     source = find_run(name, runs_dir)
     if shape in ROWS:
         target = Path(output or source.path / f"{shape}.jsonl")
@@ -96,6 +96,6 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
                 count += 1
     except OSError as error:
         raise StoreError(
-            f"cannot write {path}: {error.strerror or error}; name another with --output"
+            f"cannot write {path}: {error.strerror or error}", remedy="name another with --output"
         ) from error
     return count

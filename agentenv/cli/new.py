@@ -22,17 +22,19 @@ def run(
 
     words = re.findall(r"[a-z0-9]+", name.lower())
     if not words or words[0][0].isdigit():
-        raise UsageError(f"{name!r} is no name for a package; use letters, such as shop-math")
+        raise UsageError(f"{name!r} is no name for a package", remedy="use letters, such as shop-math")
     root = Path(directory or "-".join(words))
     if root.exists() and any(root.iterdir()):
-        raise UsageError(f"{root} is not empty; choose another with --dir")
+        raise UsageError(f"{root} is not empty", remedy="choose another with --dir")
     try:
         for path, text in files_of(words).items():
             target = root / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"cannot write {root}: {error.strerror}; choose another place with --dir") from error
+        raise StoreError(
+            f"cannot write {root}: {error.strerror}", remedy="choose another place with --dir"
+        ) from error
     module = "_".join(words)
     print(f"{root}/ made. Next:")
     print(f"  agentenv check {root}/{module}.py")

@@ -22,10 +22,10 @@ ModelOption: Any = typer.Option(
 )
 SeedOption: Any = typer.Option(0, "--seed", help="Seed of the run; every episode's follows from it.")
 SettingsOption: Any = typer.Option(
-    None, "-o", "--set", metavar="NAME=VALUE", help="A setting; may be repeated."
+    None, "-o", "--set", metavar="SECTION.NAME=VALUE", help="A setting; may be repeated."
 )
 ConfigOption: Any = typer.Option(
-    "", "--config", help="TOML file with the same settings; what is typed here wins."
+    "", "--config", help="TOML file with a table for each section; what is typed here wins."
 )
 RunsDirOption: Any = typer.Option("runs", "--runs-dir", help="Directory of all runs.")
 JsonOption: Any = typer.Option(False, "--json", help="Print one JSON object instead.")

@@ -37,7 +37,7 @@ def run(
 
     name, _, place = run.partition("#")
     if not (episode or place):
-        raise UsageError(f"{run!r} names no episode; add --episode 12 or --episode TASK/MEMBER")
+        raise UsageError(f"{run!r} names no episode", remedy="add --episode 12 or --episode TASK/MEMBER")
     if model and from_turn is None:
         raise UsageError("-m goes on from a turn: name it with --from-turn")
     stored = find_run(name, runs_dir)
@@ -75,15 +75,15 @@ class _Replay:
         from agentenv.core.settings import build
         from agentenv.engine.base import Sampling
         from agentenv.envs.registry import spec
+        from agentenv.runner.held import own_pool
         from agentenv.runs.replay import replay_episode
-        from agentenv.sandbox.base import create
 
         config = self.info.config
         entry = spec(self.env or self._source(old.env_id))
-        kwargs = {} if self.env else dict(config.get("env_kwargs") or {})
+        kwargs = {} if self.env else dict(config.get("env") or {})
         async with AsyncExitStack() as stack:
             live = self._live(stack)
-            sandbox = entry.sandbox and await stack.enter_async_context(create(entry.sandbox))
+            sandbox = await own_pool(entry.sandbox, stack)
             return await replay_episode(
                 old,
                 entry.make(**kwargs),
@@ -95,7 +95,7 @@ class _Replay:
                 run_seed=self.info.seed,
                 user=entry.user,
                 done_policy=entry.done_policy,
-                sandbox=sandbox or None,
+                sandbox=sandbox,
             )
 
     @property
@@ -136,7 +136,8 @@ class _Replay:
             files = import_module("agentenv.engine.hf.load").locate(rest).tokenizer
             return Renderer(ChatTokenizer.load(files.path, files.gguf_file))
         raise UsageError(
-            f"the tokenizer of {self._model or 'this run'} is not known; name its directory with --tokenizer"
+            f"the tokenizer of {self._model or 'this run'} is not known",
+            remedy="name its directory with --tokenizer",
         )
 
     def _source(self, env_id: str) -> str:

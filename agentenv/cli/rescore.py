@@ -63,17 +63,8 @@ def find_object(name: str) -> Any:
     Raises:
         UsageError: There is no such thing.
     """
-    import sys as system
-    from importlib import import_module
-
-    from agentenv.core.errors import UsageError
+    from agentenv.core.imports import import_object
     from agentenv.envs.files import load_file
 
-    module, colon, attribute = name.rpartition(":")
-    if not colon or not attribute:
-        raise UsageError(f"{name!r} is not file.py:name or module:name")
-    try:
-        found = system.modules[load_file(module)] if module.endswith(".py") else import_module(module)
-        return getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"cannot find {name!r}: {error}") from error
+    module, _, attribute = name.rpartition(":")
+    return import_object(f"{load_file(module)}:{attribute}" if module.endswith(".py") else name)

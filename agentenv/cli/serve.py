@@ -32,7 +32,7 @@ def run(
 ) -> None:
     """Serve a model (vLLM, ready for rollouts and weight updates) or an environment (OpenEnv)."""
     if bool(model) == bool(env):
-        raise UsageError("serve takes one of MODEL and --env ENV; see agentenv serve --help")
+        raise UsageError("serve takes one of MODEL and --env ENV", remedy="see agentenv serve --help")
     if env:
         from agentenv.interop.openenv import serve_forever
 

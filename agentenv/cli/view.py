@@ -31,7 +31,9 @@ def show(
     from agentenv.runs.view.page import build_page, write_page
 
     if sort and sort not in {"place", "task", "member", "reward", "stop", "turns", "tokens", "time"}:
-        raise UsageError(f"cannot sort by {sort!r}; by reward, tokens, turns, time, stop, task or member")
+        raise UsageError(
+            f"cannot sort by {sort!r}", remedy="by reward, tokens, turns, time, stop, task or member"
+        )
     names = [name.partition("#") for name in runs or []]
     found = [find_run(name, runs_dir) for name, _, _ in names] or list_runs(
         runs_dir, on_broken=lambda error: print(f" left out: {error}")
@@ -42,7 +44,7 @@ def show(
         serve([run.path for run in found] if names else [], Path(runs_dir), port=port, open_browser=browser)
         return
     if not found:
-        raise UsageError(f"there are no runs in {runs_dir}/; make one with agentenv eval")
+        raise UsageError(f"there are no runs in {runs_dir}/", remedy="make one with agentenv eval")
     only = [found[0].find(names[0][2])] if names and names[0][2] else []
     page = build_page(found, only=only, sort=sort, max_bytes=max_mb * 1_000_000)
     target = output or str(Path(runs_dir if not names else found[0].path) / "view.html")

@@ -8,6 +8,7 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.core.context import Context as Context
+    from agentenv.core.episode_env import Action as Action
     from agentenv.core.episode_env import EpisodeEnv as EpisodeEnv
     from agentenv.core.episode_env import Outcome as Outcome
     from agentenv.core.episode_env import ResetResult as ResetResult
@@ -64,7 +65,7 @@ __all__ = door(
     __name__,
     {
         "context": ["Context"],
-        "episode_env": ["EpisodeEnv", "Outcome", "ResetResult", "StepResult"],
+        "episode_env": ["Action", "EpisodeEnv", "Outcome", "ResetResult", "StepResult"],
         "errors": [
             "AgentEnvError",
             "AlignmentError",

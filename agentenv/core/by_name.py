@@ -1,21 +1,21 @@
 """Call a function with the arguments that it names.
 
-Authors of environments and rewards write the parameters they need, in any order; what is on offer
-is passed by name. A parameter that is not on offer and has no default is the author's mistake, and
-is said with its name.
+Authors of environments and rewards write the parameters they need, in any order; what is available is
+passed by name. A parameter that is not available and has no default is the author's mistake, and the
+error names it and what comes nearest.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["Wanted", "arguments_for", "did_you_mean", "wanted_by"]
+__all__ = ["Wanted", "arguments_for", "did_you_mean", "nearest", "wanted_by"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def arguments_for(
         rest: more named values; a `**parameter` gets all of these, and only these.
 
     Raises:
-        UsageError: A required parameter is not on offer.
+        UsageError: A required parameter is not available.
     """
     wanted = wanted_by(function)
     arguments: dict[str, object] = dict(rest) if wanted.takes_rest else {}
@@ -84,17 +84,23 @@ def arguments_for(
             arguments[name] = rest[name]
         elif name in wanted.required:
             known = sorted({*offered, *rest})
+            meant = did_you_mean(name, known)
             raise UsageError(
-                f"{_label(function)} asks for {name!r}, which is not on offer"
-                f"{did_you_mean(name, known)}; on offer: {', '.join(known)}"
+                f"parameter {name!r} of {_label(function)} is not available here",
+                remedy=f"{meant} available: {', '.join(known)}".lstrip(),
             )
     return arguments
 
 
-def did_you_mean(name: str, known: list[str]) -> str:
-    """Return `; did you mean ...?` for a near miss, else nothing."""
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the known names that look most like a name, the nearest first; none if all are far."""
+    return get_close_matches(name, list(known), n=count, cutoff=cutoff)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean ...?` for a near miss, else nothing."""
+    close = nearest(name, known)
+    return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _label(function: Callable[..., object]) -> str:

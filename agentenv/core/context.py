@@ -46,7 +46,8 @@ class Context:
     turn: int = 0
     """Index of the assistant turn being answered."""
     tool_calls_left: int | None = None
-    """Tool calls that the episode may still run; the runner keeps it current."""
+    """Tool calls that the episode may still run, those of this turn included; None without a limit.
+    The runner counts them and answers the calls over the limit itself; here they can be read."""
     state: dict[str, object] = field(default_factory=dict[str, object])
     """Free for the environment's tools; new for each episode."""
     draft: Callable[[], EpisodeRecord] | None = None

@@ -18,15 +18,12 @@ class _Package(ModuleType):
     """A package whose public names are loaded by attribute access (as PEP 562 does for one module)."""
 
     def __getattr__(self, name: str) -> object:
+        if name in self.__dict__["_packages"]:
+            return import_module(f"{self.__name__}.{name}")  # which also sets the attribute
         home = self.__dict__["_homes"].get(name)
         if home is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        require = self.__dict__["_require"]
-        if require is not None:
-            require(name)
-        value = getattr(import_module(f"{self.__name__}.{home}"), name)
-        self.__dict__[name] = value
-        return value
+        return self.__dict__["_load"](name, home)
 
     def __setattr__(self, name: str, value: object) -> None:
         # Importing a submodule sets it on its package. Where a public name is also a module's, such as
@@ -38,14 +35,31 @@ class _Package(ModuleType):
         return list(self.__dict__["__all__"])
 
 
+class _CallablePackage(_Package):
+    """A package that can be called in place of one of its functions, as `agentenv.train(...)` is."""
+
+    @property
+    def __call__(self) -> Callable[..., object]:
+        # A property, so that Python calls the function itself, without a frame in between.
+        function: Callable[..., object] = getattr(self, self.__dict__["_call"])
+        return function
+
+
 def door(
-    package: str, names: Mapping[str, Sequence[str]], *, require: Callable[[str], None] | None = None
+    package: str,
+    names: Mapping[str, Sequence[str]],
+    *,
+    packages: Sequence[str] = (),
+    call: str = "",
+    require: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Let a package load its public names when they are first used.
 
     Args:
         package: the package's `__name__`.
         names: public names by the submodule they come from, such as `{"base": ["Engine", "Sampling"]}`.
+        packages: packages in it that are public names themselves.
+        call: the public function that is meant where the package itself is called; none if empty.
         require: called with a name before it is loaded; raises if something that it needs is missing.
 
     Returns:
@@ -53,6 +67,14 @@ def door(
     """
     module = sys.modules[package]
     homes = {name: home for home, public in names.items() for name in public}
-    module.__dict__.update(_homes=homes, _require=require)
-    module.__class__ = _Package
-    return sorted(homes)
+
+    def load(name: str, home: str) -> object:
+        if require is not None:
+            require(name)
+        value = getattr(import_module(f"{package}.{home}"), name)
+        module.__dict__[name] = value
+        return value
+
+    module.__dict__.update(_homes=homes, _packages=frozenset(packages), _call=call, _load=load)
+    module.__class__ = _CallablePackage if call else _Package
+    return sorted([*homes, *packages])

@@ -8,12 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import isfinite
+from typing import Protocol, Self, cast
 
 from agentenv.core.context import Context
-from agentenv.core.messages import JsonValue, Message, ToolResult
+from agentenv.core.errors import EnvironmentMisuse
+from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 
-__all__ = ["EpisodeEnv", "Outcome", "ResetResult", "StepResult"]
+__all__ = ["Action", "EpisodeEnv", "Outcome", "ResetResult", "StepResult", "check_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One turn of the model as an environment gets it: what was said, and the calls to run."""
+
+    message: Message
+    """The assistant message as it is recorded; calls that are not to be run stand in it too."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls to run, parsed, in call order."""
+
+    @classmethod
+    def of(cls, action: object) -> Self:
+        """Read an action that was given as text or as an assistant message.
+
+        Raises:
+            EnvironmentMisuse: It is neither.
+        """
+        if isinstance(action, str):
+            return cls({"role": "assistant", "content": action})
+        if not isinstance(action, Mapping) or cast("Message", action).get("role") != "assistant":
+            raise EnvironmentMisuse(f"an action is text or an assistant message, not {action!r:.200}")
+        message = cast("Message", action)
+        return cls(message, tuple(ToolCall.from_message(call) for call in message.get("tool_calls") or ()))
+
+    def to_message(self) -> Message:
+        """Return the message with the calls to run and no others."""
+        fields = {key: value for key, value in self.message.items() if key != "tool_calls"}
+        if self.tool_calls:
+            fields["tool_calls"] = [call.to_message() for call in self.tool_calls]
+        return cast("Message", fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +61,7 @@ class ResetResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an environment answered to one message of the model."""
+    """What an environment answered to one action of the model."""
 
     messages: tuple[Message, ...] = ()
     """New messages besides the tool results (a user's text, say); no assistant messages."""
@@ -66,8 +99,8 @@ class EpisodeEnv(Protocol):
         """Start an episode on a task."""
         ...
 
-    async def advance(self, action: Message) -> StepResult:
-        """Answer one assistant message; its tool calls are run at once and answered in order."""
+    async def advance(self, action: Action) -> StepResult:
+        """Answer one action; its tool calls are run at once and answered in order."""
         ...
 
     async def is_finished(self) -> bool:
@@ -81,3 +114,19 @@ class EpisodeEnv(Protocol):
     async def shutdown(self) -> None:
         """Close the environment; may be called twice, and without `begin`."""
         ...
+
+
+def check_step(step: StepResult, calls: Sequence[ToolCall]) -> None:
+    """Check what an environment answered.
+
+    Raises:
+        EnvironmentMisuse: Calls without a result, or a reward that is no number.
+    """
+    answered = [result.tool_call_id for result in step.tool_results]
+    if answered != [call.id for call in calls]:
+        raise EnvironmentMisuse(
+            f"the environment answered the calls {answered} where {[call.id for call in calls]} were made; "
+            "give one result for each call, in call order"
+        )
+    if not isfinite(step.reward):
+        raise EnvironmentMisuse(f"step gave the reward {step.reward!r}; it must be finite")

@@ -19,8 +19,8 @@
     ├── EnvironmentMisuse(RuntimeError)   step before reset, step after the end
     └── StoreError(OSError)               a run directory that cannot be written or read
 
-Two audiences: the text of a `ToolError` is shown to the model; every other message is for the
-person, and says what was wrong, the value, and what to do.
+Two audiences: the text of a `ToolError` is shown to the model; every other error is for the person. Its
+`message` says what was wrong and the value, its `remedy` what to do; `str(error)` has both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,26 @@ __all__ = [
 
 
 class AgentEnvError(Exception):
-    """Root of all agentenv errors."""
+    """Root of all agentenv errors.
+
+    Args:
+        args: the message: what was wrong, and the value.
+        remedy: what to do about it; empty where the message says all there is.
+    """
+
+    remedy: str = ""
+
+    def __init__(self, *args: object, remedy: str = "") -> None:
+        super().__init__(*args)
+        self.remedy = remedy
+
+    @property
+    def message(self) -> str:
+        """What was wrong, without the remedy."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
 class UsageError(AgentEnvError, ValueError):
@@ -74,12 +93,12 @@ class ModelNotFound(UsageError, FileNotFoundError):
 
 
 class DependencyMissing(UsageError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed; the remedy names the extra that brings it."""
 
     @classmethod
     def of(cls, package: str, extra: str, *, purpose: str) -> DependencyMissing:
         """Say which package is missing, what for, and how to install it."""
-        return cls(f"{purpose} needs {package}: pip install 'agentenv-rl[{extra}]'")
+        return cls(f"{purpose} needs {package}", remedy=f"pip install 'agentenv-rl[{extra}]'")
 
     @classmethod
     def require(cls, *packages: str, extra: str, purpose: str) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import isfinite
 from typing import Literal, TypeAlias
 
-from agentenv.core.errors import UsageError
+from agentenv.core.bounds import NonNegativeInt, PositiveInt, PositiveSeconds, check_bounds
 
 __all__ = ["DonePolicy", "RunLimits"]
 
@@ -22,49 +21,39 @@ class RunLimits:
         UsageError: A limit is negative, zero where nothing could run, or not a number.
     """
 
-    max_turns: int | None = 16
+    max_turns: PositiveInt | None = 16
     """Assistant turns. Calls made on the last turn are not run."""
-    max_user_turns: int | None = None
+    max_user_turns: NonNegativeInt | None = None
     """Turns of a simulated user; tool rounds do not count."""
-    max_tool_calls: int | None = None
+    max_tool_calls: NonNegativeInt | None = None
     """Tool calls in the episode; the calls over it are answered "not run"."""
-    max_parse_errors: int | None = 4
+    max_parse_errors: NonNegativeInt | None = 4
     """Malformed tool calls told to the model before the episode is ended."""
-    max_context_tokens: int | None = None
+    max_context_tokens: PositiveInt | None = None
     """Prompt and completions together; the engine's own limit holds too."""
-    max_tokens_per_turn: int | None = 1024
+    max_tokens_per_turn: PositiveInt | None = 1024
     """Sampled tokens of one turn."""
-    max_total_tokens: int | None = None
+    max_total_tokens: PositiveInt | None = None
     """Sampled tokens of the episode."""
-    max_tool_output_tokens: int | None = 4096
+    max_tool_output_tokens: PositiveInt | None = 4096
     """Tokens of one tool result; what is over is cut."""
     tool_output_keep: Literal["middle", "head", "tail"] = "middle"
     """What stays of a tool result that is cut: head and tail (`middle` goes), `head`, or `tail`."""
-    min_answer_tokens: int = 16
+    min_answer_tokens: PositiveInt = 16
     """Room that must be left after an observation for the episode to go on."""
-    tool_timeout_s: float | None = 30.0
-    env_timeout_s: float | None = 120.0
+    tool_timeout_s: PositiveSeconds | None = 30.0
+    """One tool call."""
+    env_timeout_s: PositiveSeconds | None = 120.0
     """One `reset` or `step` of the environment, its tools included."""
-    turn_timeout_s: float | None = None
+    turn_timeout_s: PositiveSeconds | None = None
     """One generation."""
-    reward_timeout_s: float | None = 120.0
-    episode_timeout_s: float | None = None
+    reward_timeout_s: PositiveSeconds | None = 120.0
+    """The rewards of an episode."""
+    episode_timeout_s: PositiveSeconds | None = None
+    """The whole episode."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None:
-                continue
-            if field.name == "tool_output_keep":
-                if value not in {"middle", "head", "tail"}:
-                    raise UsageError(f"tool_output_keep is 'middle', 'head' or 'tail', not {value!r}")
-                continue
-            least = 0 if field.name in {"max_tool_calls", "max_parse_errors", "max_user_turns"} else 1
-            if field.name.endswith("_s"):
-                if not isfinite(value) or value <= 0:
-                    raise UsageError(f"{field.name} must be a positive number of seconds, not {value}")
-            elif isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{field.name} must be a whole number of at least {least}, not {value!r}")
+        check_bounds(self)
 
     def stricter(self, other: RunLimits | None) -> RunLimits:
         """Return the limits that satisfy both; of two numbers the smaller holds.

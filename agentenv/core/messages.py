@@ -7,7 +7,7 @@ OpenAI-compatible API eat them as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NotRequired, TypeAlias, TypedDict
 
@@ -21,6 +21,8 @@ __all__ = [
     "ToolCallMessage",
     "ToolErrorKind",
     "ToolResult",
+    "malformed",
+    "not_run",
     "text_of",
 ]
 
@@ -100,6 +102,9 @@ class ToolCall:
     status: CallStatus = CallStatus.OK
     error: str = ""
     """For the model: what is wrong with the call, when `status` is not ok."""
+    values: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
+    """The arguments as Python values, where they were read already and are an object that a tool can take.
+    Read only. They follow from `arguments`, so they are neither compared nor written to disk."""
 
     def to_message(self) -> ToolCallMessage:
         """Return the call in the shape of an assistant message's `tool_calls` entry."""
@@ -172,3 +177,22 @@ class ToolResult:
             "name": self.name,
             "content": self.content,
         }
+
+
+_ERROR_KINDS = {
+    CallStatus.UNKNOWN_TOOL: ToolErrorKind.UNKNOWN_TOOL,
+    CallStatus.BAD_ARGUMENTS: ToolErrorKind.BAD_ARGUMENTS,
+    CallStatus.IN_THINKING: ToolErrorKind.NOT_RUN,
+}
+"""What a status makes of a call's result; every other one says that the call's text is broken."""
+
+
+def malformed(call: ToolCall) -> ToolResult:
+    """Tell the model what is wrong with a call that could not be read."""
+    kind = _ERROR_KINDS.get(call.status, ToolErrorKind.INVALID_JSON)
+    return ToolResult(call.id, call.name, call.error or f"malformed tool call: {call.status.value}", kind)
+
+
+def not_run(call: ToolCall, why: str) -> ToolResult:
+    """Tell the model why a call was not run."""
+    return ToolResult(call.id, call.name, f"not run: {why}", ToolErrorKind.NOT_RUN)

@@ -50,7 +50,7 @@ class TokenSpan:
 
     def __post_init__(self) -> None:
         if self.source not in _SOURCES:
-            raise AlignmentError(f"unknown token source {self.source!r}; one of {sorted(_SOURCES)}")
+            raise AlignmentError(f"unknown token source {self.source!r}", remedy=f"one of {sorted(_SOURCES)}")
         if min(self.token_ids, default=0) < 0:
             raise AlignmentError(f"token id {min(self.token_ids)} of a {self.source} span is negative")
         if self.source != "model":

@@ -1,22 +1,44 @@
-"""Settings from a TOML file and from `name=value` pairs into one frozen dataclass.
+"""One grammar of settings, for the command line, TOML files and Python.
 
-A value takes the type of its field; an unknown name is an error that suggests the nearest one.
+Settings lie in sections: `limits` holds the fields of `RunLimits`, `env` the arguments of the environment,
+and so on. The same setting is written
+
+- `-o limits.max_turns=4` on the command line: one line of TOML, where quotes around a text may be left out
+  and `none` means None;
+- `max_turns = 4` in the table `[limits]` of a TOML file, or `limits.max_turns = 4`;
+- `limits={"max_turns": 4}` in Python.
+
+On the command line and at the top of a TOML file the section may be left out where exactly one section has
+a field of that name. A later source wins over an earlier one, name by name.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import re
+import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType, NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin
 
+from agentenv.core.bounds import check_value, kinds_of
+from agentenv.core.by_name import nearest
 from agentenv.core.errors import UsageError
 
-__all__ = ["build", "parse_pairs", "read_toml"]
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["Section", "build", "options_of", "parse_pairs", "read_settings", "read_toml"]
 
 _T = TypeVar("_T")
+
+_NONE = frozenset({"none", "None", "null"})
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -35,47 +57,221 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return settings given as `name=value`; values are read as TOML, else as text.
+    """Return settings given as `name=value` or `section.name=value`, as TOML would read these lines.
+
+    A value that is no TOML is text, and `none` is None.
 
     Raises:
-        UsageError: A pair has no `=`.
+        UsageError: A pair has no `=`, or gives a value to what is a table in another pair.
     """
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"settings look like name=value, not {pair!r}")
-        try:
-            found[name.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name.strip()] = None if text.strip() in {"none", "None", "null"} else text.strip()
+        path = [part.strip() for part in name.split(".")]
+        if not equals or not all(path):
+            raise UsageError(f"settings look like name=value or section.name=value, not {pair!r}")
+        table: dict[str, Any] = {path[-1]: _value(text)}
+        for part in reversed(path[:-1]):
+            table = {part: table}
+        found = _merged(found, table)
     return found
 
 
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return None if text.strip() in _NONE else text.strip()
+
+
+def _merged(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both tables as one; of two values the later holds, two tables become one."""
+    both = dict(first)
+    for name, value in later.items():
+        mine = both.get(name)
+        if isinstance(mine, Mapping) and isinstance(value, Mapping):
+            both[name] = _merged(cast("Mapping[str, Any]", mine), cast("Mapping[str, Any]", value))
+        else:
+            both[name] = value
+    return both
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What the settings of one section are."""
+
+    kind: type[Any] | None = None
+    """The dataclass whose fields they are; None where any name may stand, such as the arguments of an
+    environment."""
+    without: frozenset[str] = frozenset()
+    """Fields that are no settings, because something else decides them."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names that may be set, where they are known."""
+        known = [] if self.kind is None else [field.name for field in fields(self.kind)]
+        return [name for name in known if name not in self.without]
+
+
+def read_settings(
+    sources: Sequence[Mapping[str, Any]], sections: Mapping[str, Section]
+) -> dict[str, dict[str, Any]]:
+    """Put settings from several sources into their sections.
+
+    Example:
+        >>> from agentenv.core.limits import RunLimits
+        >>> from agentenv.core.settings import Section, parse_pairs, read_settings
+        >>> sections = {"env": Section(), "limits": Section(RunLimits)}
+        >>> read_settings([parse_pairs(["env.digits=2", "max_turns=4"])], sections)
+        {'env': {'digits': 2}, 'limits': {'max_turns': 4}}
+
+    Args:
+        sources: what `read_toml` and `parse_pairs` gave, or mappings of the same shape; a later one wins.
+        sections: by name; `build` makes the section's dataclass of what is returned for it.
+
+    Returns:
+        For each section its settings by name; values are not checked yet.
+
+    Raises:
+        UsageError: No section has a setting of this name, or several have; the error has the nearest names.
+    """
+    found: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    for source in sources:
+        for name, value in source.items():
+            if name in sections and isinstance(value, Mapping):
+                table = cast("Mapping[str, Any]", value)
+                for inner in table:
+                    if sections[name].kind is not None and inner not in sections[name].names:
+                        raise _unknown(f"{name}.{inner}", sections)
+                found[name] = _merged(found[name], table)
+            else:
+                home = _home_of(name, value, sections)
+                found[home] = _merged(found[home], {name: value})
+    return found
+
+
+def _home_of(name: str, value: object, sections: Mapping[str, Section]) -> str:
+    """Return the one section that has a setting of this name."""
+    homes = [home for home, section in sections.items() if name in section.names]
+    if len(homes) == 1:
+        return homes[0]
+    if homes:
+        raise UsageError(
+            f"setting {name!r} is in the sections {' and '.join(homes)}",
+            remedy=f"write {' or '.join(f'{home}.{name}' for home in homes)}",
+        )
+    if name in sections:
+        raise UsageError(f"{name!r} is a section, not a setting", remedy=f"write {name}.NAME=VALUE")
+    inner = next(iter(cast("Mapping[str, Any]", value)), "") if isinstance(value, Mapping) else ""
+    raise _unknown(f"{name}.{inner}" if inner else name, sections)
+
+
+def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:
+    """Return the error for a name that no section has, with the nearest ones and what they mean."""
+    named = [(home, own) for home, section in sections.items() for own in section.names]
+    whole = {f"{home}.{own}" if home else own: (home, own) for home, own in named}
+    looks = {own: text for text, (_, own) in whole.items()} | {text: text for text in whole}
+    elsewhere = [text for text, (_, own) in whole.items() if own == name.rpartition(".")[2]]
+    near = nearest(name, looks, cutoff=0.9) or nearest(name, looks, count=3)
+    close = elsewhere or list(dict.fromkeys(looks[one] for one in near))[:2]
+    if close:
+        told = " or ".join(_told(one, sections[whole[one][0]].kind, whole[one][1]) for one in close)
+        return UsageError(f"unknown setting {name!r}", remedy=f"did you mean {told}?")
+    free = [f"{home}.NAME" for home, section in sections.items() if section.kind is None]
+    also = f"; {' and '.join(free)} take any name" if free else ""
+    return UsageError(f"unknown setting {name!r}", remedy=f"known: {', '.join(sorted(whole))}{also}")
+
+
+def _told(text: str, kind: type[Any] | None, name: str) -> str:
+    """Return a setting's quoted name with the first sentence of what it means."""
+    meaning = " ".join(_field_docs(kind).get(name, "").split())
+    first = re.split(r"(?<=[.;:])\s", meaning, maxsplit=1)[0].rstrip(".;:")
+    return f"{text!r} ({first})" if first else repr(text)
+
+
+def _field_docs(kind: type[Any] | None) -> dict[str, str]:
+    """Return the text under each field of a dataclass; nothing where its source is not at hand."""
+    if kind is None:
+        return {}
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    return dict(_texts(cast("ast.ClassDef", tree.body[0]).body))
+
+
+def _texts(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for field, below in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            text = below.value if isinstance(below, ast.Expr) else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield field.target.id, text.value
+
+
 def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
-    """Return a dataclass or pydantic model from several mappings; a later one wins.
+    """Return a dataclass from several mappings of its fields; a later one wins.
+
+    A value takes the type of its field as pydantic converts it. TOML has no word for None, so the text
+    `none` is None where the field takes None and no text.
 
     Raises:
         UsageError: A name is unknown, or a value does not fit its field.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     values: dict[str, Any] = {}
     for source in sources:
-        values.update(source)
-    known = [field.name for field in fields(kind)] if is_dataclass(kind) else list(kind.__annotations__)
+        values = _merged(values, source)
     for name in values:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-            raise UsageError(f"unknown setting {name!r}{hint}")
-    adapter: TypeAdapter[_T] = TypeAdapter(kind)
+        if name not in Section(kind).names:
+            raise _unknown(name, {"": Section(kind)})
+    values = {name: _spoken_none(kind, name, value) for name, value in values.items()}
     try:
-        return adapter.validate_python(values)
+        return _adapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, UsageError):
             raise cause from error
+        if len(first["loc"]) == 1:
+            check_value(kind, str(first["loc"][0]), first["input"])  # says it in our words where it can
         where = ".".join(map(str, first["loc"])) or kind.__name__
         raise UsageError(f"setting {where} = {first['input']!r}: {first['msg']}") from error
+
+
+@cache
+def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _spoken_none(kind: type, name: str, value: object) -> object:
+    """Return None for the text `none` where that can only mean None, and `none` where it is a choice."""
+    kinds = kinds_of(kind, name)
+    words = {word for choice in kinds for word in get_args(choice) if get_origin(choice) is Literal}
+    if value is None and NoneType not in kinds and "none" in words:
+        return "none"
+    if not isinstance(value, str) or value not in _NONE:
+        return value
+    return None if NoneType in kinds and str not in kinds and value not in words else value
+
+
+def options_of(
+    kind: type[_T], given: _T | Mapping[str, Any] | None, default: Mapping[str, Any] = MappingProxyType({})
+) -> _T:
+    """Return options as their dataclass, whether they are given as it or as a mapping of its fields.
+
+    Args:
+        kind: the dataclass.
+        given: it, some of its fields by name, or None for the defaults.
+        default: fields that differ from the dataclass's own defaults, unless `given` is a `kind`.
+
+    Raises:
+        UsageError: The mapping has an unknown name or a wrong value, or it is neither.
+    """
+    if isinstance(given, kind):
+        return given
+    if given is None or isinstance(given, Mapping):
+        return build(kind, default, cast("Mapping[str, Any]", given or {}))
+    raise UsageError(f"{kind.__name__} or a mapping of its fields is needed, not {given!r:.200}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.engine.ask import Answer as Answer
+    from agentenv.engine.ask import TextModel as TextModel
     from agentenv.engine.base import ChatCompletion as ChatCompletion
     from agentenv.engine.base import ChatEngine as ChatEngine
     from agentenv.engine.base import Completion as Completion
@@ -29,13 +31,16 @@ if TYPE_CHECKING:
     from agentenv.engine.scripted.scripted import ScriptedTurn as ScriptedTurn
     from agentenv.engine.vllm.inprocess import VLLMEngine as VLLMEngine
     from agentenv.engine.vllm.server import VLLMServerEngine as VLLMServerEngine
+    from agentenv.engine.weights import HoldsModel as HoldsModel
     from agentenv.engine.weights import SyncReport as SyncReport
+    from agentenv.engine.weights import WeightReader as WeightReader
     from agentenv.engine.weights import check_sync as check_sync
     from agentenv.engine.weights import push_weights as push_weights
 
 __all__ = door(
     __name__,
     {
+        "ask": ["Answer", "TextModel"],
         "base": ["ChatCompletion", "ChatEngine", "Completion", "Engine", "FinishReason", "Sampling", "Usage"],
         "doctor": ["EngineFinding", "examine_engine", "examine_model"],
         "factory": ["LoadedModel", "load_engine"],
@@ -46,6 +51,6 @@ __all__ = door(
         "scripted.scripted": ["ScriptedEngine", "ScriptedRequest", "ScriptedTurn"],
         "vllm.inprocess": ["VLLMEngine"],
         "vllm.server": ["VLLMServerEngine"],
-        "weights": ["SyncReport", "check_sync", "push_weights"],
+        "weights": ["HoldsModel", "SyncReport", "WeightReader", "check_sync", "push_weights"],
     },
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
 
-from agentenv.core.errors import UsageError
+from annotated_types import Ge, Gt, Le, Lt
+
+from agentenv.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.messages import JsonValue, Message
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Connected",
     "Engine",
     "FinishReason",
+    "MayBeUntrainable",
     "Sampling",
     "Usage",
 ]
@@ -37,13 +39,13 @@ class Sampling:
         UsageError: A value is outside its range.
     """
 
-    temperature: float = 1.0
+    temperature: NonNegativeFloat = 1.0
     """0 means greedy: for evaluation only, its logprobs are those at T = 1."""
-    top_p: float = 1.0
-    top_k: int = 0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_k: NonNegativeInt = 0
     """0 means no limit."""
-    min_p: float = 0.0
-    max_tokens: int = 1024
+    min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
+    max_tokens: PositiveInt = 1024
     """The runner lowers it to what the budgets leave."""
     seed: int | None = None
     """Seed of this request; the runner derives it from run seed, task, member and turn."""
@@ -51,16 +53,7 @@ class Sampling:
     """Name of a LoRA; the base model when None."""
 
     def __post_init__(self) -> None:
-        if not isfinite(self.temperature) or self.temperature < 0:
-            raise UsageError(f"temperature must be 0 or more, not {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p must be in (0, 1], not {self.top_p}")
-        if self.top_k < 0:
-            raise UsageError(f"top_k must be 0 (no limit) or more, not {self.top_k}")
-        if not 0 <= self.min_p < 1:
-            raise UsageError(f"min_p must be in [0, 1), not {self.min_p}")
-        if self.max_tokens < 1:
-            raise UsageError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        check_bounds(self)
 
     @property
     def untrainable_reason(self) -> str:
@@ -141,6 +134,16 @@ class Connected(Protocol):
 
     async def disconnect(self) -> None:
         """Close them before the loop ends."""
+        ...
+
+
+@runtime_checkable
+class MayBeUntrainable(Protocol):
+    """An engine whose completions may be of no use for training, for example without exact logprobs."""
+
+    @property
+    def untrainable_reason(self) -> str:
+        """Why its completions must not be trained on; empty if they may."""
         ...
 
 

@@ -40,7 +40,7 @@ class EngineFinding:
         return f"{mark:6}{self.name:12}{self.detail}"
 
 
-class Examination:
+class EngineExamination:
     """The questions to one engine, with the prompt they use."""
 
     def __init__(self, engine: Engine, prompt: list[int]) -> None:
@@ -174,7 +174,7 @@ async def examine_engine(engine: Engine, prompt: list[int]) -> list[EngineFindin
         engine: what is asked.
         prompt: a few tokens of ordinary text.
     """
-    findings = await Examination(engine, prompt).run()
+    findings = await EngineExamination(engine, prompt).run()
     if isinstance(engine, VLLMServerEngine):
         report = engine.report
         findings.insert(

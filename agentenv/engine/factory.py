@@ -6,11 +6,11 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.scripted.mock import MockEngine
@@ -19,7 +19,7 @@ from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["LoadedModel", "load_engine", "weights_and_engine"]
+__all__ = ["LoadedModel", "check_options", "load_engine", "weights_and_engine"]
 
 FORMS = "hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, mock"
 
@@ -68,7 +68,9 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
         "mock": _mock,
     }
     if kind not in loaders or (kind != "mock" and not rest):
-        raise UsageError(f"{model!r} names no engine; {_hint(model, list(loaders))}the forms are {FORMS}")
+        raise UsageError(
+            f"{model!r} names no engine", remedy=f"{_hint(model, list(loaders))}the forms are {FORMS}"
+        )
     return loaders[kind](rest, tokenizer, options)
 
 
@@ -88,8 +90,8 @@ def weights_and_engine(model: str) -> tuple[str, str]:
             raise UsageError(f"{model} can be evaluated but not trained on: it gives no token ids")
         if report.model_path is None or not Path(report.model_path).exists():
             raise ModelNotFound(
-                f"the weights that {model} serves ({report.model_path}) are not on this machine; name both: "
-                f"-m PATH -o engine={model}"
+                f"the weights that {model} serves ({report.model_path}) are not on this machine",
+                remedy=f"name both: -m PATH -o engine={model}",
             )
         return report.model_path, model
     if kind == "vllm":
@@ -100,7 +102,7 @@ def weights_and_engine(model: str) -> tuple[str, str]:
 def _hint(model: str, kinds: list[str]) -> str:
     if Path(model).expanduser().exists() or (model.count("/") == 1 and ":" not in model):
         return f"did you mean hf:{model}? "
-    close = get_close_matches(model.partition(":")[0], kinds, n=1)
+    close = nearest(model.partition(":")[0], kinds)
     return f"did you mean {close[0]}:...? " if close else ""
 
 
@@ -152,7 +154,7 @@ def _transformers(rest: str, tokenizer: str | None, options: dict[str, Any]) -> 
     picked = {name: options.pop(name) for name in ("dtype", "device") if name in options}
     DependencyMissing.require("torch", "transformers", extra="train", purpose="hf: models")
     engine_type = import_module("agentenv.engine.hf.engine").TransformersEngine
-    _check_options(engine_type, f"hf:{rest}", options)
+    check_options(engine_type, f"hf:{rest}", options)
     model = load.load_model(files, **picked)
     adapter = None if files.base is None else model.active_adapter
     return LoadedModel(engine_type(model, **{"name": f"hf:{rest}", "adapter": adapter, **options}), codec)
@@ -173,7 +175,7 @@ def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedMo
 
 def _http(model: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     connect = import_module("agentenv.engine.vllm.server").connect
-    _check_options(connect, model, options)
+    check_options(connect, model, options)
     engine, path = connect(model, tokenizer=tokenizer, **options)
     return LoadedModel(engine, None if path is None else _tokenizer(path))
 
@@ -188,18 +190,29 @@ def _openai(rest: str, tokenizer: str | None, options: dict[str, Any]) -> Loaded
 def _build(
     engine_type: Callable[..., Any], model: str, options: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    _check_options(engine_type, model, options)
+    check_options(engine_type, model, options)
     return engine_type(*args, **kwargs, **options)
 
 
-def _check_options(target: Callable[..., Any], model: str, options: Mapping[str, Any]) -> None:
+def check_options(target: Callable[..., Any], model: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that an engine does not take.
+
+    Args:
+        target: makes the engine; its keyword-only parameters are the options.
+        model: its name, for the message.
+        options: as they were given.
+
+    Raises:
+        UsageError: An option is unknown.
+    """
     parameters = inspect.signature(target).parameters.values()
     known = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
     for name in options:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            meant = f"did you mean {close[0]!r}? " if close else ""
-            raise UsageError(f"{model} has no option {name!r}; {meant}options: {', '.join(known)}")
+            meant = did_you_mean(name, known)
+            raise UsageError(
+                f"{model} has no option {name!r}", remedy=f"{meant} options: {', '.join(known)}".lstrip()
+            )
 
 
 def _tokenizer(path: str, gguf_file: str | None = None) -> ChatTokenizer:

@@ -280,7 +280,9 @@ def openai_module() -> Any:
     try:
         import openai
     except ImportError:
-        raise DependencyMissing("openai: models need the openai package: pip install openai") from None
+        raise DependencyMissing(
+            "openai: models need the openai package", remedy="pip install openai"
+        ) from None
     return openai
 
 

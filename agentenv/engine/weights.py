@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import exp, isfinite
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.base import Engine, Sampling
 
-__all__ = ["SyncReport", "WeightReader", "check_sync", "compare_logprobs", "push_weights"]
+__all__ = ["HoldsModel", "SyncReport", "WeightReader", "check_sync", "compare_logprobs", "push_weights"]
 
 MOST_K3 = 0.05
 MOST_OUTSIDE = 0.3
@@ -28,6 +29,22 @@ LARGEST_EXPONENT = 60.0
 
 Scorer = Callable[[Sequence[int], Sequence[int]], "Sequence[float] | Awaitable[Sequence[float]]"]
 """From prompt ids and completion ids to the trainer's log-probabilities of the completion."""
+
+
+@runtime_checkable
+class HoldsModel(Protocol):
+    """An engine that samples from a torch model in this process, which a trainer may share."""
+
+    name: str
+    model: Any
+
+    def updating(self, version: int | Callable[[], int] | None = None) -> AbstractContextManager[None]:
+        """Hold the engine still while weights change; the version is that of the new ones."""
+        ...
+
+    def weights_updated(self, version: int | None = None) -> int:
+        """Take note that the weights have changed, and forget what was computed with the old ones."""
+        ...
 
 
 @runtime_checkable
@@ -130,7 +147,7 @@ async def check_sync(
 
 
 async def push_weights(
-    engine: Any,
+    engine: Engine,
     model: Any,
     *,
     version: int,
@@ -156,7 +173,7 @@ async def push_weights(
         EngineError: The engine refused.
         UsageError: The engine has no way to take weights.
     """
-    if getattr(engine, "model", None) is model:
+    if isinstance(engine, HoldsModel) and engine.model is model:
         return engine.weights_updated(version)
     if not isinstance(engine, WeightReader):
         raise UsageError(f"{engine.name} has no way to take new weights")

@@ -1,7 +1,8 @@
 """Environments: Gymnasium environments whose observations are text or chat messages.
 
 1. One asynchronous core (`begin`, `advance`, `is_finished`, `end`, `shutdown`) plays an episode for
-   the runner. Gymnasium's `reset`, `step` and `close` are a synchronous front of it.
+   the runner. Gymnasium's `reset`, `step` and `close` are a synchronous view on it: the message or text
+   that a Gymnasium user passes is read once, there.
 2. Authors write `reset`, `step`, and optionally `is_done`, `finish` and `close`, synchronous or
    asynchronous. Synchronous ones run in a worker thread, off the event loop.
 3. `finish` runs exactly once in each episode, whoever ends it. The front's `step` adds what it
@@ -22,17 +23,14 @@ from typing import Any, ClassVar, cast
 import gymnasium
 
 from agentenv.core.context import Context
-from agentenv.core.episode_env import Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
 from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.task import TaskFields
 from agentenv.core.threads import off_loop, run_sync
 from agentenv.envs import spaces
 from agentenv.envs.gym_values import (
-    Observation,
-    action_message,
     answered,
-    calls_of,
     last_answer,
     messages_of,
     read_reset,
@@ -43,7 +41,7 @@ from agentenv.envs.rewards.reward import Reward, combine, outcome_of
 from agentenv.envs.snapshots import Snapshot, put_back, take
 from agentenv.envs.tasks import TaskSet, task_from
 
-__all__ = ["Env", "Observation", "Snapshot"]
+__all__ = ["Env", "Snapshot"]
 
 _inside: ContextVar[frozenset[int]] = ContextVar("agentenv_inside", default=frozenset())
 """Ids of the environments whose author's code is running: their methods are then called as they are."""
@@ -59,8 +57,10 @@ class _Episode:
     """The task's id, or its content where it has none: for error messages."""
     messages: list[Message] = field(default_factory=list[Message])
     """As the environment gave and got them; the runner's record may have shortened results."""
+    action: Action | None = None
+    """What the step being made answers."""
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
-    """Tool results of the step being made, by call id."""
+    """Results that `ToolEnv.step` gave to an author's own `step` as messages, by call id."""
     turn_reward: float = 0.0
     """Given by tools during the step being made."""
     begun: bool = False
@@ -200,14 +200,13 @@ class Env(gymnasium.Env[Any, Any]):
         first = messages_of(observation, where=f"{type(self).__name__}.reset()")
         return ResetResult(self._with_system_prompt(first), info)
 
-    async def advance(self, action: Message) -> StepResult:
-        """Answer one assistant message; see `agentenv.core.episode_env.EpisodeEnv`.
+    async def advance(self, action: Action) -> StepResult:
+        """Answer one action; see `agentenv.core.episode_env.EpisodeEnv`.
 
         Raises:
             EnvironmentMisuse: No episode is being played.
         """
-        result, _ = await self._advance(action)
-        return result
+        return (await self._advance(action))[0]
 
     async def is_finished(self) -> bool:
         """Ask the author's `is_done`."""
@@ -259,25 +258,32 @@ class Env(gymnasium.Env[Any, Any]):
         self._episode.begun = True
         return observation, info
 
-    async def _advance(self, action: Message) -> tuple[StepResult, object]:
+    async def _advance(self, action: Action) -> tuple[StepResult, object]:
+        """Make one step; return it as the runner takes it, and the observation as the author gave it."""
         episode = self._episode
         if not episode.begun:
             raise EnvironmentMisuse(f"{type(self).__name__}: step before reset")
         if episode.over:
             raise EnvironmentMisuse(f"{type(self).__name__}: step after the end; call reset first")
-        episode.messages.append(action)
-        episode.results.clear()
+        episode.action = action
         episode.turn_reward = 0.0
-        where = f"{type(self).__name__}.step()"
-        as_text = self._wants_text or isinstance(self.action_space, spaces.Text)
-        given = text_of(action) if as_text else action
-        raw = read_step(await self._call(self.step, given), where=where)
-        result = answered(raw, calls_of(action), episode.results, where)
-        episode.messages.extend(one.to_message() for one in result.tool_results)
+        message = action.to_message()
+        episode.messages.append(message)
+        result, observation = await self._answer_action(action, message)
+        episode.messages.extend(answer.to_message() for answer in result.tool_results)
         episode.messages.extend(result.messages)
         if result.terminated or result.truncated:
             episode.over = True
-        return result, raw[0]
+        return result, observation
+
+    async def _answer_action(self, action: Action, message: Message) -> tuple[StepResult, object]:
+        """Let the author's `step` answer the message, and read what it gave."""
+        where = f"{type(self).__name__}.step()"
+        self._episode.results.clear()
+        as_text = self._wants_text or isinstance(self.action_space, spaces.Text)
+        given = text_of(message) if as_text else message
+        raw = read_step(await self._call(self.step, given), where=where)
+        return answered(raw, action.tool_calls, self._episode.results, where), raw[0]
 
     async def _score(self, stop_reason: str) -> Outcome:
         own = Outcome()
@@ -309,7 +315,7 @@ class Env(gymnasium.Env[Any, Any]):
         }
         return offered if record is None else {**offered, "trajectory": record}
 
-    async def _call(self, method: Callable[..., object], *args: object, **kwargs: object) -> object:
+    async def _call(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Call an author's method as it was written: asynchronous here, synchronous in a thread."""
         token = _inside.set(_inside.get() | {id(self)})
         try:
@@ -346,12 +352,12 @@ class Env(gymnasium.Env[Any, Any]):
         return self._front_observation(observation, first=True), info
 
     def _gym_step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
-        return run_sync(self._step_and_finish(action_message(action)))
+        return run_sync(self._step_and_finish(Action.of(action)))
 
     def _gym_close(self) -> None:
         run_sync(self.shutdown())
 
-    async def _step_and_finish(self, action: Message) -> tuple[object, float, bool, bool, dict[str, object]]:
+    async def _step_and_finish(self, action: Action) -> tuple[object, float, bool, bool, dict[str, object]]:
         result, observation = await self._advance(action)
         reason = await self._stop_reason(action, result)
         reward, info = result.reward, dict(result.info)
@@ -365,14 +371,14 @@ class Env(gymnasium.Env[Any, Any]):
         truncated = result.truncated and not result.terminated
         return shown, reward, bool(reason) and not truncated, truncated, info
 
-    async def _stop_reason(self, action: Message, result: StepResult) -> str:
+    async def _stop_reason(self, action: Action, result: StepResult) -> str:
         if result.terminated:
             return "env_terminated"
         if result.truncated:
             return "env_truncated"
         if await self.is_finished():
             return "env_done"
-        return "final_answer" if self.ends_on_text and not action.get("tool_calls") else ""
+        return "final_answer" if self.ends_on_text and not action.tool_calls else ""
 
     def _front_observation(self, observation: object, *, first: bool) -> object:
         """Return the author's observation; chat messages get the system prompt and fresh objects."""

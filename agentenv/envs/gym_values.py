@@ -13,10 +13,7 @@ from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.messages import Message, ToolCall, ToolErrorKind, ToolResult, text_of
 
 __all__ = [
-    "Observation",
-    "action_message",
     "answered",
-    "calls_of",
     "last_answer",
     "messages_of",
     "read_reset",
@@ -24,32 +21,11 @@ __all__ = [
     "takes_text",
 ]
 
-Observation: TypeAlias = "str | Message | Sequence[Message]"
-"""Text, one chat message, or several."""
-
-
-def action_message(action: object) -> Message:
-    """Return an action as an assistant message.
-
-    Raises:
-        EnvironmentMisuse: It is neither text nor an assistant message.
-    """
-    if isinstance(action, str):
-        return {"role": "assistant", "content": action}
-    if isinstance(action, Mapping) and cast("Message", action).get("role") == "assistant":
-        return cast("Message", action)
-    raise EnvironmentMisuse(f"an action is text or an assistant message, not {action!r:.200}")
-
 
 def takes_text(step: Callable[..., object]) -> bool:
     """Return whether a `step` annotates its action as `str`."""
     parameters = list(inspect.signature(step).parameters.values())[1:]
     return bool(parameters) and parameters[0].annotation in {str, "str"}
-
-
-def calls_of(action: Message) -> tuple[ToolCall, ...]:
-    """Return the tool calls of an assistant message."""
-    return tuple(ToolCall.from_message(call) for call in action.get("tool_calls", []))
 
 
 def last_answer(messages: Sequence[Message]) -> str:
@@ -131,7 +107,7 @@ def answered(
     Args:
         raw: what `read_step` gave.
         calls: the action's tool calls.
-        known: results that the environment's toolbox made, by call id.
+        known: results that a toolbox made for an author's own step, by call id.
         where: for error messages.
 
     Raises:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 import sys
@@ -21,8 +20,10 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.envs.peers import PEERS
 from agentenv.envs.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["EnvSpec", "Listing", "Registry", "make", "register", "registry", "spec"]
 
 ENTRY_POINT_GROUP = "agentenv.envs"
-
-_PEERS = {
-    "gymnasium": ("agentenv.envs.adapters.gym", "gymnasium_spec"),
-    "reasoning_gym": ("agentenv.envs.adapters.reasoning", "reasoning_spec"),
-    "textarena": ("agentenv.envs.adapters.arena", "arena_spec"),
-    "openenv": ("agentenv.envs.adapters.openenv", "openenv_spec"),
-    "verifiers": ("agentenv.envs.adapters.verifiers", "verifiers_spec"),
-}
-"""Prefixes of ids that name environments of others, and what makes a specification of them."""
 
 _ID = re.compile(r"^(?P<namespace>[\w.-]+)/(?P<name>[\w.-]+?)-v(?P<version>\d+)$")
 
@@ -82,8 +74,8 @@ class Registry(Mapping[str, EnvSpec]):
         taken = self._specs.get(entry.id)
         if taken is not None and not override and taken.entry_point != entry.entry_point:
             raise UsageError(
-                f"environment {entry.id!r} is registered already, as {taken.entry_point}; "
-                "choose another id or version, or pass override=True"
+                f"environment {entry.id!r} is registered already, as {taken.entry_point}",
+                remedy="choose another id or version, or pass override=True",
             )
         self._specs[entry.id] = self._seen[entry.id] = entry
         for tell in self._watchers:
@@ -114,7 +106,7 @@ class Registry(Mapping[str, EnvSpec]):
         if id not in self._specs and id in self._entry_points:
             self._load(self._entry_points[id])
         if id not in self._specs:
-            raise UnknownEnvironment(self._unknown(id))
+            raise self._unknown(id)
         return self._specs[id]
 
     def __contains__(self, id: object) -> bool:
@@ -175,13 +167,15 @@ class Registry(Mapping[str, EnvSpec]):
                 f"environment {point.name!r} of package {package!r} cannot be loaded: {text}"
             ) from error
 
-    def _unknown(self, id: str) -> str:
+    def _unknown(self, id: str) -> UnknownEnvironment:
         known = list(self)
         match = _ID.match(id)
         versions = [one for one in known if match and one.rpartition("-v")[0] == id.rpartition("-v")[0]]
         close = versions or _closest(id, known)
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-        return f"unknown environment {id!r}{hint} (`agentenv list` shows all {len(known)})"
+        meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        return UnknownEnvironment(
+            f"unknown environment {id!r}", remedy=f"{meant}(`agentenv list` shows all {len(known)})"
+        )
 
 
 def _closest(id: str, known: Sequence[str]) -> list[str]:
@@ -191,8 +185,8 @@ def _closest(id: str, known: Sequence[str]) -> list[str]:
     name = id.rpartition("/")[2].lower()
     name = name.rpartition("-v")[0] or name
     found = [
-        *(whole[near] for near in difflib.get_close_matches(id.lower(), whole, n=1, cutoff=0.7)),
-        *(bare[near] for near in difflib.get_close_matches(name, bare, n=1, cutoff=0.7)),
+        *(whole[near] for near in nearest(id.lower(), whole, cutoff=0.7)),
+        *(bare[near] for near in nearest(name, bare, cutoff=0.7)),
     ]
     return list(dict.fromkeys(found))
 
@@ -265,9 +259,8 @@ def spec(id: str | EnvSpec) -> EnvSpec:
     if id in registry:
         return registry[id]
     peer, _, name = id.partition(":")
-    if peer in _PEERS:
-        module, function = _PEERS[peer]
-        return getattr(importlib.import_module(module), function)(name)
+    if peer in PEERS:
+        return PEERS[peer](name)
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
         files = importlib.import_module("agentenv.envs.files")
@@ -312,17 +305,19 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
             return registered[0]
         if registered:
             names = ", ".join(f"{id}:{entry.id}" for entry in registered)
-            raise UnknownEnvironment(f"{id} registers {len(registered)} environments; choose one: {names}")
+            raise UnknownEnvironment(
+                f"{id} registers {len(registered)} environments", remedy=f"choose one: {names}"
+            )
         classes = _env_classes(module)
         if len(classes) == 1:
             return _spec_of(classes[0], _made_up_id(classes[0]), "")
         if not classes:
             raise UnknownEnvironment(
-                f"{id} registers no environment and defines no class of one; "
-                "write a class of agentenv.Env or agentenv.ToolEnv, and register it"
+                f"{id} registers no environment and defines no class of one",
+                remedy="write a class of agentenv.Env or agentenv.ToolEnv, and register it",
             )
         found = ", ".join(f"{id}:{one.__name__}" for one in classes)
-        raise UnknownEnvironment(f"{id} defines {len(classes)} environments; choose one: {found}")
+        raise UnknownEnvironment(f"{id} defines {len(classes)} environments", remedy=f"choose one: {found}")
     for entry in registered:
         if attribute in (entry.id, entry.attribute):
             return entry
@@ -331,10 +326,11 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
     target = getattr(sys.modules[module], attribute, None)
     if target is None:
         offers = [one.__name__ for one in _env_classes(module)] + [entry.id for entry in registered]
-        near = difflib.get_close_matches(attribute, offers, n=1)
+        meant = did_you_mean(attribute, offers)
         known = f"there are: {', '.join(offers) or 'none'}"
-        hint = f"did you mean {near[0]!r}? ({known})" if near else known
-        raise UnknownEnvironment(f"{id}: there is no {attribute!r}; {hint}")
+        raise UnknownEnvironment(
+            f"{id}: there is no {attribute!r}", remedy=f"{meant} ({known})" if meant else known
+        )
     return _spec_of(target, _made_up_id(target), "")
 
 

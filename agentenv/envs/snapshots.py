@@ -38,8 +38,8 @@ def take(holder: object, context: Context, leave_out: Collection[str]) -> Snapsh
             kept[name] = copy.deepcopy(value, memo)
         except Exception as error:
             raise UsageError(
-                f"{type(holder).__name__}.{name} cannot be copied ({type(error).__name__}: {error}); "
-                "keep such things out of the instance, or override snapshot() and restore()"
+                f"{type(holder).__name__}.{name} cannot be copied ({type(error).__name__}: {error})",
+                remedy="keep such things out of the instance, or override snapshot() and restore()",
             ) from error
     return Snapshot(type(holder), kept, saved)
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.messages import JsonValue
 from agentenv.envs.rewards.reward import Reward, as_reward
@@ -123,13 +124,20 @@ class EnvSpec:
         """
         if self.target is not None:
             return self.target
-        try:
-            found: Any = importlib.import_module(self.module)
-            for part in self.attribute.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError) as error:
-            raise UnknownEnvironment(f"{self.id}: cannot import {self.entry_point!r}: {error}") from error
-        return found
+        return import_object(self.entry_point, UnknownEnvironment, where=f"entry point of {self.id}")
+
+    def check_kwargs(self) -> None:
+        """Find out, without making an environment, whether the entry point takes its arguments.
+
+        Raises:
+            UnknownEnvironment: The entry point cannot be imported.
+            UsageError: It does not take them.
+        """
+        target = self.load()
+        if self.kwargs and _refuses(target, self.kwargs):
+            raise UsageError(
+                f"{self.id} cannot be made with {sorted(self.kwargs)}: it takes no such arguments"
+            )
 
     def make(self, **kwargs: Any) -> Env:
         """Make a new environment; arguments given here win over the specification's.
@@ -154,6 +162,10 @@ class EnvSpec:
         return cast("Env", made).bind(
             self.id, tasks=self.tasks, rewards=self.rewards, has_user=self.user is not None
         )
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> EnvSpec:
+        """Return this recipe with further arguments of the entry point; they win over its own."""
+        return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs}) if kwargs else self
 
     def task_set(self, split: str | None = None) -> TaskSet:
         """Return the tasks, of a split if one is named.
@@ -211,12 +223,12 @@ class EnvSpec:
                 entry_point=data["entry_point"],
                 tasks=None if data["tasks"] is None else TaskSet.from_record(data["tasks"]),
                 rewards=tuple(
-                    Reward(_find(one["function"]), one["weight"], one["name"], one["timeout_s"])
+                    Reward(import_object(one["function"]), one["weight"], one["name"], one["timeout_s"])
                     for one in data["rewards"]
                 ),
                 limits=None if limits is None else RunLimits(**limits),
                 kwargs=data["kwargs"],
-                user=None if data["user"] is None else _find(data["user"]),
+                user=None if data["user"] is None else import_object(data["user"]),
                 done_policy=data["done_policy"],
                 sandbox=data["sandbox"],
                 description=data["description"],
@@ -259,19 +271,10 @@ def _changed(limits: RunLimits) -> dict[str, JsonValue]:
 def _name_of(target: object) -> str:
     name = getattr(target, "__qualname__", None)
     if name is None:
-        raise UsageError(f"{target!r:.200} has no importable name; use a class, a function or 'module:attr'")
+        raise UsageError(
+            f"{target!r:.200} has no importable name", remedy="use a class, a function or 'module:attr'"
+        )
     return f"{getattr(target, '__module__', '__main__')}:{name}"
-
-
-def _find(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"cannot import {name!r}: {error}") from error
-    return found
 
 
 def _reward_record(reward: Reward, id: str) -> dict[str, JsonValue]:

@@ -14,7 +14,6 @@ reordering and filtering. Rows of the same content are told apart by a suffix.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import random
@@ -26,6 +25,7 @@ from typing import Any, TypeAlias, cast
 
 from agentenv.core.by_name import did_you_mean, wanted_by
 from agentenv.core.errors import DependencyMissing, TaskError
+from agentenv.core.imports import import_object
 from agentenv.core.messages import JsonValue
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task, TaskFields, digest
@@ -92,7 +92,8 @@ class TaskSet:
         """
         if name not in self._sources:
             known = list(self._sources)
-            raise TaskError(f"no split {name!r}{did_you_mean(name, known)}; there are: {', '.join(known)}")
+            meant = did_you_mean(name, known)
+            raise TaskError(f"no split {name!r}", remedy=f"{meant} there are: {', '.join(known)}".lstrip())
         return self if name == self._chosen else TaskSet(self._sources, chosen=name)
 
     @property
@@ -238,7 +239,7 @@ def task_from(given: object, source: TaskSource | None, seed: int) -> Mapping[st
     if isinstance(given, Mapping):
         return cast("Mapping[str, object]", given)
     if given is not None:
-        raise TaskError(f"options['task'] is {given!r:.200}; a task is a mapping of field to value")
+        raise TaskError(f"options['task'] is {given!r:.200}", remedy="a task is a mapping of field to value")
     return {} if source is None else TaskSet.of(source).sample(seed).data
 
 
@@ -255,7 +256,9 @@ def _check(source: TaskSource, where: str) -> None:
             raise TaskError(f"{where}: a function of tasks takes nothing, or a seed; not {wanted.required}")
         return
     if not isinstance(source, Iterable):
-        raise TaskError(f"{where}: {source!r:.200} gives no tasks; an iterable of mappings does, for example")
+        raise TaskError(
+            f"{where}: {source!r:.200} gives no tasks", remedy="an iterable of mappings does, for example"
+        )
 
 
 def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
@@ -270,7 +273,7 @@ def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
         return {"function": name}
     if not isinstance(source, Sequence):
         raise TaskError(
-            f"{where}: tasks from {type(source).__name__} cannot be written down; pass a function"
+            f"{where}: tasks from {type(source).__name__} cannot be written down", remedy="pass a function"
         )
     return {"rows": _json([dict(row) for row in source], where)}
 
@@ -285,15 +288,7 @@ def _json(value: object, where: str) -> JsonValue:
 def _source_from(record: Mapping[str, Any]) -> TaskSource:
     if "function" not in record:
         return record["name"] if "name" in record else record["rows"]
-    module, _, attribute = str(record["function"]).partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise TaskError(
-            f"the tasks come from {record['function']!r}, which cannot be imported: {error}"
-        ) from error
+    found = import_object(str(record["function"]), TaskError, where="function of the tasks")
     return partial(found, *record["arguments"]) if "arguments" in record else found
 
 
@@ -325,7 +320,7 @@ def _hub_rows(name: str) -> Iterable[object]:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DependencyMissing(
-            f"tasks from {name} need the package datasets: pip install datasets"
+            f"tasks from {name} need the package datasets", remedy="pip install datasets"
         ) from error
     owner_name, _, split = name.removeprefix("hf:").partition(":")
     return cast("Iterable[object]", cast("Any", datasets).load_dataset(owner_name, split=split or "train"))
@@ -336,11 +331,15 @@ def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
     given: set[str] = set()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise TaskError(f"{where}, row {number} is {row!r:.200}; a task is a mapping of field to value")
+            raise TaskError(
+                f"{where}, row {number} is {row!r:.200}", remedy="a task is a mapping of field to value"
+            )
         fields = cast("Mapping[str, object]", row)
         unnamed = [name for name in fields if not isinstance(name, str)]
         if unnamed:
-            raise TaskError(f"{where}, row {number} has the field name {unnamed[0]!r}; names are text")
+            raise TaskError(
+                f"{where}, row {number} has the field name {unnamed[0]!r}", remedy="names are text"
+            )
         own = fields.get("id")
         if own is not None:
             if str(own) in given:
@@ -360,7 +359,9 @@ def _task(id: str, fields: Mapping[str, object]) -> Task:
 def _seeded(make: Callable[[int], Mapping[str, object]], seed: int) -> Task:
     fields = make(seed)
     if not isinstance(fields, Mapping):
-        raise TaskError(f"task of seed {seed} is {fields!r:.200}; a task is a mapping of field to value")
+        raise TaskError(
+            f"task of seed {seed} is {fields!r:.200}", remedy="a task is a mapping of field to value"
+        )
     return _task(f"seed-{seed}", fields)
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from agentenv.core.by_name import arguments_for, did_you_mean, wanted_by
 from agentenv.core.context import Context
-from agentenv.core.episode_env import ResetResult
+from agentenv.core.episode_env import Action, ResetResult, StepResult, check_step
 from agentenv.core.errors import TaskError, UsageError
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 from agentenv.envs import spaces
 from agentenv.envs.env import Env
-from agentenv.envs.gym_values import calls_of
 from agentenv.envs.rewards.reward import RESERVED_NAMES
 from agentenv.tools.toolbox import Toolbox
 
@@ -77,12 +76,32 @@ class ToolEnv(Env):
         return await self._call(self.start, **self._start_arguments()), {}
 
     async def step(self, action: Message) -> Any:
-        """Run the message's tool calls at once and answer them in order."""
-        calls = calls_of(action)
-        results = await self._toolbox.run(calls, self.context) if calls else []
+        """Run the message's tool calls at once and answer them in order.
+
+        For authors who write a `step` of their own around this one; without one, the core runs the calls
+        itself and nothing becomes a message on the way.
+        """
+        results = await self._run_calls(self._parsed_calls(action))
         self._episode.results.update({result.tool_call_id: result for result in results})
-        observation: list[Message] = [result.to_message() for result in results]
-        return observation, self._episode.turn_reward, False, False, {}
+        return [result.to_message() for result in results], self._episode.turn_reward, False, False, {}
+
+    async def _answer_action(self, action: Action, message: Message) -> tuple[StepResult, object]:
+        if type(self).step is not ToolEnv.step:
+            return await super()._answer_action(action, message)
+        results = await self._call(self._run_calls, action.tool_calls) if action.tool_calls else ()
+        step = StepResult(tool_results=results, reward=self._episode.turn_reward)
+        check_step(step, action.tool_calls)
+        return step, [result.to_message() for result in results]
+
+    async def _run_calls(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+        return tuple(await self._toolbox.run(calls, self.context)) if calls else ()
+
+    def _parsed_calls(self, message: Message) -> Sequence[ToolCall]:
+        """Return the parsed calls of the step being made, if the author handed on its own message."""
+        action = self._episode.action
+        if action is not None and message.get("tool_calls") == action.to_message().get("tool_calls"):
+            return action.tool_calls
+        return Action.of(message).tool_calls
 
     async def finish(self, stop_reason: str) -> Any:
         """Call `reward` with the arguments it names."""
@@ -116,8 +135,8 @@ class ToolEnv(Env):
             if name not in offered:
                 has = ", ".join(task) or f"no fields: register the environment with tasks=[{{{name!r}: ...}}]"
                 raise TaskError(
-                    f"{where} lacks the field {name!r} that {type(self).__name__}.start() asks for"
-                    f"{did_you_mean(name, list(task))}; it has: {has}"
+                    f"{where} lacks the field {name!r} that {type(self).__name__}.start() asks for",
+                    remedy=f"{did_you_mean(name, task)} it has: {has}".lstrip(),
                 )
         self._refuse_unknown_fields(where)
         return arguments_for(self.start, offered, task)
@@ -136,5 +155,6 @@ class ToolEnv(Env):
             if name not in known:
                 raise TaskError(
                     f"{where} has the field {name!r}, which neither {type(self).__name__}.start() nor its "
-                    f"rewards ask for{did_you_mean(name, sorted(known - RESERVED_NAMES))}"
+                    "rewards ask for",
+                    remedy=did_you_mean(name, sorted(known - RESERVED_NAMES)),
                 )

@@ -27,7 +27,7 @@ from aiohttp import WSMsgType, web
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.interop.openenv_mcp import answer_rpc
-from agentenv.interop.openenv_session import Session, Sessions
+from agentenv.interop.openenv_session import EnvSession, Sessions
 
 __all__ = ["OpenEnvServer", "serve", "serve_forever"]
 
@@ -85,7 +85,7 @@ class OpenEnvServer:
             raise UsageError(f"{self.entry.id} has a simulated user, whose turns OpenEnv's protocol lacks")
         self._sessions = Sessions(self.entry, max_sessions)
         self._sockets: set[web.WebSocketResponse] = set()
-        self._shared = Session(self.entry)
+        self._shared = EnvSession(self.entry)
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -160,7 +160,7 @@ class OpenEnvServer:
         await socket.close()
         return socket
 
-    async def _play(self, socket: web.WebSocketResponse, session: Session) -> None:
+    async def _play(self, socket: web.WebSocketResponse, session: EnvSession) -> None:
         """Answer a socket's messages until it closes."""
         async for frame in socket:
             if frame.type is not WSMsgType.TEXT:
@@ -171,7 +171,7 @@ class OpenEnvServer:
             await socket.send_json(answer)
 
 
-async def _reply(session: Session, sessions: Sessions, text: str) -> dict[str, Any] | None:
+async def _reply(session: EnvSession, sessions: Sessions, text: str) -> dict[str, Any] | None:
     """Return the answer to one message of a socket; None to close it."""
     try:
         message = json.loads(text)
@@ -261,5 +261,5 @@ async def serve_forever(
             await asyncio.Event().wait()
     except OSError as error:
         raise UsageError(
-            f"the server cannot listen at {host}:{port}: {error}; choose another --port"
+            f"the server cannot listen at {host}:{port}: {error}", remedy="choose another --port"
         ) from error

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.interop.openenv_session import Session, Sessions
+from agentenv.interop.openenv_session import EnvSession, Sessions
 
 __all__ = ["answer_rpc"]
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _INTERNAL = -32600, -32601, -32602, -32603
 
 
-async def answer_rpc(request: object, sessions: Sessions, default: Session) -> dict[str, Any]:
+async def answer_rpc(request: object, sessions: Sessions, default: EnvSession) -> dict[str, Any]:
     """Answer one JSON-RPC request.
 
     Args:
@@ -48,7 +48,7 @@ async def answer_rpc(request: object, sessions: Sessions, default: Session) -> d
 
 
 async def _done(
-    method: str, params: Mapping[str, Any], sessions: Sessions, default: Session
+    method: str, params: Mapping[str, Any], sessions: Sessions, default: EnvSession
 ) -> dict[str, Any] | None:
     """Do what a request asks; None if there is no such method."""
     named = params.get("session_id")
@@ -67,7 +67,7 @@ async def _done(
     return None
 
 
-async def _call(session: Session, params: Mapping[str, Any]) -> dict[str, Any]:
+async def _call(session: EnvSession, params: Mapping[str, Any]) -> dict[str, Any]:
     name, arguments = params.get("name"), params.get("arguments") or {}
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise UsageError("tools/call takes a name, and arguments as an object")

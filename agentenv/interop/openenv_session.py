@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.core.context import Context
+from agentenv.core.episode_env import Action
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message
+from agentenv.core.messages import ToolCall
 from agentenv.core.seeds import derive_seed
 from agentenv.envs.env import Env
-from agentenv.envs.gym_values import action_message
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["EnvSession", "Sessions"]
 
 
-class Session:
+class EnvSession:
     """One client's environment."""
 
     def __init__(self, entry: EnvSpec) -> None:
@@ -77,11 +77,11 @@ class Session:
             if kind == "list_tools":
                 return _answer({"tools": await self.tools()}, None, done=self._done and self._turns > 0)
             if self._env is None or self._done:
-                raise UsageError("there is no episode to step; send reset first")
-            message = self._message(action)
-            result = await self._env.advance(message)
+                raise UsageError("there is no episode to step", remedy="send reset first")
+            turn = self._turn(action)
+            result = await self._env.advance(turn)
             self._turns += 1
-            reason = await self._reason(message, result.terminated, result.truncated)
+            reason = await self._reason(turn, result.terminated, result.truncated)
             reward: float | None = result.reward
             metadata: dict[str, Any] = {}
             if reason:
@@ -131,22 +131,21 @@ class Session:
         finally:
             await env.shutdown()
 
-    def _message(self, action: Mapping[str, Any]) -> Message:
+    def _turn(self, action: Mapping[str, Any]) -> Action:
         if action.get("type") == "call_tool":
             self._calls += 1
             arguments = json.dumps(action.get("arguments") or {})
-            function = {"name": str(action.get("tool_name", "")), "arguments": arguments}
-            calls = [{"id": f"call_{self._calls}", "type": "function", "function": function}]
-            return action_message({"role": "assistant", "content": None, "tool_calls": calls})
+            call = ToolCall(f"call_{self._calls}", str(action.get("tool_name", "")), arguments)
+            return Action({"role": "assistant", "content": None}, (call,))
         if not isinstance(action.get("content"), str) and not action.get("tool_calls"):
             raise UsageError(
                 "an action has content (text), tool_calls, or the type call_tool or list_tools; "
                 f"this has: {', '.join(map(str, action)) or 'nothing'}"
             )
         fields = {name: action[name] for name in ("content", "tool_calls") if action.get(name) is not None}
-        return action_message({"role": "assistant", "content": None, **fields})
+        return Action.of({"role": "assistant", "content": None, **fields})
 
-    async def _reason(self, message: Message, terminated: bool, truncated: bool) -> str:
+    async def _reason(self, turn: Action, terminated: bool, truncated: bool) -> str:
         assert self._env is not None
         if terminated:
             return "env_terminated"
@@ -154,7 +153,7 @@ class Session:
             return "env_truncated"
         if await self._env.is_finished():
             return "env_done"
-        if self._env.ends_on_text and not message.get("tool_calls"):
+        if self._env.ends_on_text and not turn.tool_calls:
             return "final_answer"
         limit = self._entry.max_turns
         return "max_turns" if limit is not None and self._turns >= limit else ""
@@ -177,10 +176,10 @@ class Sessions:
     def __init__(self, entry: EnvSpec, limit: int) -> None:
         self._entry = entry
         self._limit = limit
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, EnvSession] = {}
         self._attached: set[str] = set()
 
-    def __getitem__(self, id: str) -> Session:
+    def __getitem__(self, id: str) -> EnvSession:
         """Return an open session.
 
         Raises:
@@ -202,10 +201,10 @@ class Sessions:
                 raise UsageError(f"all {self._limit} sessions are taken")
             await self.close(idle)
         id = uuid.uuid4().hex
-        self._open[id] = Session(self._entry)
+        self._open[id] = EnvSession(self._entry)
         return id
 
-    def attach(self, id: str) -> Session:
+    def attach(self, id: str) -> EnvSession:
         """Give an open session to a socket.
 
         Raises:
@@ -229,7 +228,7 @@ class Sessions:
         """
         session = self[id]
         if id in self._attached:
-            raise UsageError(f"session {id!r} is in use by a socket; close that first")
+            raise UsageError(f"session {id!r} is in use by a socket", remedy="close that first")
         del self._open[id]
         await session.close()
 

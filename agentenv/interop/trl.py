@@ -196,7 +196,7 @@ def _sampling(args: Any) -> Sampling:
         temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or 0, min_p=args.min_p or 0.0
     )
     if sampling.untrainable_reason:
-        raise UsageError(f"{sampling.untrainable_reason}; leave these out of TRL's GRPOConfig")
+        raise UsageError(sampling.untrainable_reason, remedy="leave these out of TRL's GRPOConfig")
     length = args.max_completion_length
     return sampling if length is None else replace(sampling, max_tokens=length)
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from agentenv.core.context import Context
-from agentenv.core.episode_env import EpisodeEnv, Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.messages import FunctionCall, Message, ToolCallMessage, text_of
+from agentenv.core.messages import Message, ToolCall, text_of
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
 from agentenv.core.threads import run_sync
@@ -91,20 +91,19 @@ class TrlEnvironment:
 
     async def _answer(self, env: EpisodeEnv, name: str, arguments: str) -> str:
         self._calls += 1
-        function: FunctionCall = {"name": name, "arguments": arguments}
-        call: ToolCallMessage = {"id": f"call_{self._calls}", "type": "function", "function": function}
-        step = await self._advance(env, {"role": "assistant", "content": "", "tool_calls": [call]})
+        call = ToolCall(f"call_{self._calls}", name, arguments)
+        step = await self._advance(env, Action({"role": "assistant", "content": ""}, (call,)))
         if not self._over and await env.is_finished():
             self._over = "env_done"
         return text_of(step.tool_results[0].to_message())
 
     async def _end(self, env: EpisodeEnv, last: Message) -> Outcome:
         if not self._over and last["role"] == "assistant" and not last.get("tool_calls"):
-            await self._advance(env, {"role": "assistant", "content": text_of(last)})
+            await self._advance(env, Action({"role": "assistant", "content": text_of(last)}))
             self._over = self._over or "final_answer"
         return await env.end(self._over or "max_turns")
 
-    async def _advance(self, env: EpisodeEnv, action: Message) -> StepResult:
+    async def _advance(self, env: EpisodeEnv, action: Action) -> StepResult:
         step = await env.advance(action)
         self._reward += step.reward
         if step.terminated or step.truncated:

@@ -42,6 +42,8 @@ class ControlSet:
         "strings",
     )
 
+    # Invariant: everything but `_inside` is made once from `strings`: the same for all texts of a template.
+
     def __init__(self, strings: Mapping[str, int], *, normalized: bool = False) -> None:
         self.strings = dict(strings)
         self.ids = frozenset(self.strings.values())
@@ -102,6 +104,7 @@ class ControlSet:
         match = self._pattern.search(text)
         while match is not None:
             found.append(match.start())
+            # From the next character, not behind the match: a mark in one string may leave another whole.
             match = self._pattern.search(text, match.start() + 1)
         return found
 
@@ -159,6 +162,8 @@ class Neutraliser:
         text = clean_unicode(text)
         if self.mark in text:  # only when the text holds every candidate
             text = text.replace(self.mark, "\ufffd")
+        # Each cut stands inside a string that could become a control string: here, or together with what
+        # another untrusted text puts directly before or behind this one.
         cuts = [position + 1 for position in self._control.starts(text)]
         if completes:
             cuts.append(1)
@@ -194,6 +199,7 @@ class Neutraliser:
         if not self.used:
             return [rendered]
         rendered = rendered.replace(SENTINEL[:1] + self.mark + SENTINEL[1:], SENTINEL)
+        # `tojson` writes the mark as an escape, which stands for the same character.
         code = ord(self.mark)
         escaped = f"\\u{code:04x}" if code < 0x10000 else ""
         if escaped and escaped in rendered:

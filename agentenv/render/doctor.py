@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import RenderError, UsageError
 from agentenv.render.base import TemplateReport, Verdict
 from agentenv.render.control import ControlSet
@@ -151,10 +151,10 @@ def _named(found: Diagnosis, name: str, tokenizer: ChatTokenizer) -> Grammar:
         foreign = renderers_parser(parser, tokenizer, found.thinking_open)
         return replace(found.grammar, name=name, whole=None, foreign=foreign)
     if name not in GRAMMARS:
-        near = get_close_matches(name, GRAMMARS, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         known = f"{', '.join(GRAMMARS)}, vllm:NAME, renderers:NAME"
-        raise UsageError(f"unknown grammar {name!r}; {hint}one of: {known}")
+        raise UsageError(
+            f"unknown grammar {name!r}", remedy=f"{did_you_mean(name, GRAMMARS)} one of: {known}".lstrip()
+        )
     return GRAMMARS[name]
 
 

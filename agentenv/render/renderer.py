@@ -216,7 +216,7 @@ class Renderer:
 
     def _reader(self) -> TailReader:
         if self._found.reader is None:
-            raise RenderError(f"{'; '.join(self.report.reasons)}; {self.report.remedy}")
+            raise RenderError("; ".join(self.report.reasons), remedy=self.report.remedy)
         return self._found.reader
 
     def _tail(
@@ -342,7 +342,8 @@ def _text_content(message: Message) -> str:
         if part.get("type") != "text":
             raise RenderError(
                 f"a {message['role']} message has a part of type {part.get('type')!r}: images and other "
-                "media cannot be rendered to tokens yet; send text, or use a chat engine"
+                "media cannot be rendered to tokens yet",
+                remedy="send text, or use a chat engine",
             )
     return "".join(part.get("text", "") for part in content)
 

@@ -122,6 +122,7 @@ class TailReader:
         """
         turn = self.assistant(calls)
         text = self.render([*before, turn, *new], tools=tools, generation_prompt=generation_prompt)
+        # Each call of the turn holds a sentinel; what follows the turn stands behind the last of them.
         found = text.rfind(SENTINEL)
         if found < 0:
             what = "an assistant turn's tool calls" if calls else "an assistant turn's text"
@@ -165,7 +166,7 @@ class TailReader:
         try:
             last = self.tail(calls, [], tools=tools, generation_prompt=False)
         except RenderError:
-            last = ""
+            last = ""  # templates may refuse a conversation that ends with an assistant turn
         end = self._candidate(kind, written, last, ends)
         between = written[: written.index(end)]
         if kind == "text" and end not in self.stop_strings and self._plain_text(between).strip():
@@ -185,6 +186,7 @@ class TailReader:
         Raises:
             RenderError: The end of the turn does not stand in the tail.
         """
+        # A turn that the model ended itself is not ended again; one that was cut gets the template's end.
         if turn_end.closer is not None:
             for position, string in self.control.finditer(tail):
                 if string == turn_end.closer:
@@ -205,6 +207,8 @@ class TailReader:
         in_written = [string for _, string in self.control.finditer(written)]
         in_last = [string for _, string in self.control.finditer(last)]
         stops_written = [string for string in in_written if string in self.stop_strings]
+        # From the surest sign to the weakest: a stop token that the turn has with and without a turn behind
+        # it; a stop token behind the turn; then strings that are no known stop.
         for string in in_last:
             if string in self.stop_strings and string in in_written:
                 return string

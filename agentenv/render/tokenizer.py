@@ -70,8 +70,8 @@ class ChatTokenizer:
         if len(ggufs) == 1:
             return _load_gguf(ggufs[0])
         raise ModelNotFound(
-            f"no tokenizer in {str(path)!r}: expected tokenizer.json or one .gguf file; "
-            "save one there with AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
+            f"no tokenizer in {str(path)!r}: expected tokenizer.json or one .gguf file",
+            remedy="save one there with AutoTokenizer.from_pretrained(...).save_pretrained(DIR)",
         )
 
     @classmethod
@@ -91,8 +91,8 @@ class ChatTokenizer:
         backend = getattr(foreign, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise UsageError(
-                f"{type(tokenizer).__name__} has no fast tokenizer inside; "
-                "pass a ChatTokenizer, or a transformers tokenizer loaded with use_fast=True"
+                f"{type(tokenizer).__name__} has no fast tokenizer inside",
+                remedy="pass a ChatTokenizer, or a transformers tokenizer loaded with use_fast=True",
             )
         template = getattr(tokenizer, "chat_template", None) or foreign.chat_template
         eos = foreign.eos_token_id

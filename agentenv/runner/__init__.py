@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agentenv.runner.options import RunnerOptions as RunnerOptions
     from agentenv.runner.plan import Job as Job
     from agentenv.runner.runner import Runner as Runner
+    from agentenv.runner.stage import Stage as Stage
     from agentenv.runner.users import FunctionUser as FunctionUser
     from agentenv.runner.users import ModelUser as ModelUser
     from agentenv.runner.users import ScriptedUser as ScriptedUser
@@ -34,6 +35,7 @@ __all__ = door(
         "options": ["RunnerOptions"],
         "plan": ["Job"],
         "runner": ["Runner"],
+        "stage": ["Stage"],
         "users": ["FunctionUser", "ModelUser", "ScriptedUser", "User", "UserTurn"],
         "watchdog": ["Waiting", "Watchdog"],
     },

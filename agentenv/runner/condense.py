@@ -10,16 +10,17 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolErrorKind, ToolResult, text_of
+from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 
-__all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View"]
+__all__ = ["RECALL_TOOL", "Condenser", "DropToolOutputs", "Summarise", "View", "with_recall"]
 
 RECALL_TOOL: dict[str, JsonValue] = {
     "type": "function",
@@ -34,6 +35,18 @@ RECALL_TOOL: dict[str, JsonValue] = {
         },
     },
 }
+
+
+def with_recall(tools: Sequence[Mapping[str, JsonValue]]) -> tuple[Mapping[str, JsonValue], ...]:
+    """Return the tools of an episode whose conversation may be condensed.
+
+    Raises:
+        UsageError: One of them has the name of the tool that is added.
+    """
+    names = [cast("Mapping[str, object]", tool["function"])["name"] for tool in tools]
+    if "recall_block" in names:
+        raise UsageError("the environment has a tool recall_block of its own: it cannot be condensed")
+    return (*tools, RECALL_TOOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +101,7 @@ class Condenser:
 
     def recall(self, call: ToolCall) -> ToolResult:
         """Answer a call of `recall_block`; what is wrong with it is said to the model."""
-        try:
-            arguments = json.loads(call.arguments)
-        except ValueError:
-            arguments = None
-        number = arguments.get("block") if isinstance(arguments, dict) and len(arguments) == 1 else None
+        number = call.values.get("block") if call.values is not None and len(call.values) == 1 else None
         if not isinstance(number, int) or isinstance(number, bool):
             why = "recall_block takes one whole number: block"
             return ToolResult(call.id, call.name, why, ToolErrorKind.BAD_ARGUMENTS)
@@ -161,12 +170,9 @@ class Summarise(Condenser):
         sampling: Sampling | None = None,
     ) -> None:
         super().__init__(at=at)
-        if not isinstance(engine, ChatEngine) and renderer is None:
-            raise UsageError("a summariser on tokens needs that model's renderer")
         if keep_last < 1:
             raise UsageError(f"keep_last must be at least 1, not {keep_last}")
-        self._engine = engine
-        self._renderer = None if renderer is None else renderer.bind(())
+        self._model = TextModel(engine, renderer, role="a summariser")
         self.keep_last = keep_last
         self._instructions = instructions
         self._sampling = sampling or Sampling(max_tokens=512)
@@ -181,26 +187,17 @@ class Summarise(Condenser):
         if not middle:
             return None
         text = "\n\n".join(map(_told, middle))
-        summary, tokens = await self._ask(text)
+        asked: Message = {"role": "user", "content": f"{self._instructions}\n\n{text}"}
+        answer = await self._model.ask([asked], self._sampling)
+        summary = answer.text.strip()
         note = f"[block {len(self.blocks) + 1}: summary of {len(middle)} messages]\n{summary}"
         if len(note) >= len(text):
             return None
         self.keep(text)
         told: Message = {"role": "user", "content": note}
-        return View((*messages[:first], told, *messages[last:]), "summary", summary, tokens)
-
-    async def _ask(self, text: str) -> tuple[str, int]:
-        asked: list[Message] = [{"role": "user", "content": f"{self._instructions}\n\n{text}"}]
-        if isinstance(self._engine, ChatEngine):
-            answer = await self._engine.chat(asked, (), self._sampling)
-            return text_of(answer.message).strip(), answer.usage.completion_tokens
-        assert self._renderer is not None
-        completion = await self._engine.generate(
-            self._renderer.start(asked), self._sampling, stop_token_ids=self._renderer.stop_token_ids
+        return View(
+            (*messages[:first], told, *messages[last:]), "summary", summary, answer.usage.completion_tokens
         )
-        if completion.finish_reason == "abort":
-            raise EngineUnavailable("the engine that summarises gave up")
-        return text_of(self._renderer.parse(completion.token_ids).message).strip(), len(completion.token_ids)
 
 
 def _told(message: Message) -> str:

@@ -12,29 +12,27 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 from math import isfinite
-from typing import cast
 
 from agentenv.core.context import Context
-from agentenv.core.episode_env import EpisodeEnv, Outcome, StepResult
+from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, StepResult, check_step
 from agentenv.core.errors import EngineUnavailable, UsageError
-from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult
+from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult, malformed, not_run
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
-from agentenv.engine.base import Completion, Sampling
-from agentenv.runner.answers import check_step, malformed, marked, mend, not_run, with_recall
-from agentenv.runner.condense import Condenser
+from agentenv.engine.base import ChatCompletion, Completion, Sampling
+from agentenv.runner.condense import Condenser, with_recall
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import Observation, max_tokens_left
-from agentenv.runner.conversation.overflow import FullOutputs
-from agentenv.runner.guard import Failure, Halt, at
-from agentenv.runner.leasing import Lease
-from agentenv.runner.recorder import OpenTurn, Plan, Record
+from agentenv.runner.guard import Failure, Guard, Halt, at
+from agentenv.runner.held import Lease
+from agentenv.runner.outputs import FullOutputs
+from agentenv.runner.plan import Plan
+from agentenv.runner.recorder import OpenTurn, Record
 from agentenv.runner.users import User, read_turn
-from agentenv.runner.waiting import Waits
+from agentenv.tools.arguments import marked, mend
 
 __all__ = ["Episode"]
 
@@ -69,8 +67,8 @@ class Episode:
         self._condenser = condenser
         self._lease = lease
         self._full_outputs = full_outputs
-        self.waits = Waits(context)
-        """What the episode waits for; read by whoever watches it."""
+        self.guard = Guard(context)
+        """What the episode waits for; read by the watchdog."""
         self._record = Record(plan, conversation, attempt)
         self._explained = False
         self._begun = False
@@ -79,11 +77,20 @@ class Episode:
     async def play(self) -> Trajectory:
         """Play to the end and return the record."""
         record = self._record
+        reason: StopReason | None = None
         try:
             try:
-                reason = await self._begin()
+                await self._begin()
                 while reason is None:
-                    reason = await self._turn(len(record.turns))
+                    index = len(record.turns)
+                    sampling = self._sampling(index)
+                    began = time.perf_counter()
+                    # The engine is awaited here and not deeper, so that few frames lie above it.
+                    async with self.guard.waiting("engine", self._limits.turn_timeout_s) as left:
+                        sampled = await self._conversation.generate(sampling, turn=index, deadline_s=left)
+                        self._refuse_abort(sampled, index)
+                    turn = self._read(sampled, index, sampling, time.perf_counter() - began)
+                    reason = await self._answer(turn)
             except Halt as halt:
                 reason = halt.reason
             return record.freeze(reason, outcome=await self._score(reason))
@@ -97,78 +104,70 @@ class Episode:
         """Return the record as it stands, failed."""
         return self._record.freeze(failure.reason, error=failure.error)
 
-    # The loop -----------------------------------------------------------------------------
+    # The beginning ------------------------------------------------------------------------
 
-    async def _begin(self) -> StopReason | None:
-        plan = self._plan
-        lease = self._lease
-        if lease is not None:
+    async def _begin(self) -> None:
+        plan, limits, spare = self._plan, self._limits, self._record.spare
+        if (lease := self._lease) is not None:
             began = time.perf_counter()
-            self._context.sandbox = await self.waits.within("sandbox", lease.timeout_s, lease.take)
-            self._record.spare["queue_s"] += time.perf_counter() - began
+            async with self.guard.waiting("sandbox", lease.timeout_s):
+                self._context.sandbox = await lease.take()
+            spare["queue_s"] += time.perf_counter() - began
         # The deadline is for playing: waiting for a sandbox that others hold does not count.
-        if self._limits.episode_timeout_s is not None:
-            self._context.deadline = time.monotonic() + self._limits.episode_timeout_s
+        if limits.episode_timeout_s is not None:
+            self._context.deadline = time.monotonic() + limits.episode_timeout_s
         began = time.perf_counter()
-        reset = await self.waits.within(
-            "env",
-            self._limits.env_timeout_s,
-            self._env.begin,
-            plan.task,
-            seed=plan.seed,
-            context=self._context,
-        )
+        async with self.guard.waiting("env", limits.env_timeout_s):
+            reset = await self._env.begin(plan.task, seed=plan.seed, context=self._context)
         self._begun = True
         self._repair_json = reset.repair_json
         messages = list(reset.messages)
-        self._record.spare["env_s"] += time.perf_counter() - began
-        if self._user is not None:
+        spare["env_s"] += time.perf_counter() - began
+        if (user := self._user) is not None:
             began = time.perf_counter()
-            opening = await self.waits.within(
-                "user", self._limits.env_timeout_s, self._user.start, plan.task, seed=plan.seed
-            )
-            self._record.spare["user_s"] += time.perf_counter() - began
+            async with self.guard.waiting("user", limits.env_timeout_s):
+                opening = await user.start(plan.task, seed=plan.seed)
+            spare["user_s"] += time.perf_counter() - began
             if opening:
                 messages.append({"role": "user", "content": opening})
         with at("env"):
-            self._record.tools = tuple(self._env.tool_schemas)
-            if self._condenser is not None:
-                self._record.tools = with_recall(self._record.tools)
+            tools = tuple(self._env.tool_schemas)
+            self._record.tools = tools if self._condenser is None else with_recall(tools)
         self._record.messages.extend(messages)
         began = time.perf_counter()
         self._conversation.start(messages, self._record.tools)
-        self._record.spare["render_s"] += time.perf_counter() - began
-        return None
+        spare["render_s"] += time.perf_counter() - began
 
-    async def _turn(self, index: int) -> StopReason | None:
-        left = max_tokens_left(
-            self._limits, self._plan.sampling.max_tokens, self._conversation.room, self._record.sampled_tokens
-        )
+    # A turn -------------------------------------------------------------------------------
+
+    def _sampling(self, index: int) -> Sampling:
+        """Return how the next completion is drawn.
+
+        Raises:
+            Halt: No token is left for it.
+        """
+        plan, room = self._plan, self._conversation.room
+        left = max_tokens_left(self._limits, plan.sampling.max_tokens, room, self._record.sampled_tokens)
         if left < 1:
-            room = self._conversation.room
             full = room is not None and room < 1
-            return StopReason.CONTEXT_LENGTH if full else StopReason.GENERATION_LENGTH
-        turn = await self._generate(index, left)
-        if turn.reply.finish_reason == "length":
-            self._refuse(turn, "the completion was cut at its length")
-            return StopReason.GENERATION_LENGTH
-        calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
-        if self._explained:
-            self._refuse(turn, "the environment has finished")
-            return StopReason.ENV_DONE
-        if calls:
-            return await self._answer_calls(turn, calls)
-        return await self._answer_text(turn)
-
-    async def _generate(self, index: int, max_tokens: int) -> OpenTurn:
-        plan = self._plan
+            raise Halt(StopReason.CONTEXT_LENGTH if full else StopReason.GENERATION_LENGTH)
         seed = derive_seed(plan.run_seed, plan.env_id, plan.task_id, plan.member, index)
-        sampling = replace(plan.sampling, max_tokens=max_tokens, seed=seed)
+        return replace(plan.sampling, max_tokens=left, seed=seed)
+
+    def _refuse_abort(self, sampled: Completion | ChatCompletion, index: int) -> None:
+        if not isinstance(sampled, Completion) or sampled.finish_reason != "abort":
+            return
+        left = self.guard.left(self._limits.turn_timeout_s, spent=True)[0]
+        if left is not None and left < _ABORT_SLACK_S:
+            raise Halt(StopReason.DEADLINE)
+        raise EngineUnavailable(f"turn {index}: the engine aborted the completion")
+
+    def _read(
+        self, sampled: Completion | ChatCompletion, index: int, sampling: Sampling, took: float
+    ) -> OpenTurn:
+        """Record a completion that took so many seconds."""
         began = time.perf_counter()
-        raw = await self.waits.within("engine", self._limits.turn_timeout_s, self._ask, sampling, index)
-        took = time.perf_counter() - began
-        began = time.perf_counter()
-        reply = self._conversation.read(raw, turn=index)
+        reply = self._conversation.read(sampled, turn=index)
         turn = OpenTurn(index, reply, sampling)
         turn.timings["render_s"] += time.perf_counter() - began
         turn.timings["queue_s"] = min(reply.queue_s, took)
@@ -178,64 +177,74 @@ class Episode:
         self._record.sampled_tokens += reply.num_tokens
         return turn
 
-    async def _ask(self, sampling: Sampling, index: int) -> object:
-        left = self.waits.left(self._limits.turn_timeout_s)[0]
-        raw = await self._conversation.generate(sampling, turn=index, deadline_s=left)
-        if isinstance(raw, Completion) and raw.finish_reason == "abort":
-            left = self.waits.left(self._limits.turn_timeout_s, spent=True)[0]
-            if left is not None and left < _ABORT_SLACK_S:
-                raise Halt(StopReason.DEADLINE)
-            raise EngineUnavailable(f"turn {index}: the engine aborted the completion")
-        return raw
+    async def _answer(self, turn: OpenTurn) -> StopReason | None:
+        """Answer a turn; return why it ends the episode, None if the episode goes on."""
+        if turn.reply.finish_reason == "length":
+            self._refuse(turn, "the completion was cut at its length")
+            return StopReason.GENERATION_LENGTH
+        calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
+        if self._explained:
+            self._refuse(turn, "the environment has finished")
+            return StopReason.ENV_DONE
+        if not calls:
+            return await self._answer_text(turn)
+        if last := self._why_last(turn):
+            by_turns = f"max_turns={self._limits.max_turns}"
+            limit = (
+                by_turns
+                if last is StopReason.MAX_TURNS
+                else f"max_total_tokens={self._limits.max_total_tokens}"
+            )
+            self._refuse(turn, f"this was the last allowed turn ({limit})")
+            return last
+        return await self._answer_calls(turn, calls)
 
     async def _answer_calls(self, turn: OpenTurn, calls: list[ToolCall]) -> StopReason | None:
-        limits = self._limits
-        if last := self._why_last(turn):
-            spent = (
-                f"{limits.max_turns} turns"
-                if last is StopReason.MAX_TURNS
-                else f"{limits.max_total_tokens} sampled tokens"
-            )
-            self._refuse(turn, f"no turn was left to read the result (limit of {spent})")
-            return last
         mended: frozenset[str] = frozenset()
         if self._repair_json:
             calls, mended = mend(calls, self._record.tools)
             self._record.repaired_calls += len(mended)
+        # Invariant: each place of `calls` stands either in `answers` or in `runnable`.
+        answers, runnable, over = self._sort_out(calls)
+        step = StepResult()
+        if runnable:
+            step = await self._advance(turn, tuple(calls[place] for place in runnable))
+            answers.update(zip(runnable, marked(step.tool_results, mended), strict=True))
+        observation = Observation(tuple(answers[place] for place in range(len(calls))), step.messages)
+        reason = await self._stop_after(step, asked=bool(runnable))
+        return await self._observe(turn, observation, over if reason is None else reason)
+
+    def _sort_out(self, calls: list[ToolCall]) -> tuple[dict[int, ToolResult], list[int], StopReason | None]:
+        """Answer the calls that are not run; return the places of the others, and which limit was passed.
+
+        This is the one place that counts tool calls: it sees those of every environment, also of one that
+        runs them in a `step` of its own, and answers each call over the limit in its place.
+        """
+        limits, record = self._limits, self._record
         answers: dict[int, ToolResult] = {}
         runnable: list[int] = []
-        over_calls = over_errors = False
+        over: StopReason | None = None
         for place, call in enumerate(calls):
             if self._condenser is not None and call.name == "recall_block" and call.status is CallStatus.OK:
                 answers[place] = self._condenser.recall(call)
             elif call.status is not CallStatus.OK:
                 answers[place] = malformed(call)
                 # A well-formed call of a tool that does not exist is no parse error.
-                self._record.parse_errors += call.status is not CallStatus.UNKNOWN_TOOL
+                record.parse_errors += call.status is not CallStatus.UNKNOWN_TOOL
             elif (
                 limits.max_tool_calls is not None
-                and self._record.tool_calls + len(runnable) >= limits.max_tool_calls
+                and record.tool_calls + len(runnable) >= limits.max_tool_calls
             ):
-                over_calls = True
+                over = StopReason.MAX_TOOL_CALLS
                 answers[place] = not_run(call, f"limit of {limits.max_tool_calls} tool calls reached")
             else:
                 runnable.append(place)
-        if limits.max_parse_errors is not None:
-            over_errors = self._record.parse_errors > limits.max_parse_errors
-        step = StepResult()
-        if runnable:
-            step = await self._advance(turn, [calls[place] for place in runnable])
-            answers.update(zip(runnable, marked(step.tool_results, mended), strict=True))
-        observation = Observation(tuple(answers[place] for place in range(len(calls))), step.messages)
-        reason = await self._stop_after(step, asked=bool(runnable))
-        if reason is None and over_calls:
-            reason = StopReason.MAX_TOOL_CALLS
-        if reason is None and over_errors:
-            reason = StopReason.MAX_PARSE_ERRORS
-        return await self._observe(turn, observation, reason)
+        if over is None and limits.max_parse_errors is not None:
+            over = StopReason.MAX_PARSE_ERRORS if record.parse_errors > limits.max_parse_errors else None
+        return answers, runnable, over
 
     async def _answer_text(self, turn: OpenTurn) -> StopReason | None:
-        step = await self._advance(turn, [])
+        step = await self._advance(turn, ())
         if self._env.ends_on_text and not step.truncated:
             return await self._observe(turn, Observation((), step.messages), StopReason.FINAL_ANSWER)
         reason = await self._stop_after(step, asked=True)
@@ -245,20 +254,15 @@ class Episode:
             messages = (*messages, *words)
         return await self._observe(turn, Observation((), messages), reason or self._why_last(turn))
 
-    async def _advance(self, turn: OpenTurn, calls: list[ToolCall]) -> StepResult:
+    async def _advance(self, turn: OpenTurn, calls: tuple[ToolCall, ...]) -> StepResult:
         limits, context = self._limits, self._context
         context.turn = turn.index
         if limits.max_tool_calls is not None:
-            # As it stands before this turn's calls: a toolbox counts those itself.
             context.tool_calls_left = limits.max_tool_calls - self._record.tool_calls
         self._record.tool_calls += len(calls)
-        action = cast(
-            "Message", {key: value for key, value in turn.reply.message.items() if key != "tool_calls"}
-        )
-        if calls:
-            action["tool_calls"] = [call.to_message() for call in calls]
         began = time.perf_counter()
-        step = await self.waits.within("env", limits.env_timeout_s, self._env.advance, action)
+        async with self.guard.waiting("env", limits.env_timeout_s):
+            step = await self._env.advance(Action(turn.reply.message, calls))
         took = time.perf_counter() - began
         with at("env"):
             check_step(step, calls)
@@ -274,9 +278,11 @@ class Episode:
             return StopReason.ENV_TERMINATED
         if step.truncated:
             return StopReason.ENV_TRUNCATED
-        if not asked or not await self.waits.within("env", self._limits.env_timeout_s, self._env.is_finished):
+        if not asked:
             return None
-        return StopReason.ENV_DONE
+        async with self.guard.waiting("env", self._limits.env_timeout_s):
+            finished = await self._env.is_finished()
+        return StopReason.ENV_DONE if finished else None
 
     async def _ask_user(
         self, turn: OpenTurn, user: User, said: tuple[Message, ...]
@@ -287,10 +293,11 @@ class Episode:
         self._record.user_turns += 1
         began = time.perf_counter()
         heard = [*self._record.messages, *said] if said else self._record.messages
-        raw = await self.waits.within("user", self._limits.env_timeout_s, user.respond, heard)
+        async with self.guard.waiting("user", self._limits.env_timeout_s):
+            said_back = await user.respond(heard)
         turn.timings["user_s"] += time.perf_counter() - began
         with at("user"):
-            answer = read_turn(raw)
+            answer = read_turn(said_back)
             self._record.give(turn.index, answer.reward)
             for index, reward in answer.turn_rewards.items():
                 self._record.give(index, reward)
@@ -316,33 +323,27 @@ class Episode:
             turn.timings["render_s"] += time.perf_counter() - began
             if fitted is None:
                 reason = StopReason.TOOL_OUTPUT_OVERFLOW if observation.results else StopReason.CONTEXT_LENGTH
+            elif self._full_outputs is None:
+                observation = fitted
             else:
-                observation = await self._keep_whole(turn, observation, fitted)
+                name = self._record.name
+                observation = await self._full_outputs.keep_whole(name, turn.index, observation, fitted)
         if reason is not None and self._explained:
             reason = StopReason.ENV_DONE
         turn.results = observation.results
-        self._record.trimmed += observation.trimmed_messages + sum(one.trimmed for one in observation.results)
+        self._record.trimmed += observation.trimmed_messages + sum(
+            result.trimmed for result in observation.results
+        )
         self._record.messages.extend(observation.all_messages)
         return reason
-
-    async def _keep_whole(self, turn: OpenTurn, whole: Observation, shown: Observation) -> Observation:
-        """Keep on disk what was cut of tool results, if the run asks for it."""
-        if self._full_outputs is None or shown.results == whole.results:
-            return shown
-        plan = self._plan
-        name = f"{plan.group_id}/{plan.member}/{self._record.attempt}"
-        results = await asyncio.to_thread(
-            self._full_outputs.keep_cut, name, turn.index, whole.results, shown.results
-        )
-        return replace(shown, results=results)
 
     async def _condense(self, turn: OpenTurn, observation: Observation) -> None:
         condenser = self._condenser
         if condenser is None or not condenser.due(*self._conversation.used_with(observation)):
             return
         began = time.perf_counter()
-        limit = self._limits.turn_timeout_s
-        view = await self.waits.within("engine", limit, condenser.shorten, self._conversation.view)
+        async with self.guard.waiting("engine", self._limits.turn_timeout_s):
+            view = await condenser.shorten(self._conversation.view)
         turn.timings["generate_s"] += time.perf_counter() - began
         if view is not None:
             self._record.sampled_tokens += view.written_tokens
@@ -378,12 +379,12 @@ class Episode:
         # The deadline is for playing: an episode that was cut by it is still scored.
         self._context.deadline = None
         limit = self._limits.reward_timeout_s
-        outcome = await self.waits.within("reward", limit, self._env.end, reason.value)
+        async with self.guard.waiting("reward", limit):
+            outcome = await self._env.end(reason.value)
         reward, parts = outcome.reward, outcome.rewards
         if self._plan.score is not None:
-            more, named = await self.waits.within(
-                "reward", limit, self._plan.score, draft(), self._env, self._plan.task
-            )
+            async with self.guard.waiting("reward", limit):
+                more, named = await self._plan.score(draft(), self._env, self._plan.task)
             reward = None if reward is None or more is None else reward + more
             parts = {**parts, **named}
         with at("reward"):

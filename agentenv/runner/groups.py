@@ -6,25 +6,24 @@ Rules:
    room, so the source may be endless. New groups wait while too many finished ones are not taken.
 2. The order in which episodes finish changes nothing in any of them, nor the order in a group.
 3. Leaving the loop, an error or a cancellation closes every environment before control returns.
+4. Members that an earlier run finished are not played again; a group is complete without them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, TypeVar
+from functools import partial
+from typing import Literal
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.runner.plan import Job
+from agentenv.runner.stage import Stage
 
-__all__ = ["GroupPolicy", "Play", "play_groups"]
-
-_Job = TypeVar("_Job")
-
-Play = Callable[[_Job, int], Awaitable[Trajectory]]
-"""Plays one member of a job's group."""
+__all__ = ["GroupPolicy", "play_groups"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +62,19 @@ class GroupPolicy:
 
 
 @dataclass(slots=True)
-class _Group(Generic[_Job]):
-    job: _Job
+class _Group:
+    """A group that is being played."""
+
+    # Invariant: `missing` counts the members that are waiting or running, refills among them.
+    job: Job
+    missing: int
     next_member: int
-    finished: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
+    """The number that a refill gets."""
+    played: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
     refills: int = 0
 
-    @property
-    def complete(self) -> bool:
-        return len(self.finished) == self.next_member
-
     def close(self, policy: GroupPolicy) -> TrajectoryGroup:
-        members = [self.finished[member] for member in sorted(self.finished)]
+        members = [self.played[member] for member in sorted(self.played)]
         group = TrajectoryGroup(tuple(members))
         usable = len(group.usable)
         if usable >= policy.min_usable:
@@ -84,139 +84,157 @@ class _Group(Generic[_Job]):
         return TrajectoryGroup(tuple(marked))
 
 
-class _Pump(Generic[_Job]):
-    """Keeps episodes running while there is room, also while the consumer is busy elsewhere."""
+class _InFlight:
+    """The episodes in flight: starts others while there is room, also while the consumer is busy."""
+
+    # Invariant: a member stands in `waiting`, runs in a task of `running`, or is in its group's `played`.
+    # Once `stopping` is set, or `broken` holds an error, no member leaves `waiting` any more.
 
     def __init__(
         self,
-        jobs: Iterator[_Job],
-        play: Play[_Job],
+        stage: Stage,
+        jobs: Iterator[Job],
         *,
         group_size: int,
         policy: GroupPolicy,
         concurrency: int,
+        finished: Collection[tuple[str, int]],
         on_trajectory: Callable[[Trajectory], None] | None,
     ) -> None:
+        self._stage = stage
         self._jobs = jobs
-        self._play = play
         self._group_size = group_size
         self._policy = policy
         self._concurrency = concurrency
+        self._finished = finished
         self._on_trajectory = on_trajectory
-        self._waiting: deque[tuple[_Group[_Job], int]] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._waiting: deque[tuple[_Group, int]] = deque()
         self._exhausted = False
+        self._stopping = False
         self._broken: BaseException | None = None
         self._ready: deque[TrajectoryGroup] = deque()
-        self._changed = asyncio.Event()
         # Finished groups kept for a slow consumer: as many as could be in flight.
         self._max_ready = max(2, concurrency // group_size)
+        self.running: set[asyncio.Task[Trajectory]] = set()
+        self.changed = asyncio.Event()
+        """Set whenever an episode ended."""
 
-    def fill(self) -> None:
+    def next_group(self) -> TrajectoryGroup | None:
+        """Return a finished group and start episodes in its place; None if no group is finished yet.
+
+        Raises:
+            BaseException: What the source of the tasks or a caller's function raised.
+        """
+        group = self._ready.popleft() if self._ready else None
+        if group is None and self._broken is not None:
+            raise self._broken
+        self._fill()
+        if group is None and not self.running and self._broken is not None:
+            raise self._broken
+        self.changed.clear()
+        return group
+
+    def _fill(self) -> None:
         """Start episodes while there is room; an error of the task source ends the run."""
-        while len(self._running) < self._concurrency and self._broken is None:
-            if not self._waiting and not self._next_group():
+        while len(self.running) < self._concurrency and self._broken is None and not self._stopping:
+            if not self._waiting and not self._begin_group():
                 return
             group, member = self._waiting.popleft()
-            task = asyncio.ensure_future(self._one(group, member))
-            self._running.add(task)
-            task.add_done_callback(self._done)
+            task = asyncio.create_task(self._stage.play(group.job, member))
+            self.running.add(task)
+            task.add_done_callback(partial(self._end, group, member))
 
-    def _next_group(self) -> bool:
-        if self._exhausted or len(self._ready) >= self._max_ready:
-            return False
-        try:
-            job = next(self._jobs, None)
-        except Exception as error:  # noqa: BLE001 - the caller's iterable: raised to the caller in `take`
-            self._broken = error
-            return False
-        if job is None:
-            self._exhausted = True
-            return False
-        group = _Group(job, self._group_size)
-        self._waiting.extend((group, member) for member in range(self._group_size))
-        return True
+    def _begin_group(self) -> bool:
+        """Let the members of the next group wait for room; False if there is none."""
+        while not self._exhausted and len(self._ready) < self._max_ready:
+            try:
+                job = next(self._jobs, None)
+            except Exception as error:  # noqa: BLE001 - the caller's iterable: raised in `next_group`
+                self._broken = error
+                return False
+            if job is None:
+                self._exhausted = True
+                return False
+            size = self._group_size
+            members = [member for member in range(size) if (job.group_id, member) not in self._finished]
+            if members:
+                group = _Group(job, len(members), size)
+                self._waiting.extend((group, member) for member in members)
+                return True
+        return False
 
-    async def _one(self, group: _Group[_Job], member: int) -> None:
-        trajectory = await self._play(group.job, member)
-        group.finished[member] = trajectory
+    def _end(self, group: _Group, member: int, task: asyncio.Task[Trajectory]) -> None:
+        """Take the record of an episode that ended, and start others in its place."""
+        self.running.discard(task)
+        if not task.cancelled():
+            try:
+                self._take(group, member, task.result())
+            except BaseException as error:  # noqa: BLE001 - the caller's function, or ours: raised in `next_group`
+                self._broken = self._broken or error
+        self._fill()
+        self.changed.set()
+
+    def _take(self, group: _Group, member: int, trajectory: Trajectory) -> None:
+        group.played[member] = trajectory
+        group.missing -= 1
         if self._on_trajectory is not None:
             self._on_trajectory(trajectory)
-        policy = self._policy
-        if (
-            trajectory.stop_reason.failed
-            and policy.on_failed == "refill"
-            and group.refills < policy.max_refills
-        ):
+        refill = trajectory.stop_reason.failed and self._policy.on_failed == "refill"
+        if refill and group.refills < self._policy.max_refills:
             group.refills += 1
+            group.missing += 1
+            while (group.job.group_id, group.next_member) in self._finished:
+                group.next_member += 1
             self._waiting.appendleft((group, group.next_member))
             group.next_member += 1
-        if group.complete:
-            self._ready.append(group.close(policy))
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._broken = self._broken or task.exception()
-        self.fill()
-        self._changed.set()
-
-    async def take(self) -> TrajectoryGroup | None:
-        """Return the next finished group, or None at the end."""
-        while True:
-            if self._ready:
-                group = self._ready.popleft()
-                self.fill()
-                return group
-            if self._broken is not None:
-                raise self._broken
-            self.fill()
-            if not self._running:
-                if self._broken is not None:
-                    raise self._broken
-                return None
-            self._changed.clear()
-            await self._changed.wait()
+        if not group.missing:
+            self._ready.append(group.close(self._policy))
 
     async def stop(self) -> None:
         """Cancel what is running and wait until its environments are closed."""
-        self._exhausted = True
-        self._waiting.clear()
-        for task in self._running:
+        self._stopping = True
+        for task in self.running:
             task.cancel()
-        while self._running:
-            await asyncio.wait(set(self._running))
+        while self.running:
+            await asyncio.wait(set(self.running))
 
 
 async def play_groups(
-    jobs: Iterable[_Job],
-    play: Play[_Job],
+    stage: Stage,
+    jobs: Iterator[Job],
     *,
     group_size: int,
     policy: GroupPolicy,
     concurrency: int,
+    finished: Collection[tuple[str, int]] = (),
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> AsyncGenerator[TrajectoryGroup]:
-    """Play a group for each job, and yield the groups as they finish.
+    """Open a stage, play a group for each job on it, and yield the groups as they finish.
 
     Args:
+        stage: plays the members.
         jobs: what to play; taken lazily.
-        play: plays one member; failures of an episode are in what it returns.
         group_size: members of a group.
         policy: what becomes of failed members.
         concurrency: episodes in flight at once.
+        finished: group and number of members that are not played: an earlier run finished them.
         on_trajectory: called with each episode at once, also of groups that are never completed.
     """
-    pump = _Pump(
-        iter(jobs),
-        play,
-        group_size=group_size,
-        policy=policy,
-        concurrency=concurrency,
-        on_trajectory=on_trajectory,
-    )
-    try:
-        while (group := await pump.take()) is not None:
-            yield group
-    finally:
-        await pump.stop()
+    async with stage:
+        in_flight = _InFlight(
+            stage,
+            jobs,
+            group_size=group_size,
+            policy=policy,
+            concurrency=concurrency,
+            finished=finished,
+            on_trajectory=on_trajectory,
+        )
+        try:
+            while (group := in_flight.next_group()) is not None or in_flight.running:
+                if group is not None:
+                    yield group
+                else:
+                    await in_flight.changed.wait()
+        finally:
+            await in_flight.stop()

@@ -1,16 +1,25 @@
-"""What to play: tasks with their ids, and the groups made of them with their seeds."""
+"""What to play: tasks with their ids, the groups made of them with their seeds, an episode's plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+from agentenv.core.episode_env import EpisodeEnv
+from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task, TaskFields
-from agentenv.runner.recorder import Plan
+from agentenv.core.trajectory import Trajectory
+from agentenv.engine.base import Sampling
 
-__all__ = ["Job", "TaskLike", "jobs_of", "read_task"]
+__all__ = ["Job", "Plan", "Score", "TaskLike", "jobs_of", "read_task"]
+
+Score: TypeAlias = Callable[
+    [Trajectory, EpisodeEnv, Mapping[str, object]],
+    Awaitable[tuple[float | None, Mapping[str, float | None]]],
+]
+"""Scores a draft (the record without reward fields): the reward to add, and its named parts."""
 
 
 class _TaskRow(Protocol):
@@ -22,6 +31,25 @@ class _TaskRow(Protocol):
 
 TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
 """A task with `id` and `data`, or the data alone (its id is then a digest of it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one episode plays; the same plan gives the same episode."""
+
+    env_id: str
+    task_id: str = ""
+    task: Mapping[str, object] = field(default_factory=dict[str, object])
+    seed: int = 0
+    """Of the environment; shared by a group."""
+    group_id: str = ""
+    member: int = 0
+    run_seed: int = 0
+    """Sampling seeds derive from it, the environment's id, the task's, member and turn."""
+    limits: RunLimits = field(default_factory=RunLimits)
+    sampling: Sampling = field(default_factory=Sampling)
+    done_policy: DonePolicy = "stop"
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)

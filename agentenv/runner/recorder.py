@@ -1,49 +1,24 @@
-"""What one attempt writes down while it is played, and the trajectory made of it in the end."""
+"""Collect the data of one attempt at an episode, and build its `Trajectory`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal, TypeAlias, cast
+from typing import Literal, cast
 
-from agentenv.core.episode_env import EpisodeEnv, Outcome
+from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
-from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.messages import JsonValue, Message, ToolResult
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, Turn
 from agentenv.engine.base import Sampling
 from agentenv.runner.conversation.base import Conversation, Reply
+from agentenv.runner.plan import Plan
 
-__all__ = ["OpenTurn", "Plan", "Record", "Score"]
-
-Score: TypeAlias = Callable[
-    [Trajectory, EpisodeEnv, Mapping[str, object]],
-    Awaitable[tuple[float | None, Mapping[str, float | None]]],
-]
-"""Scores a draft (the record without reward fields): the reward to add, and its named parts."""
+__all__ = ["OpenTurn", "Record"]
 
 _TIMES = ("generate_s", "queue_s", "env_s", "tools_s", "user_s", "render_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What one episode plays; the same plan gives the same episode."""
-
-    env_id: str
-    task_id: str = ""
-    task: Mapping[str, object] = field(default_factory=dict[str, object])
-    seed: int = 0
-    """Of the environment; shared by a group."""
-    group_id: str = ""
-    member: int = 0
-    run_seed: int = 0
-    """Sampling seeds derive from it, the environment's id, the task's, member and turn."""
-    limits: RunLimits = field(default_factory=RunLimits)
-    sampling: Sampling = field(default_factory=Sampling)
-    done_policy: DonePolicy = "stop"
-    score: Score | None = None
 
 
 @dataclass(slots=True)
@@ -77,7 +52,7 @@ class OpenTurn:
 
 @dataclass(slots=True)
 class Record:
-    """The book of one attempt; new for each."""
+    """The data of one attempt; new for each."""
 
     plan: Plan
     conversation: Conversation
@@ -98,6 +73,11 @@ class Record:
     """Observations that were cut."""
     spare: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_TIMES, "reward_s"), 0.0))
     """Seconds spent outside turns: at the start and for the reward."""
+
+    @property
+    def name(self) -> str:
+        """Name of the attempt, the same whenever the episode is played."""
+        return f"{self.plan.group_id}/{self.plan.member}/{self.attempt}"
 
     def give(self, index: int, reward: float) -> None:
         """Add what a user gives to a turn's reward.
@@ -151,7 +131,7 @@ class Record:
             "turns": float(len(turns)),
             "sampled_tokens": float(self.sampled_tokens),
             "tool_calls": float(self.tool_calls),
-            "tool_errors": float(sum(one.is_error for turn in turns for one in turn.tool_results)),
+            "tool_errors": float(sum(result.is_error for turn in turns for result in turn.tool_results)),
             "parse_errors": float(self.parse_errors),
             "repaired_calls": float(self.repaired_calls),
             "user_turns": float(self.user_turns),

@@ -3,7 +3,7 @@
 A user is a recipe until an episode starts: the runner takes a `fresh()` one for each episode, calls
 `start` once, `respond` after each text turn of the model, and `close` exactly once however the
 episode ends. A user may end the episode, reward the turn that it answers, and give rewards back to
-earlier turns. What it raises is never the policy's fault.
+earlier turns. An error in a user fails the episode; it is never scored 0.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.errors import UsageError
 from agentenv.core.messages import Message, text_of
 from agentenv.core.seeds import derive_seed
+from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 
@@ -177,11 +178,8 @@ class ModelUser(User):
         opens: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
-        if not isinstance(engine, ChatEngine) and renderer is None:
-            raise UsageError("a user played by an engine on tokens needs that model's renderer")
-        self._engine = engine
+        self._model = TextModel(engine, renderer, role="a user")
         self._prompt = prompt
-        self._renderer = None if renderer is None else renderer.bind(())
         self._end_marker = end_marker
         self._opens = opens
         self._sampling = sampling or Sampling(max_tokens=256)
@@ -214,18 +212,6 @@ class ModelUser(User):
                 turned.append({"role": roles[message["role"]], "content": text})
         if turned[-1]["role"] != "user":
             turned.append({"role": "user", "content": "(The assistant waits for you to speak.)"})
-        sampling = self._drawn()
+        sampling = replace(self._sampling, seed=derive_seed(self._seed, "user", self._turns))
         self._turns += 1
-        if isinstance(self._engine, ChatEngine):
-            answer = await self._engine.chat(turned, (), sampling)
-            return text_of(answer.message)
-        assert self._renderer is not None
-        completion = await self._engine.generate(
-            self._renderer.start(turned), sampling, stop_token_ids=self._renderer.stop_token_ids
-        )
-        if completion.finish_reason == "abort":
-            raise EngineUnavailable("the engine that plays the user gave up")
-        return text_of(self._renderer.parse(completion.token_ids).message)
-
-    def _drawn(self) -> Sampling:
-        return replace(self._sampling, seed=derive_seed(self._seed, "user", self._turns))
+        return (await self._model.ask(turned, sampling)).text

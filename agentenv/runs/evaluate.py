@@ -11,19 +11,19 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.settings import build
+from agentenv.core.settings import build, options_of
 from agentenv.core.task import Task
 from agentenv.core.threads import run_sync
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
@@ -38,7 +38,7 @@ from agentenv.runs.store.runinfo import RunStatus
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
 from agentenv.runs.store.writer import RunWriter
 
-__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "rollout"]
+__all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "new_run", "rollout"]
 
 _DIGITS = re.compile(r"\d+")
 HELD_OUT = ("eval", "test", "validation", "val")
@@ -56,31 +56,35 @@ class EvalConfig:
     envs: tuple[str, ...]
     """Ids, files or modules."""
     model: str = "mock"
+    """An engine string."""
     tokenizer: str | None = None
-    num_tasks: int | None = 20
-    """The first so many tasks of each environment; all of them when None."""
-    group_size: int = 1
+    """Directory of the tokenizer, where it is not the model's."""
+    num_tasks: PositiveInt | None = 20
+    """Tasks per environment; None means all."""
+    group_size: PositiveInt = 1
     """Episodes of each task."""
     split: str = ""
     """The held-out split, where there is one, if empty."""
     seed: int = 0
     success_at: float = 1.0
     """Least reward that counts as a pass."""
-    stop_after_failures: int = 3
+    stop_after_failures: NonNegativeInt = 3
     """Stop when this many episodes, each first of its task while there are tasks, all fail alike; 0 never."""
     runner: RunnerOptions = field(default_factory=RunnerOptions)
     limits: RunLimits = field(default_factory=RunLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    engine_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    env: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of the environments."""
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the engine."""
 
     def __post_init__(self) -> None:
         if not self.envs:
-            raise UsageError("name at least one environment, such as agentenv/Calculator-v0")
-        if self.group_size < 1:
-            raise UsageError(f"group_size (-k, --episodes) must be at least 1, not {self.group_size}")
-        if self.num_tasks is not None and self.num_tasks < 1:
-            raise UsageError(f"num_tasks (-n, --tasks) must be at least 1, not {self.num_tasks}")
+            raise UsageError(
+                "no environment is named",
+                remedy="name at least one environment, such as agentenv/Calculator-v0",
+            )
+        check_bounds(self)
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
@@ -93,15 +97,31 @@ class EvalConfig:
         Raises:
             UsageError: It is not the configuration of an evaluation.
         """
-        values = dict(record)
         try:
-            values["envs"] = tuple(values["envs"])
-            values["runner"] = build(RunnerOptions, values.get("runner", {}))
-            values["limits"] = build(RunLimits, values.get("limits", {}))
-            values["sampling"] = build(Sampling, values.get("sampling", {}))
-            return cls(**values)
-        except (KeyError, TypeError) as error:
+            return cls.of(**record)
+        except (TypeError, UsageError) as error:
             raise UsageError(f"this run is no evaluation that can be resumed: {error}") from error
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        runner: RunnerOptions | Mapping[str, Any] | None = None,
+        limits: RunLimits | Mapping[str, Any] | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        **values: Any,
+    ) -> EvalConfig:
+        """Make a configuration; its sections may be mappings of their fields.
+
+        Raises:
+            UsageError: A name is unknown, or a value does not fit its field.
+        """
+        sections = {
+            "runner": options_of(RunnerOptions, runner),
+            "limits": options_of(RunLimits, limits),
+            "sampling": options_of(Sampling, sampling),
+        }
+        return build(cls, {**values, **sections})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +192,20 @@ class Evaluation:
         Raises:
             StoreError: An episode could not be written; those before it are kept.
         """
-        if self._writer is not None:
-            self._writer.expect(self.num_episodes)
         engine, tokenizer = self._model.engine, self._model.tokenizer
         try:
-            if self._writer is not None and tokenizer is not None:
-                self._writer.keep_texts(tokenizer.backend)
-            await self._play_all(engine, tokenizer)
+            if self._writer is not None:
+                self._writer.expect(self.num_episodes)
+                if tokenizer is not None:
+                    self._writer.keep_texts(tokenizer.backend)
+            for entry, tasks in zip(self.specs, self.tasks, strict=True):
+                # Awaited here and not deeper, so that few frames lie above the engine.
+                async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
+                    async for group in groups:
+                        if self._writer is None:
+                            self._groups.append(group)
+                        if self.stopped:
+                            return self.result()
         finally:
             await engine.close()
         return self.result()
@@ -198,77 +225,34 @@ class Evaluation:
         report = report_on(summaries, success_at=self.config.success_at)
         return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
 
-    async def _play_all(self, engine: Engine | ChatEngine, tokenizer: Any) -> None:
-        renderer = None if tokenizer is None else _renderer(tokenizer)
+    def _groups_of(
+        self, entry: EnvSpec, tasks: Sequence[Task], engine: Engine | ChatEngine, tokenizer: Any
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        """Play the tasks of one environment, without the members that an earlier run finished."""
         config = self.config
-        for one, tasks in zip(self.specs, self.tasks, strict=True):
-            async with AsyncExitStack() as stack:
-                sandbox = await _sandbox(one, stack)
-                runner = Runner(
-                    engine,
-                    renderer,
-                    config.limits,
-                    options=config.runner,
-                    sampling=config.sampling,
-                    run_seed=config.seed,
-                    sandbox=sandbox,
-                    full_outputs=self._writer.path / "outputs" if self._writer else None,
-                )
-                await self._play_env(runner, one, tasks)
-            if self.stopped:
-                return
-
-    async def _play_env(self, runner: Runner, one: EnvSpec, tasks: Sequence[Task]) -> None:
-        whole = range(self.config.group_size)
-        in_order = (self._key(one, task, member) for member in whole for task in tasks)
-        first = list(islice(in_order, self.config.stop_after_failures))
+        members = range(config.group_size)
+        in_order = (self._key(entry, task, member) for member in members for task in tasks)
+        first = list(islice(in_order, config.stop_after_failures))
         self._first = {} if self._finished.intersection(first) else dict.fromkeys(first)
-        missing = {
-            task.id: [m for m in whole if self._key(one, task, m) not in self._finished] for task in tasks
-        }
-        fresh = [task for task in tasks if len(missing[task.id]) == len(whole)]
-        await self._play_members(
-            runner, one, [task for task in tasks if 0 < len(missing[task.id]) < len(whole)], missing
+        runner = Runner(
+            engine,
+            None if tokenizer is None else _renderer(tokenizer),
+            config.limits,
+            options=config.runner,
+            sampling=config.sampling,
+            run_seed=config.seed,
+            full_outputs=self._writer.path / "outputs" if self._writer else None,
         )
-        groups = runner.run_groups(
-            one,
-            fresh,
-            self.config.group_size,
-            env_kwargs=self.config.env_kwargs,
+        return runner.run_groups(
+            entry,
+            tasks,
+            config.group_size,
+            env_kwargs=config.env,
+            finished={
+                (group_id, member) for env_id, _, group_id, member in self._finished if env_id == entry.id
+            },
             on_trajectory=self._take,
         )
-        async with aclosing(groups):
-            async for group in groups:
-                if self._writer is None:
-                    self._groups.append(group)
-                if self.stopped:
-                    return
-
-    async def _play_members(
-        self, runner: Runner, one: EnvSpec, tasks: Sequence[Task], missing: Mapping[str, Sequence[int]]
-    ) -> None:
-        """Play the members that a stopped run lacks of groups it had begun; seeds are those of the group."""
-        limits = self.config.limits.stricter(one.limits)
-        room = asyncio.Semaphore(self.config.runner.concurrency)
-
-        async def play(task: Task, member: int) -> None:
-            async with room:
-                trajectory = await runner.run_episode(
-                    one.make(**self.config.env_kwargs),
-                    task,
-                    env_id=one.id,
-                    group_id=f"{one.id}:{task.id}",
-                    member=member,
-                    limits=limits,
-                    user=one.user,
-                    done_policy=one.done_policy,
-                )
-            self._take(trajectory)
-
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                for member in missing[task.id]:
-                    group.create_task(play(task, member))
 
     def _key(self, one: EnvSpec, task: Task, member: int) -> EpisodeKey:
         return (one.id, task.id, f"{one.id}:{task.id}", member)
@@ -299,7 +283,7 @@ def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
         tasks = tasks.split(split)
     if config.num_tasks is None:
         if tasks.endless:
-            raise UsageError(f"{one.id} makes tasks without end; say how many with num_tasks (-n)")
+            raise UsageError(f"{one.id} makes tasks without end", remedy="say how many with num_tasks (-n)")
         return list(tasks)
     return tasks.take(config.num_tasks)
 
@@ -308,86 +292,100 @@ def _renderer(tokenizer: Any) -> Any:
     return importlib.import_module("agentenv.render").Renderer(tokenizer)
 
 
-async def _sandbox(one: EnvSpec, stack: AsyncExitStack) -> Any:
-    if one.sandbox is None:
-        return None
-    return await stack.enter_async_context(importlib.import_module("agentenv.sandbox").create(one.sandbox))
-
-
 def load_model(config: EvalConfig) -> LoadedModel:
     """Load the model of a configuration; whoever plays with it closes it.
 
     Raises:
         ModelNotFound, UsageError, DependencyMissing: It cannot be loaded.
     """
-    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine_options)
+    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine)
 
 
 def evaluate(
-    env: str | EnvSpec | Sequence[str],
+    envs: str | EnvSpec | Sequence[str],
     model: str = "mock",
     *,
     num_tasks: int | None = 20,
     group_size: int = 1,
     seed: int = 0,
-    runner: RunnerOptions | None = None,
-    limits: RunLimits | None = None,
-    sampling: Sampling | None = None,
+    env: Mapping[str, Any] | None = None,
+    runner: RunnerOptions | Mapping[str, Any] | None = None,
+    limits: RunLimits | Mapping[str, Any] | None = None,
+    sampling: Sampling | Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
     runs_dir: str | Path | None = None,
     **settings: Any,
 ) -> EvalResult:
     """Play tasks with a model and return the report.
 
     Args:
-        env: an id, a file, a module or a specification; or several names.
+        envs: an id, a file, a module or a specification; or several names.
         model: an engine string; `mock` needs no model.
-        num_tasks: the first so many tasks; all when None.
+        num_tasks: tasks per environment; None means all.
         group_size: episodes of each task.
         seed: of the run; the same seed gives the same seeds to every episode.
+        env: keyword arguments of the environments.
         runner: how many episodes at once, retries and history.
         limits: of each episode.
         sampling: how completions are drawn.
+        engine: options of the engine.
         runs_dir: directory to keep the run in; in memory only when None.
         settings: further fields of `EvalConfig`.
 
     Raises:
         UsageError: Something named does not exist or is out of range.
     """
-    names = (env.id if isinstance(env, EnvSpec) else env,) if isinstance(env, (str, EnvSpec)) else tuple(env)
-    config = EvalConfig(
+    if isinstance(envs, EnvSpec):
+        specs, names = (envs,), (envs.id,)
+    else:
+        names = (envs,) if isinstance(envs, str) else tuple(envs)
+        specs = tuple(map(spec, names))
+    config = EvalConfig.of(
         envs=names,
         model=model,
         num_tasks=num_tasks,
         group_size=group_size,
         seed=seed,
-        runner=runner or RunnerOptions(),
-        limits=limits or RunLimits(),
-        sampling=sampling or Sampling(),
+        env=env or {},
+        runner=runner,
+        limits=limits,
+        sampling=sampling,
+        engine=engine or {},
         **settings,
     )
-    specs = (env,) if isinstance(env, EnvSpec) else tuple(map(spec, names))
-    loaded = load_model(config)
+    evaluation = Evaluation(config, specs=specs)
     if runs_dir is None:
-        return run_sync(Evaluation(config, model=loaded, specs=specs).play())
-    with RunWriter.create(
-        names[0],
-        root=runs_dir,
-        env_ids=tuple(one.id for one in specs),
-        model=model,
-        seed=seed,
-        config=config.record(),
-    ) as writer:
-        result = run_sync(Evaluation(config, model=loaded, writer=writer, specs=specs).play())
+        return run_sync(evaluation.play())
+    with new_run(config, specs, runs_dir) as writer:
+        evaluation.keep_in(writer)
+        result = run_sync(evaluation.play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
         return result
 
 
+def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) -> RunWriter:
+    """Make the run directory of an evaluation."""
+    return RunWriter.create(
+        specs[0].id if len(specs) == 1 else "several",
+        root=runs_dir,
+        env_ids=tuple(one.id for one in specs),
+        model=config.model,
+        seed=config.seed,
+        config=config.record(),
+    )
+
+
 def rollout(
-    env: str | EnvSpec, model: str = "mock", *, num_tasks: int = 1, group_size: int = 1, **settings: Any
+    envs: str | EnvSpec | Sequence[str],
+    model: str = "mock",
+    *,
+    num_tasks: int = 1,
+    group_size: int = 1,
+    **settings: Any,
 ) -> list[TrajectoryGroup]:
     """Play tasks with a model and return the trajectories, in groups and in the order of the tasks.
 
     Takes what `evaluate` takes.
     """
     settings = {"stop_after_failures": 0, **settings}
-    return list(evaluate(env, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)
+    return list(evaluate(envs, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)

@@ -16,7 +16,7 @@ from typing import Self
 from agentenv.core.errors import UsageError
 from agentenv.core.execution import ExecResult, ExecStatus
 from agentenv.sandbox import checks
-from agentenv.sandbox.request import Request, SandboxLimits
+from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["ExecResult", "ExecStatus", "Sandbox", "SandboxLimits", "Session", "Workspace", "create"]
 
@@ -56,7 +56,7 @@ class Workspace(ABC):
             UsageError: An argument has the wrong type or range.
             SandboxCrashed: The sandbox itself failed.
         """
-        request = Request(
+        request = ExecRequest(
             code=checks.clean_code(code),
             timeout_s=checks.clean_timeout(timeout_s, (limits or self.limits).timeout_s),
             files=checks.clean_files(files),
@@ -78,7 +78,7 @@ class Workspace(ABC):
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
         """Run a command: a list of arguments, or a line for `/bin/sh`."""
-        request = Request(
+        request = ExecRequest(
             command=checks.clean_command(cmd),
             timeout_s=checks.clean_timeout(timeout_s, (limits or self.limits).timeout_s),
             files=checks.clean_files(files),
@@ -89,7 +89,7 @@ class Workspace(ABC):
         return await self.execute(request)
 
     @abstractmethod
-    async def execute(self, request: Request) -> ExecResult:
+    async def execute(self, request: ExecRequest) -> ExecResult:
         """Run what has been looked at; for backends. Callers use `run_code` and `exec`."""
 
     @abstractmethod
@@ -205,7 +205,7 @@ def create(
         backend, options = "local", {**options, "tier": backend}
     if backend not in _BACKENDS:
         known = ", ".join([*_BACKENDS, "namespace", "landlock"])
-        raise UsageError(f"unknown sandbox backend {backend!r}; there are: {known}")
+        raise UsageError(f"unknown sandbox backend {backend!r}", remedy=f"there are: {known}")
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UsageError(f"size must be a whole number of at least 1, not {size!r}")
     module, name = _BACKENDS[backend]

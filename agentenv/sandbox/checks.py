@@ -37,7 +37,9 @@ def clean_path(path: str) -> str:
     inner = path.removeprefix("/work/")
     clean = posixpath.normpath(inner)
     if clean.startswith(("/", "../")) or clean in (".", ".."):
-        raise UsageError(f"file name {path!r} leads out of the working directory; give a path relative to it")
+        raise UsageError(
+            f"file name {path!r} leads out of the working directory", remedy="give a path relative to it"
+        )
     return clean
 
 
@@ -78,7 +80,8 @@ def clean_timeout(timeout_s: float | None, default_s: float) -> float:
         raise UsageError(f"timeout_s must be a number of seconds, not {timeout_s!r}")
     if not isfinite(timeout_s) or timeout_s <= 0:
         raise UsageError(
-            f"timeout_s must be more than 0 seconds, not {timeout_s}; leave it out for {default_s:g}"
+            f"timeout_s must be more than 0 seconds, not {timeout_s}",
+            remedy=f"leave it out for {default_s:g}",
         )
     return float(timeout_s)
 

@@ -14,11 +14,11 @@ from agentenv.sandbox.base import create
 from agentenv.sandbox.local.backend import FIXES, TIERS
 from agentenv.sandbox.local.jail import landlock
 
-__all__ = ["Diagnosis", "Finding", "diagnose", "doctor"]
+__all__ = ["BackendFinding", "SandboxDiagnosis", "diagnose", "doctor"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BackendFinding:
     """One way to run code, and whether it works here."""
 
     name: str
@@ -27,12 +27,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class SandboxDiagnosis:
     """What this machine offers."""
 
     tier: str | None
     """The one that "auto" takes; None if there is no isolation."""
-    findings: tuple[Finding, ...]
+    findings: tuple[BackendFinding, ...]
     machine: str
     fixes: tuple[str, ...]
     """What to do, where something does not work; empty where the strongest tier runs."""
@@ -45,7 +45,7 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-async def diagnose() -> Diagnosis:
+async def diagnose() -> SandboxDiagnosis:
     """Try every tier by running code in it."""
     findings = [await _try_tier(tier) for tier in TIERS]
     tier = next((finding.name for finding in findings if finding.works), None)
@@ -53,30 +53,32 @@ async def diagnose() -> Diagnosis:
     machine = (
         f"{platform.system()} {platform.release()}, {platform.machine()}, uid {os.geteuid()}, {_kernel()}"
     )
-    return Diagnosis(tier, tuple(findings), machine, () if tier == TIERS[0] else FIXES)
+    return SandboxDiagnosis(tier, tuple(findings), machine, () if tier == TIERS[0] else FIXES)
 
 
-def doctor() -> Diagnosis:
+def doctor() -> SandboxDiagnosis:
     """Return the diagnosis; for callers outside an event loop."""
     return asyncio.run(diagnose())
 
 
-async def _try_tier(tier: str) -> Finding:
+async def _try_tier(tier: str) -> BackendFinding:
     try:
         async with create(tier, size=1) as sandbox:
             result = await sandbox.run_code("print('ok')", timeout_s=10)
     except (AgentEnvError, OSError) as error:
-        reason = str(error).split(". Fix one:")[0].removeprefix("no isolation on this machine. ")
-        return Finding(tier, False, reason)
-    return Finding(tier, result.stdout == "ok\n", f"runs; first execution {result.duration_s * 1000:.1f} ms")
+        reason = error.message if isinstance(error, AgentEnvError) else str(error)
+        return BackendFinding(tier, False, reason.removeprefix("no isolation on this machine. "))
+    return BackendFinding(
+        tier, result.stdout == "ok\n", f"runs; first execution {result.duration_s * 1000:.1f} ms"
+    )
 
 
-def _e2b() -> Finding:
+def _e2b() -> BackendFinding:
     if util.find_spec("e2b_code_interpreter") is None:
-        return Finding("e2b", False, "not installed: pip install 'agentenv-rl[e2b]'")
+        return BackendFinding("e2b", False, "not installed: pip install 'agentenv-rl[e2b]'")
     if not os.environ.get("E2B_API_KEY"):
-        return Finding("e2b", False, "installed, but E2B_API_KEY is not set")
-    return Finding("e2b", True, "installed, with a key (not tried)")
+        return BackendFinding("e2b", False, "installed, but E2B_API_KEY is not set")
+    return BackendFinding("e2b", True, "installed, with a key (not tried)")
 
 
 def _kernel() -> str:

@@ -23,8 +23,8 @@ from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Sandbox, Session
 from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.running import Verdict, settle
-from agentenv.sandbox.request import Request, SandboxLimits
+from agentenv.sandbox.local.running import ExecVerdict, settle
+from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["UnsafeSandbox"]
 
@@ -52,12 +52,12 @@ class UnsafeSandbox(Sandbox):
     async def start(self) -> None:
         """Nothing to start."""
 
-    async def execute(self, request: Request) -> ExecResult:
+    async def execute(self, request: ExecRequest) -> ExecResult:
         """Run code or a command in a fresh process and a clean directory; `echo` is not to be had here."""
         if self._closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         if request.echo:
-            raise UsageError('backend "none" cannot echo a last expression; print it')
+            raise UsageError('backend "none" cannot echo a last expression', remedy="print it")
         given = self._files | request.files
         if request.command is None:
             given["main.py"] = request.code.encode("utf-8", errors="replace")
@@ -89,7 +89,7 @@ class UnsafeSandbox(Sandbox):
 
     def session(self) -> Session:
         """Refuse: state between calls needs a jail to hold it."""
-        raise UsageError('backend "none" has no sessions; use "local" or "e2b"')
+        raise UsageError('backend "none" has no sessions', remedy='use "local" or "e2b"')
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[UnsafeSandbox]:
@@ -127,7 +127,7 @@ def _collect(folder: str, given: Mapping[str, bytes], room: int) -> dict[str, by
     return found
 
 
-async def _process(request: Request, folder: str, limits: SandboxLimits) -> ExecResult:
+async def _process(request: ExecRequest, folder: str, limits: SandboxLimits) -> ExecResult:
     assert request.command is not None
     out, err = Output(limits.output_bytes), Output(limits.output_bytes)
     loop = asyncio.get_running_loop()
@@ -144,7 +144,7 @@ async def _process(request: Request, folder: str, limits: SandboxLimits) -> Exec
         )
     except (OSError, ValueError) as error:
         err.add(f"{request.command[0]}: {error}\n".encode(errors="replace"))
-        return settle(Verdict(exit=127), out, err, request.timeout_s, limits)
+        return settle(ExecVerdict(exit=127), out, err, request.timeout_s, limits)
     assert process.stdin is not None
     process.stdin.write(request.stdin or b"")
     process.stdin.close()
@@ -164,7 +164,7 @@ async def _process(request: Request, folder: str, limits: SandboxLimits) -> Exec
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
     code = process.returncode if process.returncode is not None else -9
-    verdict = Verdict(exit=code, reason=reason, duration_s=loop.time() - began)
+    verdict = ExecVerdict(exit=code, reason=reason, duration_s=loop.time() - began)
     return settle(verdict, out, err, request.timeout_s, limits)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
-from math import inf
+from dataclasses import asdict, dataclass, field, replace
 
-from agentenv.core.errors import UsageError
+from agentenv.core.bounds import PositiveInt, PositiveSeconds, check_bounds
 
-__all__ = ["Request", "SandboxLimits"]
+__all__ = ["ExecRequest", "SandboxLimits"]
 
 _MIB = 1 << 20
 
@@ -20,35 +19,31 @@ class SandboxLimits:
         UsageError: A limit is not a positive number.
     """
 
-    timeout_s: float = 5.0
+    timeout_s: PositiveSeconds = 5.0
     """Wall time, from the start of the code."""
-    cpu_s: int = 10
+    cpu_s: PositiveInt = 10
     """Processor time of one process, or twice the time limit where that is more."""
-    address_space_bytes: int = 512 * _MIB
+    address_space_bytes: PositiveInt = 512 * _MIB
     """Of one process. Numerical libraries map much more than they use."""
-    memory_bytes: int = 1024 * _MIB
+    memory_bytes: PositiveInt = 1024 * _MIB
     """Of the whole execution, looked at every 100 ms."""
-    max_processes: int = 32
+    max_processes: PositiveInt = 32
     """Processes and threads together."""
-    max_open_files: int = 128
-    work_bytes: int = 32 * _MIB
+    max_open_files: PositiveInt = 128
+    work_bytes: PositiveInt = 32 * _MIB
     """In the working directory, and again in /tmp."""
-    shm_bytes: int = 16 * _MIB
-    max_inodes: int = 8192
-    max_file_bytes: int = 32 * _MIB
-    output_bytes: int = 64 * 1024
+    shm_bytes: PositiveInt = 16 * _MIB
+    max_inodes: PositiveInt = 8192
+    max_file_bytes: PositiveInt = 32 * _MIB
+    output_bytes: PositiveInt = 64 * 1024
     """Kept of stdout, and again of stderr: the head and the tail."""
-    max_output_bytes: int = 8 * _MIB
+    max_output_bytes: PositiveInt = 8 * _MIB
     """An execution that writes more is ended."""
-    collect_bytes: int = 8 * _MIB
+    collect_bytes: PositiveInt = 8 * _MIB
     """Of the files that an execution leaves, kept for `read_file`."""
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            is_number = type(value) is int or (type(value) is float and limit.name == "timeout_s")
-            if not is_number or not 0 < value < inf:
-                raise UsageError(f"{limit.name} must be a positive number, not {value!r}")
+        check_bounds(self)
 
     def as_dict(self) -> dict[str, int]:
         """Return the limits that the jail enforces."""
@@ -63,7 +58,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ExecRequest:
     """Code or a command, and what it runs with; every field has passed `agentenv.sandbox.checks`."""
 
     code: str = ""

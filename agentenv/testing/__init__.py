@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agentenv.testing.checker import CheckReport as CheckReport
     from agentenv.testing.checker import Finding as Finding
     from agentenv.testing.checker import check_env as check_env
+    from agentenv.testing.episodes import MessagePolicy as MessagePolicy
     from agentenv.testing.episodes import Played as Played
-    from agentenv.testing.episodes import Policy as Policy
     from agentenv.testing.episodes import oracle_of as oracle_of
     from agentenv.testing.episodes import play as play
     from agentenv.testing.fuzz import random_arguments as random_arguments
@@ -34,7 +34,7 @@ __all__ = door(
     {
         "calls": ["tool_call", "tool_call_message"],
         "checker": ["CheckReport", "Finding", "check_env"],
-        "episodes": ["Played", "Policy", "oracle_of", "play"],
+        "episodes": ["MessagePolicy", "Played", "oracle_of", "play"],
         "fuzz": ["random_arguments"],
         "recorded": ["RecordedChat"],
     },

@@ -13,11 +13,14 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from agentenv.core.errors import AgentEnvError
+from agentenv.core.limits import RunLimits
+from agentenv.core.settings import options_of
 from agentenv.envs.registry import spec
 from agentenv.envs.spec import EnvSpec
+from agentenv.runner.options import RunnerOptions
 from agentenv.testing.checks.contract import check_ends, check_gym, check_recipe, check_schema
 from agentenv.testing.checks.inputs import check_fuzz, check_overflow
 from agentenv.testing.checks.runs import (
@@ -28,7 +31,7 @@ from agentenv.testing.checks.runs import (
     check_speed,
 )
 from agentenv.testing.checks.scores import check_leak, check_oracle, check_trivial
-from agentenv.testing.checks.subject import Problem, Skipped, Subject
+from agentenv.testing.checks.subject import CHECK_LIMITS, Problem, Skipped, Subject
 
 __all__ = ["CheckReport", "Finding", "check_env"]
 
@@ -114,6 +117,9 @@ async def check_env(
     trivial_limit: float = 0.25,
     timeout_s: float = 120.0,
     only: tuple[str, ...] = (),
+    env: Mapping[str, Any] | None = None,
+    runner: RunnerOptions | Mapping[str, Any] | None = None,
+    limits: RunLimits | Mapping[str, Any] | None = None,
 ) -> CheckReport:
     """Check an environment.
 
@@ -125,12 +131,24 @@ async def check_env(
         trivial_limit: share of full marks above which a policy without thought scores too high.
         timeout_s: time of one check.
         only: names of the checks to make; all if empty.
+        env: keyword arguments of the environment.
+        runner: of the episodes that the runner plays.
+        limits: of these episodes; the checker's own if None.
 
     Raises:
         UnknownEnvironment: There is no such environment.
+        UsageError: A name in `runner` or `limits` is unknown, or a value does not fit.
     """
-    entry = spec(entry)
-    subject = Subject(entry, tasks=tasks, fuzz_calls=fuzz_calls, seed=seed, trivial_limit=trivial_limit)
+    entry = spec(entry).with_kwargs(env or {})
+    subject = Subject(
+        entry,
+        tasks=tasks,
+        fuzz_calls=fuzz_calls,
+        seed=seed,
+        trivial_limit=trivial_limit,
+        runner=options_of(RunnerOptions, runner),
+        limits=options_of(RunLimits, limits, CHECK_LIMITS),
+    )
     chosen = {name: check for name, check in CHECKS.items() if not only or name in only}
     findings: list[Finding] = []
     for name, check in chosen.items():

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from agentenv.core.context import Context
+from agentenv.core.episode_env import Action
 from agentenv.core.messages import Message, ToolResult
 from agentenv.core.task import Task
 from agentenv.envs.env import Env
-from agentenv.envs.gym_values import action_message
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["Played", "Policy", "oracle_of", "play", "play_by_turns"]
+__all__ = ["MessagePolicy", "Played", "oracle_of", "play", "play_by_turns"]
 
-Policy: TypeAlias = Callable[
+MessagePolicy: TypeAlias = Callable[
     [Sequence[Message], Mapping[str, object], random.Random],
     "Message | str | Awaitable[Message | str]",
 ]
@@ -52,7 +52,7 @@ class Played:
 
 
 async def play(
-    entry: EnvSpec | Env, policy: Policy, task: Task | Mapping[str, object], *, seed: int = 0
+    entry: EnvSpec | Env, policy: MessagePolicy, task: Task | Mapping[str, object], *, seed: int = 0
 ) -> Played:
     """Play one episode to its end and close the environment.
 
@@ -67,7 +67,7 @@ async def play(
 
 
 async def play_by_turns(
-    entry: EnvSpec | Env, policy: Policy, task: Task | Mapping[str, object], *, seed: int = 0
+    entry: EnvSpec | Env, policy: MessagePolicy, task: Task | Mapping[str, object], *, seed: int = 0
 ) -> AsyncGenerator[Played]:
     """Play one episode, handing over what there is after each turn; the last one is complete."""
     env = entry if isinstance(entry, Env) else entry.make()
@@ -94,12 +94,18 @@ async def play_by_turns(
 
 
 async def _turn(
-    env: Env, policy: Policy, task: Mapping[str, object], rng: random.Random, played: Played, *, last: bool
+    env: Env,
+    policy: MessagePolicy,
+    task: Mapping[str, object],
+    rng: random.Random,
+    played: Played,
+    *,
+    last: bool,
 ) -> None:
     said = policy(list(played.messages), task, rng)
-    action = action_message(await cast("Awaitable[Any]", said) if inspect.isawaitable(said) else said)
-    played.messages.append(action)
-    if last and action.get("tool_calls"):
+    action = Action.of(await cast("Awaitable[Any]", said) if inspect.isawaitable(said) else said)
+    played.messages.append(action.message)
+    if last and action.tool_calls:
         # As in a run: calls that nobody could read the answers of are not made.
         played.turn_rewards.append(0.0)
         played.stop_reason = "max_turns"
@@ -115,7 +121,7 @@ async def _turn(
         played.stop_reason = "env_terminated"
     elif result.truncated:
         played.stop_reason = "env_truncated"
-    elif env.ends_on_text and not action.get("tool_calls"):
+    elif env.ends_on_text and not action.tool_calls:
         played.stop_reason = "final_answer"
     elif await env.is_finished():
         played.stop_reason = "env_done"
@@ -123,7 +129,7 @@ async def _turn(
         played.stop_reason = "max_turns"
 
 
-def oracle_of(entry: EnvSpec) -> Policy | None:
+def oracle_of(entry: EnvSpec) -> MessagePolicy | None:
     """Return the policy that solves the environment's tasks, where its author wrote one.
 
     It is the class's attribute `oracle`, else the function `oracle` of the class's module.
@@ -132,4 +138,4 @@ def oracle_of(entry: EnvSpec) -> Policy | None:
     own = getattr(target, "oracle", None)
     if own is None:
         own = getattr(sys.modules.get(getattr(target, "__module__", "")), "oracle", None)
-    return cast("Policy", own) if callable(own) else None
+    return cast("MessagePolicy", own) if callable(own) else None

@@ -54,7 +54,8 @@ class RecordedChat:
             if self._engine is None:
                 raise EngineError(
                     f"{self._path} has no answer to this request of {len(messages)} messages (the last one: "
-                    f"{str(messages[-1].get('content'))[:80]!r}); give an engine to record it"
+                    f"{str(messages[-1].get('content'))[:80]!r})",
+                    remedy="give an engine to record it",
                 )
             self._keep(key, await self._engine.chat(messages, tools, sampling, deadline_s=deadline_s))
         row = self._kept[key]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agentenv.tools.content import Image as Image
     from agentenv.tools.definition import ToolOptions as ToolOptions
     from agentenv.tools.process import close_idle_workers as close_idle_workers
-    from agentenv.tools.threads import abandoned_threads as abandoned_threads
+    from agentenv.tools.run import abandoned_threads as abandoned_threads
     from agentenv.tools.tool import Tool as Tool
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
@@ -21,7 +21,7 @@ __all__ = door(
         "content": ["Image"],
         "definition": ["ToolOptions"],
         "process": ["close_idle_workers"],
-        "threads": ["abandoned_threads"],
+        "run": ["abandoned_threads"],
         "tool": ["Tool", "tool"],
         "toolbox": ["Toolbox"],
     },

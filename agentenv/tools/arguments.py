@@ -1,7 +1,7 @@
-"""Read the arguments of a tool call: JSON text to checked values, or one line for the model.
+"""Hold the arguments of a tool call to the tool's types: checked values, or one line for the model.
 
-Nothing is guessed silently: broken JSON, a key given twice, NaN, text that is not Unicode and
-oversized arguments are refused with the reason. Repair of broken JSON is off unless asked for.
+Where nobody has read the call's JSON yet, it is read here, with the rules of `agentenv.core.arguments`.
+Repair of broken JSON is off unless asked for.
 """
 
 from __future__ import annotations
@@ -9,47 +9,33 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ValidationError
 
+from agentenv.core.arguments import MAX_ARGUMENT_CHARS, ArgumentError, check_text, decode
 from agentenv.core.errors import DependencyMissing
-from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind
+from agentenv.core.messages import CallStatus, JsonValue, ToolCall, ToolErrorKind, ToolResult
 
 __all__ = [
-    "MAX_ARGUMENT_CHARS",
-    "ArgumentError",
     "Arguments",
     "Parsed",
     "Validator",
     "check_repair",
+    "marked",
+    "mend",
     "mend_call",
     "parse_object",
     "read_arguments",
 ]
 
-MAX_ARGUMENT_CHARS = 1_000_000
-"""Longer arguments are refused unread: no model samples them, and reading them stalls the rest."""
-
-_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89abcdefABCDEF]")
 _REPAIR_CHARS = 4000
 _REPAIR_BRACKETS = 20
 """Longer or deeper text is not repaired: 20 brackets and 20,000 characters can take json-repair 5 s."""
 _SHOWN_ERRORS = 5
 _SHOWN_CHARS = 40
-
-
-class ArgumentError(ValueError):
-    """The arguments cannot be used; the text is one line for the model."""
-
-    def __init__(self, kind: ToolErrorKind, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +53,8 @@ class Validator(Protocol):
 
     names: tuple[str, ...]
 
-    def validate_json(self, text: str) -> BaseModel:
-        """Validate JSON text."""
-        ...
-
-    def validate(self, arguments: Mapping[str, object]) -> BaseModel:
-        """Validate Python values."""
+    def validate(self, values: Mapping[str, object], text: str) -> BaseModel:
+        """Validate arguments; `text` is their JSON, empty where JSON cannot say the values."""
         ...
 
 
@@ -96,7 +78,7 @@ def parse_object(text: str, *, repair: bool = False) -> Parsed:
         return Parsed({}, "{}")
     repaired = False
     try:
-        values = _loads(text)
+        values = decode(text)
     except ArgumentError as error:
         mended = _repair(text) if repair and error.kind is ToolErrorKind.INVALID_JSON else None
         if mended is None:
@@ -104,7 +86,7 @@ def parse_object(text: str, *, repair: bool = False) -> Parsed:
         values, text, repaired = mended, json.dumps(mended), True
     if isinstance(values, str):  # {"a": 1} written as "{\"a\": 1}"
         try:
-            text, values = values, _loads(values)
+            text, values = values, decode(values)
         except ArgumentError:
             values = None
     if not isinstance(values, dict):
@@ -126,28 +108,42 @@ class Arguments:
 
 
 def read_arguments(
-    validator: Validator, arguments: str | Mapping[str, object], *, repair: bool = False
+    validator: Validator,
+    arguments: str | Mapping[str, object],
+    values: Mapping[str, object] | None = None,
+    *,
+    repair: bool = False,
 ) -> Arguments:
     """Return the validated arguments of a call.
 
     A null given for an argument that has a default and does not take null means the default, as
     strict mode writes arguments that are left out.
 
+    Args:
+        validator: of the tool.
+        arguments: JSON text, or Python values.
+        values: what was read from that text already, if it was (`ToolCall.values`).
+        repair: let json-repair mend broken JSON.
+
     Raises:
         ArgumentError: With one line for the model that names every field that is wrong.
     """
-    if isinstance(arguments, str):
+    repaired = False
+    if not isinstance(arguments, str):
+        values, text = dict(arguments), _text(arguments)
+    elif values is not None:
+        text = arguments
+    else:
         parsed = parse_object(arguments, repair=repair)
         values, text, repaired = parsed.values, parsed.text, parsed.repaired
-    else:
-        values, text, repaired = dict(arguments), _text(arguments), False
     try:
-        model = validator.validate_json(text) if text else validator.validate(values)
+        model = validator.validate(values, text)
     except ValidationError as error:
         pruned = _drop_nulls(values, error)
         try:
             if pruned is not None:
-                return Arguments(validator.validate(pruned), _text(pruned), repaired)
+                text = _text(pruned)
+                return Arguments(validator.validate(pruned, text), text, repaired)
         except ValidationError:
             pass
         raise ArgumentError(ToolErrorKind.BAD_ARGUMENTS, _explain(error, values, validator.names)) from error
@@ -158,62 +154,10 @@ def _text(values: Mapping[str, object]) -> str:
     """Return values as JSON text, or nothing where a caller in Python gave what JSON cannot say."""
     try:
         text = json.dumps(values, allow_nan=False)
+        check_text(text, values)
     except (TypeError, ValueError):
         return ""
-    return "" if _SURROGATE_ESCAPE.search(text) else text
-
-
-def _loads(text: str) -> Any:
-    try:
-        text.encode()
-        if _SURROGATE_ESCAPE.search(text):
-            json.dumps(json.loads(text), ensure_ascii=False).encode()
-        return _DECODER.decode(text)
-    except UnicodeEncodeError as error:
-        raise ArgumentError(
-            ToolErrorKind.BAD_ARGUMENTS,
-            f"the arguments hold half a character (lone surrogate U+{ord(error.object[error.start]):04X}); "
-            "write the whole character",
-        ) from None
-    except json.JSONDecodeError as error:
-        near = text[max(error.pos - 10, 0) : error.pos + 10]
-        raise ArgumentError(
-            ToolErrorKind.INVALID_JSON,
-            f"the arguments are not valid JSON: {error.msg} at character {error.pos}, near {near!r}",
-        ) from None
-    except RecursionError:
-        raise ArgumentError(ToolErrorKind.BAD_ARGUMENTS, "the arguments are nested too deeply") from None
-    except ValueError as error:  # an integer with more digits than Python reads
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(
-            ToolErrorKind.BAD_ARGUMENTS, "the arguments hold a number with too many digits"
-        ) from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ArgumentError(
-            ToolErrorKind.BAD_ARGUMENTS, f"the key {_short(twice)} is given twice; give it once"
-        )
-    return values
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    return value if isfinite(value) else _not_json(digits)
-
-
-def _not_json(constant: str) -> float:
-    raise ArgumentError(
-        ToolErrorKind.BAD_ARGUMENTS, f"the arguments hold {_short(constant)}, which is not a JSON number"
-    )
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_not_json)
+    return text
 
 
 def _repair(text: str) -> object | None:
@@ -225,7 +169,7 @@ def _repair(text: str) -> object | None:
 
     try:
         mended = json_repair.loads(text, skip_json_loads=True)
-        return _loads(json.dumps(mended)) if isinstance(mended, dict) and mended else None
+        return decode(json.dumps(mended)) if isinstance(mended, dict) and mended else None
     except (ValueError, RecursionError):
         return None
 
@@ -255,17 +199,32 @@ def mend_call(call: ToolCall, names: Collection[str]) -> ToolCall:
         name, mended = mended.get("name"), mended.get("arguments", mended.get("parameters"))
     if name not in names or not isinstance(mended, dict):
         return call
-    return replace(call, name=name, arguments=json.dumps(mended), status=CallStatus.OK, error="")
+    text = json.dumps(mended)
+    return replace(call, name=name, arguments=text, status=CallStatus.OK, error="", values=mended)
 
 
-def _drop_nulls(values: dict[str, Any], error: ValidationError) -> dict[str, Any] | None:
+def mend(
+    calls: Sequence[ToolCall], tools: Sequence[Mapping[str, JsonValue]]
+) -> tuple[list[ToolCall], frozenset[str]]:
+    """Mend calls whose JSON is broken; return all calls, and the ids of those that were mended."""
+    names = {str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools}
+    tried = [mend_call(call, names) for call in calls]
+    return tried, frozenset(new.id for old, new in zip(calls, tried, strict=True) if new is not old)
+
+
+def marked(results: Sequence[ToolResult], mended: frozenset[str]) -> list[ToolResult]:
+    """Mark the results of calls that were mended."""
+    return [replace(result, repaired=True) if result.tool_call_id in mended else result for result in results]
+
+
+def _drop_nulls(values: Mapping[str, object], error: ValidationError) -> dict[str, Any] | None:
     """Return the values without the nulls that were refused, or None if there are none."""
     paths = [
         entry["loc"] for entry in error.errors(include_url=False) if entry["input"] is None and entry["loc"]
     ]
     if not paths:
         return None
-    pruned = copy.deepcopy(values)
+    pruned = copy.deepcopy(dict(values))
     dropped = False
     for path in paths:
         at: Any = pruned

@@ -11,9 +11,9 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Literal
 
+from agentenv.core.bounds import PositiveInt, PositiveSeconds, check_bounds
 from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.tools.schema.arguments_model import ArgumentsModel, check_name, function_schema, returns_schema
@@ -56,9 +56,9 @@ class ToolOptions:
     """Name for the model; the function's own by default."""
     description: str | None = None
     """Description for the model; the docstring's by default."""
-    timeout_s: float | None = None
+    timeout_s: PositiveSeconds | None = None
     """Time limit of one call; of this and the run's limit the stricter holds."""
-    max_output_tokens: int | None = None
+    max_output_tokens: PositiveInt | None = None
     """Tokens of one result; of this and the run's limit the stricter holds."""
     isolated: bool = False
     """Run each call in a process that can be killed."""
@@ -66,13 +66,7 @@ class ToolOptions:
     """May run at the same time as other calls of its turn."""
 
     def __post_init__(self) -> None:
-        if self.timeout_s is not None and not (isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise ToolDefinitionError(
-                f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}"
-            )
-        tokens = self.max_output_tokens
-        if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1):
-            raise ToolDefinitionError(f"max_output_tokens must be a positive whole number, not {tokens!r}")
+        check_bounds(self, ToolDefinitionError)
 
 
 @dataclass(frozen=True, slots=True)

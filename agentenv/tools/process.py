@@ -25,8 +25,7 @@ from typing import Any
 
 from agentenv.core import errors
 from agentenv.core.messages import ToolErrorKind
-from agentenv.tools.run import EXPIRED, Outcome, failure, timed_out, within
-from agentenv.tools.threads import default_pool
+from agentenv.tools.run import EXPIRED, ToolOutcome, failure, in_thread, timed_out, within
 
 __all__ = ["Place", "close_idle_workers", "loading", "run_isolated"]
 
@@ -123,7 +122,7 @@ class _Session:
         self._worker: _Worker | None = None
         self._stopped = False
 
-    def run(self) -> Outcome:
+    def run(self) -> ToolOutcome:
         """Find or start a worker and let it answer; runs in a thread."""
         worker = _take(self._place)
         fresh = worker is None
@@ -144,7 +143,7 @@ class _Session:
             self._worker = None
         if reply is None or self._stopped:
             status = worker.close()
-            return Outcome(f"the tool's process ended with status {status}", ToolErrorKind.EXCEPTION)
+            return ToolOutcome(f"the tool's process ended with status {status}", ToolErrorKind.EXCEPTION)
         _give_back(worker)
         return _outcome(reply)
 
@@ -160,7 +159,7 @@ class _Session:
                 self._worker.kill()
 
 
-async def run_isolated(place: Place, arguments: str, limit_s: float | None, name: str) -> Outcome:
+async def run_isolated(place: Place, arguments: str, limit_s: float | None, name: str) -> ToolOutcome:
     """Call a function in a process of its own.
 
     Args:
@@ -178,7 +177,7 @@ async def run_isolated(place: Place, arguments: str, limit_s: float | None, name
         )
     session = _Session(place, arguments)
     try:
-        job = default_pool().submit(session.run, name)
+        job = in_thread(session.run, name)
     except RuntimeError as error:
         return failure(error)
     try:
@@ -220,12 +219,12 @@ def _give_back(worker: _Worker) -> None:
         surplus.close()
 
 
-def _outcome(reply: Mapping[str, Any]) -> Outcome:
+def _outcome(reply: Mapping[str, Any]) -> ToolOutcome:
     infrastructure = reply.get("raise")
     if infrastructure:
         raise getattr(errors, infrastructure)(reply["text"])
     kind = reply["error_kind"]
-    return Outcome(reply["content"], ToolErrorKind(kind) if kind else None, reply["detail"])
+    return ToolOutcome(reply["content"], ToolErrorKind(kind) if kind else None, reply["detail"])
 
 
 _idle: dict[int, list[_Worker]] = {}

@@ -20,11 +20,23 @@ from typing import Any
 
 from agentenv.core.errors import EngineError, SandboxError, ToolError
 from agentenv.core.messages import ContentPart, ToolErrorKind
+from agentenv.core.threads import ThreadCall, ThreadPool, abandoned_threads
 from agentenv.tools.content import to_content
-from agentenv.tools.threads import default_pool
 
-__all__ = ["EXPIRED", "Outcome", "failure", "run_async", "run_sync", "timed_out", "within"]
+__all__ = [
+    "EXPIRED",
+    "ToolOutcome",
+    "abandoned_threads",
+    "failure",
+    "in_thread",
+    "run_coroutine",
+    "run_function",
+    "timed_out",
+    "within",
+]
 
+MAX_ABANDONED = 64
+"""Hung threads after which calls are refused: something is wrong and memory is finite."""
 _GRACE_S = 1.0
 """How long a cancelled coroutine may clean up before it is abandoned."""
 _LAG_S = 0.05
@@ -33,16 +45,19 @@ _MAX_FORGIVEN = 5
 """Late timers of one call, so that a loop that always lags does not stop the clock."""
 _DETAIL_CHARS = 8000
 _SHOWN_CHARS = 300
-_OWN_FOLDER = str(Path(__file__).parent)
+_OWN_FILES = (str(Path(__file__).parent), ThreadCall.run.__code__.co_filename)
+"""Where the frames between a caller and the tool's own lines stand; a traceback leaves them out."""
 
 EXPIRED = object()
 """What an answer is settled with at its time limit."""
 
 _abandoned_tasks: set[asyncio.Task[Any]] = set()
+_threads = ThreadPool("tool", 64)
+"""Tools mostly wait, so more of them run at once than the machine has cores."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ToolOutcome:
     """What came of running a tool's function."""
 
     content: str | list[ContentPart]
@@ -50,7 +65,7 @@ class Outcome:
     detail: str = ""
 
 
-def failure(error: BaseException) -> Outcome:
+def failure(error: BaseException) -> ToolOutcome:
     """Return the outcome of an exception: short for the model, with its traceback for the record.
 
     Raises:
@@ -59,26 +74,28 @@ def failure(error: BaseException) -> Outcome:
     if isinstance(error, SandboxError | EngineError):
         raise error
     if isinstance(error, ToolError):
-        return Outcome(str(error) or "the tool failed", ToolErrorKind.TOOL_ERROR)
+        return ToolOutcome(str(error) or "the tool failed", ToolErrorKind.TOOL_ERROR)
     text = " ".join(str(error).split())
     if len(text) > _SHOWN_CHARS:
         text = text[: _SHOWN_CHARS - 3] + "..."
     name = type(error).__name__
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
         frames = frames.tb_next
     detail = "".join(traceback.format_exception(type(error), error, frames, limit=-20))[-_DETAIL_CHARS:]
-    return Outcome(f"{name}: {text}" if text else name, ToolErrorKind.EXCEPTION, detail)
+    return ToolOutcome(f"{name}: {text}" if text else name, ToolErrorKind.EXCEPTION, detail)
 
 
-def timed_out(limit_s: float) -> Outcome:
+def timed_out(limit_s: float) -> ToolOutcome:
     """Return the outcome of a call that took longer than its limit."""
-    return Outcome(f"timeout: the tool took longer than {limit_s:g} s and was stopped", ToolErrorKind.TIMEOUT)
+    return ToolOutcome(
+        f"timeout: the tool took longer than {limit_s:g} s and was stopped", ToolErrorKind.TIMEOUT
+    )
 
 
-async def run_async(
+async def run_coroutine(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], limit_s: float | None
-) -> Outcome:
+) -> ToolOutcome:
     """Run a coroutine function on the loop."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Any] = loop.create_future()
@@ -96,13 +113,13 @@ async def run_async(
     return failure(error) if error is not None else _converted(result)
 
 
-async def run_sync(
+async def run_function(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     limit_s: float | None,
     name: str,
-) -> Outcome:
+) -> ToolOutcome:
     """Run a plain function in a worker thread; its result is converted there too."""
 
     def call() -> object:
@@ -110,7 +127,7 @@ async def run_sync(
         return result if inspect.isawaitable(result) else _converted(result)
 
     try:
-        job = default_pool().submit(call, name)
+        job = in_thread(call, name)
     except RuntimeError as error:
         return failure(error)
     try:
@@ -125,8 +142,24 @@ async def run_sync(
     if error is not None:
         return failure(error)
     if inspect.isawaitable(result):
-        return await run_async(_awaited, (result,), {}, limit_s)
+        return await run_coroutine(_awaited, (result,), {}, limit_s)
     return result
+
+
+def in_thread(function: Callable[[], object], name: str) -> ThreadCall:
+    """Queue a call of a tool for the threads that tools share.
+
+    Raises:
+        RuntimeError: Too many threads hang in tools that never returned.
+    """
+    hanging = abandoned_threads()
+    if len(hanging) >= MAX_ABANDONED:
+        names = sorted({thread.name for thread in hanging})
+        raise RuntimeError(
+            f"{len(hanging)} threads hang in tools that never returned ({', '.join(names[:3])}); "
+            "give those tools isolated=True, so that they run in a process that can be killed"
+        )
+    return _threads.submit(function, name)
 
 
 async def within(answer: asyncio.Future[Any], limit_s: float | None, used_s: Callable[[], float]) -> Any:
@@ -181,9 +214,9 @@ async def _guarded(
         answer.set_result((result, failed))
 
 
-def _converted(result: object) -> Outcome:
+def _converted(result: object) -> ToolOutcome:
     try:
-        return Outcome(to_content(result))
+        return ToolOutcome(to_content(result))
     except Exception as error:  # noqa: BLE001 - the boundary of a tool: its result may hold anything
         return failure(error)
 

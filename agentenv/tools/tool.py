@@ -13,13 +13,14 @@ from pickle import PicklingError
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from agentenv.core.arguments import ArgumentError
 from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import ToolResult
-from agentenv.tools.arguments import ArgumentError, Arguments, read_arguments
+from agentenv.tools.arguments import Arguments, read_arguments
 from agentenv.tools.definition import Definition, ToolOptions
 from agentenv.tools.process import Place, run_isolated
-from agentenv.tools.run import Outcome, failure, run_async, run_sync
+from agentenv.tools.run import ToolOutcome, failure, run_coroutine, run_function
 from agentenv.tools.schema.dialects import Dialect, Schema
 
 __all__ = ["Tool", "tool"]
@@ -175,6 +176,7 @@ class Tool(Generic[P, R]):
         context: Context | None = None,
         tool_call_id: str = "call_0",
         *,
+        values: Mapping[str, object] | None = None,
         repair_json: bool = False,
     ) -> ToolResult:
         """Run the tool as the model asked, and answer whatever happens.
@@ -183,6 +185,7 @@ class Tool(Generic[P, R]):
             arguments: JSON text as the model wrote it, or a dictionary.
             context: The episode's surroundings, for time limits and `Context` parameters.
             tool_call_id: Id that the answer carries.
+            values: What was read from the JSON text already, if it was (`ToolCall.values`).
             repair_json: Mend broken JSON (needs json-repair); the answer says when it did.
 
         Raises:
@@ -191,15 +194,17 @@ class Tool(Generic[P, R]):
         """
         definition = self.definition
         if definition.binding is not None and self._receiver is None:
-            raise ToolDefinitionError(f"tool {self.name} is a method; call it through an object of its class")
+            raise ToolDefinitionError(
+                f"tool {self.name} is a method", remedy="call it through an object of its class"
+            )
         start = time.perf_counter()
         context = context if context is not None else Context()
         repaired = False
         try:
-            given = read_arguments(definition.arguments, arguments, repair=repair_json)
+            given = read_arguments(definition.arguments, arguments, values, repair=repair_json)
             repaired = given.repaired
         except ArgumentError as error:
-            outcome = Outcome(f"bad arguments for {self.name}: {error.text}", error.kind)
+            outcome = ToolOutcome(f"bad arguments for {self.name}: {error.text}", error.kind)
         except Exception as error:  # noqa: BLE001 - a type's own validator is the author's code and may raise anything
             outcome = failure(error)
         else:
@@ -215,7 +220,7 @@ class Tool(Generic[P, R]):
             max_tokens=self.options.max_output_tokens,
         )
 
-    async def _run(self, given: Arguments, context: Context) -> Outcome:
+    async def _run(self, given: Arguments, context: Context) -> ToolOutcome:
         limits = [
             limit for limit in (self.options.timeout_s, context.limits.tool_timeout_s) if limit is not None
         ]
@@ -227,8 +232,8 @@ class Tool(Generic[P, R]):
         if self._receiver is not None:
             args.insert(0, self._receiver)
         if self.definition.signature.is_async:
-            return await run_async(function, args, kwargs, limit_s)
-        return await run_sync(function, args, kwargs, limit_s, self.name)
+            return await run_coroutine(function, args, kwargs, limit_s)
+        return await run_function(function, args, kwargs, limit_s, self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as if it were no tool."""
@@ -323,7 +328,7 @@ def _caller() -> FrameType | None:
 def _make(function: Any, options: ToolOptions, frame: FrameType | None) -> Tool[Any, Any]:
     if isinstance(function, Tool):
         raise ToolDefinitionError(
-            f"{function.name} is a tool already; use Tool.from_function to give it other options"
+            f"{function.name} is a tool already", remedy="use Tool.from_function to give it other options"
         )
     return Tool(Definition(function, options, _names_in_sight(function, frame)))
 

@@ -9,28 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any
 
+from agentenv.core.by_name import did_you_mean
 from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
-from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
+from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult, malformed
 from agentenv.tools.arguments import check_repair
-from agentenv.tools.content import Image
 from agentenv.tools.schema.dialects import Dialect, Schema
-from agentenv.tools.threads import abandoned_threads
-from agentenv.tools.tool import Tool, tool
+from agentenv.tools.tool import Tool
 
-__all__ = ["Image", "Tool", "Toolbox", "abandoned_threads", "tool"]
-
-_STATUS_KINDS = {
-    CallStatus.INVALID_JSON: ToolErrorKind.INVALID_JSON,
-    CallStatus.UNCLOSED: ToolErrorKind.INVALID_JSON,
-    CallStatus.MISSING_NAME: ToolErrorKind.UNKNOWN_TOOL,
-    CallStatus.UNKNOWN_TOOL: ToolErrorKind.UNKNOWN_TOOL,
-    CallStatus.BAD_ARGUMENTS: ToolErrorKind.BAD_ARGUMENTS,
-    CallStatus.IN_THINKING: ToolErrorKind.NOT_RUN,
-}
+__all__ = ["Toolbox"]
 
 
 class Toolbox:
@@ -56,8 +45,8 @@ class Toolbox:
             made = entry if isinstance(entry, Tool) else Tool.from_function(entry)
             if made.name in self._tools:
                 raise ToolDefinitionError(
-                    f"two tools are named {made.name!r} ({self._tools[made.name].function}, {made.function})"
-                    "; give one of them another name with name=..."
+                    f"two tools are named {made.name!r} ({self._tools[made.name].function}, {made.function})",
+                    remedy="give one of them another name with name=...",
                 )
             self._tools[made.name] = made
 
@@ -103,24 +92,21 @@ class Toolbox:
     async def run(self, calls: Sequence[ToolCall], context: Context | None = None) -> list[ToolResult]:
         """Run the calls of a turn at once and answer each, in call order.
 
-        Calls of a tool made with `parallel=False` run alone, after those before them.
+        Calls of a tool made with `parallel=False` run alone, after those before them. How many calls an
+        episode may run is the runner's to count: it hands over only those within the limit, of every
+        environment, also of one without a toolbox.
 
         Raises:
             SandboxError: The sandbox failed; the calls still running are cancelled.
             EngineError: An engine that a tool uses failed; likewise.
         """
         context = context if context is not None else Context()
-        left = context.tool_calls_left
         results: list[ToolResult] = []
-        for stage in self._stages(calls):
-            if len(stage) == 1:
-                results.append(await self._answer(stage[0], context, len(results), left))
+        for beside in self._at_once(calls):
+            if len(beside) == 1:
+                results.append(await self._answer(beside[0], context))
                 continue
-            first = len(results)
-            tasks = [
-                asyncio.create_task(self._answer(call, context, first + index, left))
-                for index, call in enumerate(stage)
-            ]
+            tasks = [asyncio.create_task(self._answer(call, context)) for call in beside]
             try:
                 results.extend(await asyncio.gather(*tasks))
             except BaseException:
@@ -130,36 +116,33 @@ class Toolbox:
                 raise
         return results
 
-    def _stages(self, calls: Sequence[ToolCall]) -> list[list[ToolCall]]:
-        """Split calls into groups that may run at the same time."""
-        stages: list[list[ToolCall]] = []
-        open_stage = False
+    def _at_once(self, calls: Sequence[ToolCall]) -> list[list[ToolCall]]:
+        """Split calls into groups that may run at the same time, one group after another."""
+        groups: list[list[ToolCall]] = []
+        open_group = False
         for call in calls:
             alone = call.name in self._tools and not self._tools[call.name].options.parallel
-            if open_stage and not alone:
-                stages[-1].append(call)
+            if open_group and not alone:
+                groups[-1].append(call)
             else:
-                stages.append([call])
-            open_stage = not alone
-        return stages
+                groups.append([call])
+            open_group = not alone
+        return groups
 
-    async def _answer(self, call: ToolCall, context: Context, index: int, left: int | None) -> ToolResult:
-        if left is not None and index >= left:
-            text = "not run: the limit of tool calls is reached"
-            return ToolResult(call.id, call.name, text, ToolErrorKind.NOT_RUN)
+    async def _answer(self, call: ToolCall, context: Context) -> ToolResult:
         mend = self._repair_json and call.status is CallStatus.INVALID_JSON and call.name in self._tools
         if call.status is not CallStatus.OK and not mend:
-            return ToolResult(
-                call.id, call.name, call.error or f"bad call: {call.status}", _STATUS_KINDS[call.status]
-            )
+            return malformed(call)
         if call.name not in self._tools:
             return ToolResult(call.id, call.name, self._unknown(call.name), ToolErrorKind.UNKNOWN_TOOL)
-        found = self._tools[call.name]
-        return await found.call(call.arguments, context, call.id, repair_json=self._repair_json)
+        chosen = self._tools[call.name]
+        return await chosen.call(
+            call.arguments, context, call.id, values=call.values, repair_json=self._repair_json
+        )
 
     def _unknown(self, name: str) -> str:
         if not self._tools:
             return f"unknown tool {name!r}; there are no tools"
-        near = get_close_matches(name, self._tools, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        meant = did_you_mean(name, self._tools)
+        hint = f"; {meant}" if meant else ""
         return f"unknown tool {name!r}{hint}; the tools are: {', '.join(self._tools)}"

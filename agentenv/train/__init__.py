@@ -4,6 +4,11 @@ The trainer sees token sequences, loss masks, the sampler's logprobs and rewards
 an environment or a tool. Every normalisation is one weight per token, computed once over the global
 batch (`agentenv.train.objective.weighting`), so micro-batches, packing and ranks cannot change a result.
 
+    result = agentenv.train("agentenv/Calculator-v0", "PATH", steps=20)     # all of it, in a run directory
+
+`agentenv.train(...)` is what `agentenv train` calls; see `agentenv.train.run.train`. `GRPOTrainer` is
+what it is made of, for programs that want a loop of their own:
+
     config = GRPOConfig(model="PATH", groups_per_step=4, num_generations=8, max_steps=20)
     trainer = GRPOTrainer(config, envs="agentenv/Calculator-v0", limits=RunLimits(max_turns=3))
 
@@ -14,13 +19,14 @@ batch (`agentenv.train.objective.weighting`), so micro-batches, packing and rank
     trainer.save("runs/x/checkpoints/step-20")          # a plain Hugging Face directory
     trainer.resume("runs/x/checkpoints/step-20")        # bit-equal on CPU
 
-`GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, envs=None, tasks=None,
-eval_tasks=None, limits=None, runner=None, advantage_fn=None, loss_fn=None, on_metrics=None,
+`GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, engine_options=None, envs=None,
+tasks=None, eval_tasks=None, limits=None, runner=None, advantage_fn=None, loss_fn=None, on_metrics=None,
 on_trajectory=None, on_trained=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
 - `tokenizer`: a `ChatTokenizer`; loaded from the model's path when None. Only playing needs it.
 - `engine`: what samples; the in-process transformers engine on the trainer's own weights when None.
+- `engine_options`: keyword arguments of the engine that is made where `engine` is None.
 - `envs`: an environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
   `(environment, weight)` pairs.
 - `limits`, `runner`: of each episode, and how many are played at once (`RunnerOptions`).
@@ -53,10 +59,13 @@ if TYPE_CHECKING:
     from agentenv.train.loop.sft import DemonstrationPolicy as DemonstrationPolicy
     from agentenv.train.loop.sft import demonstrate as demonstrate
     from agentenv.train.objective.advantage import group_advantages as group_advantages
-    from agentenv.train.objective.loss import LossInputs as LossInputs
     from agentenv.train.objective.loss import grpo_loss as grpo_loss
     from agentenv.train.objective.loss import kl_penalty as kl_penalty
+    from agentenv.train.objective.loss_inputs import LossInputs as LossInputs
     from agentenv.train.objective.weighting import token_weights as token_weights
+    from agentenv.train.plan import TrainPlan as TrainPlan
+    from agentenv.train.run import TrainResult as TrainResult
+    from agentenv.train.run import train as train
     from agentenv.train.trainer import GRPOTrainer as GRPOTrainer
 
 
@@ -71,9 +80,13 @@ __all__ = door(
         "config": ["GRPOConfig", "LoraOptions"],
         "loop.sft": ["DemonstrationPolicy", "demonstrate"],
         "objective.advantage": ["group_advantages"],
-        "objective.loss": ["LossInputs", "grpo_loss", "kl_penalty"],
+        "objective.loss": ["grpo_loss", "kl_penalty"],
+        "objective.loss_inputs": ["LossInputs"],
         "objective.weighting": ["token_weights"],
+        "plan": ["TrainPlan"],
+        "run": ["TrainResult", "train"],
         "trainer": ["GRPOTrainer"],
     },
+    call="train",
     require=_require_torch,
 )

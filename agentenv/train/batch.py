@@ -28,7 +28,7 @@ from agentenv.train.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
-from agentenv.train.watch.metrics import Mean
+from agentenv.train.sums import Mean
 
 __all__ = ["AdvantageFn", "Row", "TrainBatch", "add_demonstrations", "build_batch"]
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from functools import cache
-from math import isfinite
-from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Literal, TypeAlias
 
+from annotated_types import Ge, Gt, Lt
+
+from agentenv.core.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+)
 from agentenv.core.errors import UsageError
 
 __all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "refuse_groups_of_one"]
@@ -33,60 +39,18 @@ REDUCTION_OF: dict[str, Reduction] = {
 """The reduction that each loss type was published with; `GRPOConfig.reduction` overrides it."""
 
 
-_POSITIVE = frozenset(
-    {
-        "groups_per_step",
-        "num_generations",
-        "num_iterations",
-        "num_minibatches",
-        "temperature",
-        "learning_rate",
-        "max_grad_norm",
-        "tokens_per_micro_batch",
-        "logprob_chunk",
-        "importance_cap",
-        "ratio_max",
-        "advantage_eps",
-        "max_completion_length",
-        "sapo_temperature_pos",
-        "sapo_temperature_neg",
-    }
-)
-_NOT_NEGATIVE = frozenset(
-    {
-        "epsilon",
-        "epsilon_high",
-        "beta",
-        "warmup_steps",
-        "max_steps",
-        "eval_steps",
-        "save_steps",
-        "top_kl_tokens",
-        "refill_rounds",
-        "max_staleness",
-        "overlong_penalty_tokens",
-        "dppo_low",
-        "dppo_high",
-        "turn_discount",
-        "sft_coef",
-        "importance_floor",
-        "adam_epsilon",
-        "weight_decay",
-        "eval_tasks",
-        "save_total_limit",
-    }
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraOptions:
     """Low-rank adapters instead of a full fine-tune (needs peft); a model with adapters keeps its own."""
 
-    r: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
+    r: PositiveInt = 16
+    alpha: PositiveInt = 32
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Not 0 makes the trainer's logprobs differ from the sampler's."""
     target_modules: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,29 +70,29 @@ class GRPOConfig:
     seed: int = 0
 
     # What one step trains on
-    groups_per_step: int = 4
+    groups_per_step: PositiveInt = 4
     """Tasks played for one step; a group of `num_generations` episodes each."""
-    num_generations: int = 8
+    num_generations: PositiveInt = 8
     """Episodes of one task, compared with each other (the group size). 1 needs an `advantage_fn`."""
-    num_iterations: int = 1
+    num_iterations: PositiveInt = 1
     """Passes over the same batch; more than 1 makes it off-policy."""
-    num_minibatches: int = 1
+    num_minibatches: PositiveInt = 1
     """Optimiser steps of one pass; the groups are dealt out whole."""
-    max_steps: int = 20
-    temperature: float = 1.0
+    max_steps: NonNegativeInt = 20
+    temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
     """Of sampling, and so of the trained distribution. 0 is refused: greedy samples have no gradient."""
     drop_zero_std: bool = True
     """Leave out groups without any advantage: they cost a pass and dilute the token mean."""
-    refill_rounds: int = 0
+    refill_rounds: NonNegativeInt = 0
     """DAPO's dynamic sampling: rounds of further tasks while groups with a gradient are missing."""
-    max_staleness: int | None = None
+    max_staleness: NonNegativeInt | None = None
     """Episodes with a token sampled more than this many weight versions (optimiser steps) ago are left
     out; None keeps all. What is kept is corrected by its importance ratio, to the sampler's logprobs."""
     mask_truncated_completions: bool = False
     """Leave out episodes whose stop reason is a limit; they stay in the group's statistics."""
-    overlong_penalty_tokens: int = 0
+    overlong_penalty_tokens: NonNegativeInt = 0
     """DAPO's soft overlong penalty: the reward falls linearly to -1 over the last so many tokens."""
-    max_completion_length: int | None = None
+    max_completion_length: PositiveInt | None = None
     """Sampled tokens of an episode, for the overlong penalty and `constant` reduction."""
 
     # The loss
@@ -136,19 +100,19 @@ class GRPOConfig:
     """Surrogate and its published reduction; see `agentenv.train.objective.loss`."""
     reduction: Reduction | None = None
     """Override the loss type's reduction."""
-    epsilon: float = 0.2
-    epsilon_high: float = 0.28
+    epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] = 0.2
+    epsilon_high: NonNegativeFloat = 0.28
     """Clip-higher (DAPO): leaves room for rare good tokens, against entropy collapse."""
     delta: float | None = None
     """Two-sided clip: upper bound of the ratio in the unclipped term (TRL's `delta`)."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Gt(1), Lt(inf)] | None = None
     """Upper bound of the loss of a negative advantage, as a multiple of it; usually 3."""
-    ratio_max: float = 5.0
+    ratio_max: PositiveFloat = 5.0
     """CISPO: the absolute upper bound of the importance ratio (elsewhere also 1 + this)."""
-    sapo_temperature_pos: float = 1.0
-    sapo_temperature_neg: float = 1.05
-    dppo_low: float = 0.2
-    dppo_high: float = 0.2
+    sapo_temperature_pos: PositiveFloat = 1.0
+    sapo_temperature_neg: PositiveFloat = 1.05
+    dppo_low: NonNegativeFloat = 0.2
+    dppo_high: NonNegativeFloat = 0.2
     """DPPO: bounds on the change of a token's probability (not of its ratio)."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """`sequence` is GSPO: one ratio, the geometric mean over the sequence's tokens."""
@@ -158,9 +122,9 @@ class GRPOConfig:
     advantage: Literal["grpo", "rloo"] = "grpo"
     advantage_level: Literal["episode", "turn"] = "episode"
     """`turn`: each turn's return-to-go, compared with the returns of the group's episodes."""
-    advantage_eps: float = 1e-4
-    turn_discount: float = 1.0
-    beta: float = 0.0
+    advantage_eps: PositiveFloat = 1e-4
+    turn_discount: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 0.0
     """Coefficient of the KL divergence to the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
@@ -168,7 +132,7 @@ class GRPOConfig:
     """Multiply the KL term by the importance ratio (unbiased off-policy)."""
     entropy_coef: float = 0.0
     """Weight of the mean entropy, added as a bonus."""
-    sft_coef: float = 1.0
+    sft_coef: NonNegativeFloat = 1.0
     """Weight of the cross entropy on demonstrations given to `step`."""
 
     # Sampler and trainer disagree
@@ -179,8 +143,8 @@ class GRPOConfig:
     ) = None
     """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence; needs
     `old_logprobs="recompute"`, without which there is nothing between the two."""
-    importance_cap: float = 2.0
-    importance_floor: float = 0.5
+    importance_cap: PositiveFloat = 2.0
+    importance_floor: NonNegativeFloat = 0.5
     """Lower bound for the `_mask` modes."""
     off_policy_mask_threshold: float | None = None
     """OPSM: leave out sequences with negative advantage that drifted further than this."""
@@ -188,14 +152,14 @@ class GRPOConfig:
     # Optimiser
     optim: str = "adamw"
     """`adamw`, or an import string such as `bitsandbytes.optim:AdamW8bit`."""
-    learning_rate: float = 1e-6
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.99
-    adam_epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    learning_rate: PositiveFloat = 1e-6
+    adam_beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    adam_beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
+    adam_epsilon: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat = 1.0
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     lora: LoraOptions | None = None
 
     # Compute
@@ -204,9 +168,9 @@ class GRPOConfig:
     device: str = "auto"
     packing: Literal["auto", "shared", "padded"] = "auto"
     """`auto` packs rows with shared prefixes where that was proven exact and costs less."""
-    tokens_per_micro_batch: int = 4096
+    tokens_per_micro_batch: PositiveInt = 4096
     """Upper bound of one forward pass; a longer single row goes alone."""
-    logprob_chunk: int = 256
+    logprob_chunk: PositiveInt = 256
     """Trained tokens that pass the LM head at once: bounds the memory of the logits."""
     gradient_checkpointing: bool = False
     """Make activations again in the backward pass: half their memory or less for a quarter more time."""
@@ -218,54 +182,40 @@ class GRPOConfig:
     asynchronous: bool = False
     """Play the next batch while this one trains: one step ahead, never more. The in-process engine then
     samples from a copy of the weights; results depend on timing and so do not repeat to the bit."""
-    max_prompt_length: int | None = None
+    max_prompt_length: PositiveInt | None = None
     """Tasks with more tokens in their first prompt are left out; None: more than the context leaves."""
     check_prompts: bool = True
     """Begin every task that the run will meet once before it starts, to leave out too long prompts."""
-    eval_steps: int = 0
+    eval_steps: NonNegativeInt = 0
     """Evaluate greedily on held-out tasks every so many steps; 0 is only at the end."""
-    eval_tasks: int = 0
+    eval_tasks: NonNegativeInt = 0
     """Held-out tasks to use; 0 is all."""
-    save_steps: int = 0
-    save_total_limit: int | None = None
+    save_steps: NonNegativeInt = 0
+    save_total_limit: NonNegativeInt | None = None
     report_to: tuple[str, ...] = ()
     """Trackers beside `metrics.jsonl`: trackio, wandb, tensorboard."""
-    top_kl_tokens: int = 0
+    top_kl_tokens: NonNegativeInt = 0
     """So many tokens of each step with the highest KL are listed with their text in `kl_tokens.jsonl`."""
     notify: tuple[str, ...] = ()
     """Addresses of apprise (`mailto://...`, `ntfys://...`) that are told when `train` fails."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            choices = _choices()[one.name]
-            if choices and value not in choices:
-                close = get_close_matches(str(value), map(str, choices), n=1)
-                meant = f"did you mean {close[0]!r}? " if close else ""
-                raise UsageError(f"unknown {one.name} {value!r}; {meant}one of {choices}")
-            _check_type(one.name, value)
-            _check_range(one.name, value)
-        self._check_bounds()
+        check_bounds(self)
+        self._check_clips()
         self._check_reduction()
         updates = self.num_iterations * self.num_minibatches
         if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
-                f"up to {updates} versions old (num_iterations * num_minibatches); give at least that or None"
+                f"up to {updates} versions old (num_iterations * num_minibatches)",
+                remedy="give at least that or None",
             )
 
-    def _check_bounds(self) -> None:
-        if self.epsilon >= 1:
-            raise UsageError(f"epsilon must be below 1, not {self.epsilon}: the lower clip is 1 - epsilon")
+    def _check_clips(self) -> None:
         if self.delta is not None and self.delta <= 1 + self.epsilon_high:
             raise UsageError(
                 f"delta must be above 1 + epsilon_high = {1 + self.epsilon_high}, not {self.delta}"
             )
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise UsageError(f"dual_clip must be above 1, not {self.dual_clip}")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"{name} must be 0 or more and below 1, not {getattr(self, name)}")
         if not self.importance_floor < self.importance_cap:
             raise UsageError(
                 f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
@@ -273,14 +223,13 @@ class GRPOConfig:
         if self.importance_correction is not None and self.old_logprobs == "sampler":
             raise UsageError(
                 f"importance_correction={self.importance_correction!r} corrects what lies between the old "
-                "logprobs and the sampler's: nothing with old_logprobs='sampler'; use 'recompute'"
+                "logprobs and the sampler's: nothing with old_logprobs='sampler'",
+                remedy="use 'recompute'",
             )
 
     def _check_reduction(self) -> None:
         if self.importance_sampling_level == "sequence" and self.scheme == "token_mean":
             raise UsageError("importance_sampling_level='sequence' (GSPO) needs reduction 'seq_mean'")
-        if self.max_prompt_length is not None and self.max_prompt_length < 1:
-            raise UsageError(f"max_prompt_length must be at least 1, not {self.max_prompt_length}")
         if self.max_completion_length is None:
             if self.scheme == "constant":
                 raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")
@@ -306,48 +255,6 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
     """
     if config.num_generations == 1:
         raise UsageError(
-            "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task; "
-            "play 2 or more, or give GRPOTrainer an advantage_fn of your own"
+            "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
+            remedy="play 2 or more, or give GRPOTrainer an advantage_fn of your own",
         )
-
-
-@cache
-def _choices() -> dict[str, tuple[Any, ...]]:
-    """Return what each option may be, where it is one of a few words; empty where it is not."""
-    return {name: _literals(hint) for name, hint in _types().items()}
-
-
-@cache
-def _types() -> dict[str, Any]:
-    return get_type_hints(GRPOConfig)
-
-
-def _check_type(name: str, value: Any) -> None:
-    own = (_types()[name], *get_args(_types()[name]))
-    if value is None and type(None) in own:
-        return
-    if isinstance(value, str) and get_origin(own[0]) is tuple:
-        raise UsageError(f"{name} must be a list, not the text {value!r}; write [{value!r}]")
-    if int in own and not isinstance(value, Integral):
-        raise UsageError(f"{name} must be a whole number, not {value!r}")
-    if float in own and not isinstance(value, Real):
-        raise UsageError(f"{name} must be a number, not {value!r}")
-
-
-def _check_range(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, float) and not isfinite(value):
-        raise UsageError(f"{name} must be finite, not {value}")
-    if name in _POSITIVE and value <= 0:
-        hint = ": greedy samples have no gradient estimate" if name == "temperature" else ""
-        raise UsageError(f"{name} must be more than 0, not {value}{hint}")
-    if name in _NOT_NEGATIVE and value < 0:
-        raise UsageError(f"{name} must be 0 or more, not {value}")
-
-
-def _literals(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    found = [choice for part in get_args(hint) for choice in _literals(part)]
-    return (*found, None) if found and type(None) in get_args(hint) else tuple(found)

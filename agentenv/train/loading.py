@@ -5,12 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.errors import UsageError
 from agentenv.engine.hf.load import load_model as load
 from agentenv.engine.hf.load import locate
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.config import GRPOConfig
 
-__all__ = ["load_model", "load_tokenizer"]
+__all__ = ["find_model", "load_model", "load_tokenizer"]
+
+
+def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
+    """Return the name of the model to train, and the model.
+
+    Args:
+        given: a path or Hub id, or a model of transformers; the configuration's if None.
+        config: the run's options.
+
+    Raises:
+        ModelNotFound: It cannot be loaded.
+        UsageError: No model is named.
+    """
+    source = config.model if given is None else given
+    if not isinstance(source, (str, Path)):
+        return config.model, source
+    if not str(source):
+        raise UsageError("no model: set GRPOConfig.model to a path or Hub id, or pass model=")
+    return str(source), load_model(str(source), config)
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:

@@ -1,56 +1,56 @@
-"""The trainer: groups of trajectories in, better weights out.
+"""The trainer: play groups of episodes, make better weights of them, bring those to the engine, again.
 
 One step, as GRPO (DeepSeekMath, section 4.1) with DAPO's changes as defaults:
 
-1. each group's rewards become advantages, groups without spread are left out (`batch`, `advantage`);
-2. every trained token gets its weight, over the whole optimiser step (`weighting`);
-3. rows are laid out with shared prefixes and scored (`packing`, `policy`, `logprob`);
-4. the loss goes backward, gradients are summed in float32, clipped and applied (`loss`, `optim`).
+1. each group's rewards become advantages, groups without spread are left out (`batch`, `objective`);
+2. what stays fixed in the step is scored: proximal policy and reference (`update`, `model.reference`);
+3. every trained token gets its weight, over the whole optimiser step (`objective.weighting`);
+4. rows are laid out with shared prefixes and scored (`model.packing`, `model.policy`, `model.logprob`);
+5. the loss goes backward; gradients are summed, clipped and applied (`objective.loss`, `model.optim`).
 
-What makes the groups (environments, tools, text) lives in `rollouts` and `loop`; `step` takes any.
+`Learner` does these and knows no environment, engine or text. `GRPOTrainer` puts around it what plays
+(`loop.rollouts`), what brings weights to the engine (`loop.sync`) and what writes (`loop.journal`).
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.seeds import derive_seed
+from agentenv.core.threads import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.engine.base import Engine
+from agentenv.engine.hf.threads import dismiss_team
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
-from agentenv.train.batch import AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
-from agentenv.train.config import GRPOConfig
-from agentenv.train.loading import load_model, load_tokenizer
-from agentenv.train.loop.checkpoint import load_checkpoint, save_checkpoint, save_numbered
-from agentenv.train.loop.loop import run_blocking, train
-from agentenv.train.loop.rollouts import Rollouts
-from agentenv.train.loop.sync import held_still, on_this_loop
-from agentenv.train.model.optim import MasterOptimizer, applies, learning_rate
-from agentenv.train.model.policy import Policy, add_lora
-from agentenv.train.model.reference import Reference, episode_kl
-from agentenv.train.objective.loss import LossInputs
-from agentenv.train.update import accumulate, assign_weights, minibatches, score_rows
-from agentenv.train.watch.metrics import Meter, episode_metrics, update_metrics
+from agentenv.train.batch import AdvantageFn, TrainBatch
+from agentenv.train.config import GRPOConfig, refuse_groups_of_one
+from agentenv.train.learner import Learner
+from agentenv.train.loading import find_model, load_tokenizer
+from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together
+from agentenv.train.loop.journal import Journal
+from agentenv.train.loop.mixture import Mixture
+from agentenv.train.loop.rollouts import EpisodeBatch, PlayOptions, Rollouts
+from agentenv.train.loop.sft import WarmupOptions, warm_up
+from agentenv.train.loop.sync import held_still, open_engine
+from agentenv.train.objective.loss_inputs import LossInputs
+from agentenv.train.sums import Meter
+from agentenv.train.watch.metrics import episode_metrics, update_metrics
 from agentenv.train.watch.notes import episode_notes
 from agentenv.train.watch.toptokens import TokenKL, top_tokens
+from agentenv.train.watch.warn import TaskLedger
 from agentenv.train.world import World, own_device
 
-if TYPE_CHECKING:
-    from agentenv.engine.base import Engine
-
 __all__ = ["GRPOTrainer"]
-
-log = logging.getLogger(__name__)
 
 
 class GRPOTrainer:
@@ -58,7 +58,7 @@ class GRPOTrainer:
 
     Raises:
         ModelNotFound: The model cannot be loaded.
-        UsageError: No model is named, or it cannot be trained.
+        UsageError: No model is named, it cannot be trained, or an environment's weight is not positive.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class GRPOTrainer:
         model: Any = None,
         tokenizer: ChatTokenizer | None = None,
         engine: Engine | None = None,
+        engine_options: Mapping[str, Any] | None = None,
         envs: Any = None,
         tasks: Any = None,
         eval_tasks: Any = None,
@@ -79,55 +80,29 @@ class GRPOTrainer:
         on_trajectory: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
     ) -> None:
-        source = model if model is not None else config.model
-        if isinstance(source, (str, Path)) and not str(source):
-            raise UsageError("no model: set GRPOConfig.model to a path or Hub id, or pass model=")
         self.config = config
-        self.model_name = str(source) if isinstance(source, (str, Path)) else config.model
-        own_device()
-        loaded = load_model(str(source), config) if isinstance(source, (str, Path)) else source
-        torch.manual_seed(config.seed)
-        self.policy = Policy(loaded if config.lora is None else add_lora(loaded, config.lora), config)
-        for finding in self.policy.check():
-            log.warning("%s", finding)
-        self.reference = Reference(self.policy) if config.beta else None  # a sharded model has no copy
-        self.policy.shard()
-        self.tokenizer, self.engine, self.limits = tokenizer, engine, limits or RunLimits()
-        self.runner_options = runner or RunnerOptions()
-        self.envs, self.tasks, self.eval_tasks = envs, tasks, eval_tasks
-        self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
-        self.on_metrics, self.on_trajectory, self.on_trained = on_metrics, on_trajectory, on_trained
-        self.steps_done = 0
-        """Calls of `step` that were made, also those that had nothing to train on."""
-        self.updates_done = 0
-        """Optimiser steps applied by `step`."""
-        self.tokens_seen = 0
-        """Tokens of all episodes so far, prompts and observations included."""
-        self.weights_version = 0
+        self.tokenizer = tokenizer
+        self.engine = engine
+        """What samples; made when first needed if none was given."""
         self.cursors: dict[str, int] = {}
         """Tasks trained on so far, by environment."""
         self.top_tokens: list[TokenKL] = []
         """Of the last step, if `top_kl_tokens` asks for them."""
-        self._optimizer: MasterOptimizer | None = None
-        self._rollouts: Rollouts | None = None
+        self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
+        self._play_options = PlayOptions(limits, runner, on_trajectory)
+        self._engine_options = engine_options
+        self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None
-
-    @property
-    def model(self) -> Any:
-        """The model in training; shared with the in-process engine."""
-        return self.policy.model
-
-    @property
-    def world(self) -> World:
-        """The processes that train together."""
-        return self.policy.world
-
-    @property
-    def optimizer(self) -> MasterOptimizer:
-        """The optimiser of `step`, made when first needed: after any warm-up."""
-        if self._optimizer is None:
-            self._optimizer = MasterOptimizer(self.model.parameters(), self.config)
-        return self._optimizer
+        self._rollouts: Rollouts | None = None
+        own_device()
+        self.model_name, loaded = find_model(model, config)
+        self.learner = Learner(
+            loaded,
+            config,
+            advantage_fn=advantage_fn,
+            loss_fn=loss_fn,
+            held_still=lambda: held_still(self.engine, self.learner),
+        )
 
     def step(
         self, groups: Sequence[TrajectoryGroup], *, demonstrations: Sequence[Trajectory] = ()
@@ -141,87 +116,38 @@ class GRPOTrainer:
         Raises:
             UsageError: The trajectories were made with another tokenizer.
         """
+        learner, world = self.learner, self.world
         started = time.perf_counter()
-        played = episode_metrics(groups, weights_version=self.weights_version, gather=self.world.gather)
-        batch = self._batch(groups)
-        add_demonstrations(batch, demonstrations, self.policy.max_length, self.policy.vocab_size)
-        seed = derive_seed(self.config.seed, "minibatches", self.steps_done)
-        count = self.config.num_minibatches
-        parts = minibatches(batch.rows, groups, count, seed=seed, gather=self.world.gather)
-        self._score_before(batch.rows, passes=len(parts) * self.config.num_iterations)
+        played = episode_metrics(groups, weights_version=learner.weights_version, gather=world.gather)
+        batch = learner.batch(groups, demonstrations)
+        parts = learner.minibatches(batch.rows, groups) * self.config.num_iterations
+        learner.score_before(batch.rows, passes=len(parts))
         scored = time.perf_counter()
         meter, updates = Meter(), list[tuple[float, float]]()
-        for part in parts * self.config.num_iterations:
-            rate = learning_rate(self.config, self.updates_done)
-            updates.append(self.update(part, self.optimizer, rate, meter, moved=bool(updates)))
-            self.updates_done += applies(updates[-1][1])
-        self.steps_done += 1
+        for rows in parts:
+            updates.append(learner.update(rows, meter, moved=bool(updates)))
+        learner.steps_done += 1
         self._note(groups, batch)
         metrics = played | batch.metrics | meter.result() | update_metrics(updates)
         metrics |= {
-            "learning_rate": learning_rate(self.config, self.updates_done),
+            "learning_rate": learner.learning_rate,
             "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
-            "weights_version": float(self.weights_version),
+            "weights_version": float(learner.weights_version),
             "time/logprob": scored - started,
             "time/update": time.perf_counter() - scored,
         }
-        merged = self.world.merge(metrics)
-        self.tokens_seen += int(merged.get("tokens/action", 0.0) + merged.get("tokens/context", 0.0))
-        return merged | {"num_tokens": float(self.tokens_seen)}
-
-    def _score_before(self, rows: Sequence[Row], *, passes: int) -> None:
-        """Score the rows under what stays fixed in this step: the proximal policy and the reference."""
-        if self.config.old_logprobs == "recompute" and passes > 1:
-            for row, old_n in zip(rows, score_rows(self.policy, rows), strict=True):
-                row.old_n = old_n
-        if self.reference is not None:
-            self.reference.score(rows)
+        merged = world.merge(metrics)
+        learner.tokens_seen += int(merged.get("tokens/action", 0.0) + merged.get("tokens/context", 0.0))
+        return merged | {"num_tokens": float(learner.tokens_seen)}
 
     def _note(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
         """Tell what the update made of each episode, and keep the tokens that it moved most."""
-        if self.on_trained is not None:
+        if self._on_trained is not None:
             for one, note in episode_notes(groups, batch):
-                self.on_trained(one, {"step": self.steps_done, **note})
+                self._on_trained(one, {"step": self.steps_done, **note})
         self.top_tokens = top_tokens(batch.rows, groups, self.config.top_kl_tokens, self.world)
 
-    def warmup(
-        self,
-        demonstrations: Sequence[Trajectory],
-        *,
-        steps: int,
-        batch_size: int = 8,
-        learning_rate: float = 5e-5,
-        warmup_steps: int = 4,
-        lr_scheduler_type: str = "constant",
-        on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
-    ) -> list[dict[str, float]]:
-        """Train on demonstrations by cross entropy; return each step's metrics.
-
-        The optimiser is its own: the state that `step` uses afterwards starts afresh. The first step's
-        metrics count what was left out, under `dropped/demonstrations_`.
-
-        Args:
-            demonstrations: trajectories whose model spans are to be imitated, whoever wrote them.
-            steps: optimiser steps.
-            batch_size: demonstrations of one step, drawn in shuffled rounds.
-            learning_rate: its peak.
-            warmup_steps: steps of linear rise.
-            lr_scheduler_type: `constant`, `linear` or `cosine`.
-            on_metrics: called after every step.
-
-        Raises:
-            UsageError: No demonstration has anything to train on.
-        """
-        from agentenv.train.loop.sft import warm_up
-
-        config = replace(
-            self.config,
-            max_steps=steps,
-            learning_rate=learning_rate,
-            warmup_steps=warmup_steps,
-            lr_scheduler_type=lr_scheduler_type,
-        )
-        return warm_up(self, demonstrations, config, batch_size=batch_size, on_metrics=on_metrics)
+    # A whole run --------------------------------------------------------------------------
 
     def train(self) -> list[dict[str, float]]:
         """Play, step, sync, evaluate and save until `max_steps`; return each step's metrics.
@@ -232,7 +158,76 @@ class GRPOTrainer:
         Raises:
             UsageError: There is no environment to play, or nothing to compare in a group of one.
         """
-        return run_blocking(on_this_loop(self, train(self)))
+        return run_blocking(self.run())
+
+    async def run(self) -> list[dict[str, float]]:
+        """Do what `train` does, on the caller's event loop."""
+        config, learner = self.config, self.learner
+        if learner.advantage_fn is None:
+            refuse_groups_of_one(config)
+        history: list[dict[str, float]] = []
+        with Journal(learner) as journal, interrupted_together():
+            async with self.rollouts as rollouts:
+                await rollouts.sync.follow()
+                found = await rollouts.leave_out_long_prompts(self.cursors)
+                ledger = TaskLedger()
+                batch: EpisodeBatch | None = None
+                while learner.steps_done < config.max_steps:
+                    started = time.perf_counter()
+                    batch = batch or rollouts.begin(learner.steps_done, self.cursors)
+                    await batch
+                    while rollouts.refill(batch):
+                        await batch
+                    waited = time.perf_counter() - started
+                    ahead = rollouts.begin_ahead(batch)
+                    train = partial(self._train_on, batch)
+                    metrics = await beside_the_loop(train) if ahead else train()
+                    metrics |= ledger.add(self.world, batch.groups)
+                    trained = time.perf_counter()
+                    metrics |= await rollouts.sync.follow()
+                    done = time.perf_counter()
+                    metrics |= {
+                        "time/rollout": batch.seconds,
+                        "time/wait": waited,
+                        "time/sync": done - trained,
+                        "step_time": done - started,
+                    }
+                    if self._due(config.eval_steps) or learner.steps_done == config.max_steps:
+                        metrics |= await rollouts.evaluate()
+                    history.append(found | metrics)
+                    journal.write(history, self.top_tokens, self.renderer.tokenizer)
+                    if self._on_metrics is not None:
+                        self._on_metrics(learner.steps_done, history[-1])
+                    if self._due(config.save_steps):
+                        self.save_step()
+                    batch, found = ahead, {}
+        return history
+
+    def _train_on(self, batch: EpisodeBatch) -> dict[str, float]:
+        metrics = self.step(batch.groups)
+        dismiss_team()  # from here the engine's threads compute
+        self.cursors = dict(batch.cursors)
+        return metrics
+
+    def _due(self, every: int) -> bool:
+        """Return whether something done every so many steps, and at the last, is due; never if 0."""
+        done = self.steps_done
+        return bool(every) and (done % every == 0 or done == self.config.max_steps)
+
+    def warmup(
+        self, demonstrations: Sequence[Trajectory], *, steps: int, **options: Unpack[WarmupOptions]
+    ) -> list[dict[str, float]]:
+        """Train on demonstrations by cross entropy; return each step's metrics.
+
+        The optimiser is its own: that of `step` starts afresh afterwards. The first step's metrics count
+        what was left out, under `dropped/demonstrations_`.
+
+        Args:
+            demonstrations: trajectories whose model spans are to be imitated, whoever wrote them.
+            steps: optimiser steps.
+            options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
+        """
+        return warm_up(self.learner, demonstrations, steps=steps, **options)
 
     def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks greedily, each once.
@@ -241,27 +236,39 @@ class GRPOTrainer:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
             `eval/reward`, `eval/tasks`; per environment if there are several.
         """
-        return run_blocking(on_this_loop(self, self.rollouts.evaluate()))
+        return run_blocking(self.rollouts.evaluate_alone())
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory with the trainer's state beside it."""
-        return save_checkpoint(self, Path(path))
+        return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, cursors=self.cursors)
 
     def save_step(self) -> Path:
         """Write `checkpoints/step-N` under `output_dir` and delete what is over the limit."""
-        return save_numbered(self)
+        directory = Path(self.config.output_dir) / "checkpoints"
+        path = self.save(directory / f"step-{self.steps_done}")
+        prune_checkpoints(directory, self.config.save_total_limit)
+        return path
 
     def resume(self, path: str | Path) -> None:
         """Go on from a checkpoint; bit-equal on CPU: steps on the same episodes, runs with "recompute"."""
-        with held_still(self):
-            load_checkpoint(self, Path(path))
+        with held_still(self.engine, self.learner):
+            self.cursors = load_checkpoint(self.learner, Path(path))
         self._rollouts = None  # an engine with weights of its own has none of these yet
+
+    # What it is made of -------------------------------------------------------------------
 
     @property
     def rollouts(self) -> Rollouts:
         """What plays the environments; made when first needed."""
         if self._rollouts is None:
-            self._rollouts = Rollouts(self)
+            if self._mixture is None:
+                raise UsageError("no environment to play: pass envs= to GRPOTrainer")
+            self.engine = open_engine(
+                self.learner, self.engine, model_name=self.model_name, options=self._engine_options
+            )
+            self._rollouts = Rollouts(
+                self.learner, self.engine, self.renderer, self._mixture, self._play_options
+            )
         return self._rollouts
 
     @property
@@ -272,34 +279,22 @@ class GRPOTrainer:
             self._renderer = Renderer(self.tokenizer)
         return self._renderer
 
-    def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
-        """Return how many groups have a gradient."""
-        return int(self.world.total(len({row.group for row in self._batch(groups).rows})))
+    @property
+    def model(self) -> Any:
+        """The model in training; shared with the in-process engine."""
+        return self.learner.model
 
-    def _batch(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
-        ref = self.reference if self.config.kl_in == "reward" else None
-        return build_batch(
-            groups,
-            self.config,
-            weights_version=self.weights_version,
-            max_length=self.policy.max_length,
-            vocab_size=self.policy.vocab_size,
-            advantage_fn=self.advantage_fn,
-            kl_in_reward=None if ref is None else episode_kl(ref, groups, self.config.kl_estimator),
-            gather=self.world.gather,
-        )
+    @property
+    def world(self) -> World:
+        """The processes that train together."""
+        return self.learner.world
 
-    def update(
-        self, rows: Sequence[Row], optimizer: MasterOptimizer, rate: float, meter: Meter, moved: bool = False
-    ) -> tuple[float, float]:
-        """Make one optimiser step on the rows; return loss and gradient norm."""
-        if not self.world.total(len(rows)):
-            return 0.0, 0.0
-        optimizer.zero_grad()  # an update that was broken off left some
-        assign_weights(rows, self.config, total=self.world.total)
-        loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn, moved=moved)
-        self.world.add_gradients(optimizer)
-        with held_still(self):
-            norm = optimizer.step(rate)
-            self.weights_version += applies(norm)
-        return loss, norm
+    @property
+    def steps_done(self) -> int:
+        """Calls of `step` so far."""
+        return self.learner.steps_done
+
+    @property
+    def weights_version(self) -> int:
+        """How often the weights have changed."""
+        return self.learner.weights_version

@@ -13,9 +13,10 @@ from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.packing import MicroBatch, pad_rows, plan
 from agentenv.train.model.policy import Policy
-from agentenv.train.objective.loss import LossInputs, grpo_loss
+from agentenv.train.objective.loss import grpo_loss
+from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.objective.weighting import token_weights
-from agentenv.train.watch.metrics import Meter
+from agentenv.train.sums import Meter
 
 __all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from agentenv.core.errors import AgentEnvError
 from agentenv.train.model.optim import MasterOptimizer
 from agentenv.train.model.shards import take_whole_weights
-from agentenv.train.watch.metrics import EXTREMES, Mean, Spread
+from agentenv.train.sums import EXTREMES, Mean, Spread
 
 __all__ = ["World", "own_device"]
 

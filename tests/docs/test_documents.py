@@ -7,6 +7,7 @@ A block that cannot run here (it needs a GPU, an account or a server) stands beh
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,10 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 BLOCK = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*py(?:thon)?\d?\b", re.M | re.I)
 """However a block of Python is fenced: what the parser does not find would never run."""
 ENTRY = re.compile(r": (\S+\.md)$", re.M)
+FILE = re.compile(r"`((?:agentenv|envs|tools|tests|examples|benchmarks|docs)/[\w/]+\.\w+)`")
+"""A file that a page names; those that a user would write have other names."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+NAMING_FILES = [ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *PAGES]
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +62,20 @@ def test_the_sites_menu_has_every_page_once():
     pages = [str(page.relative_to(ROOT / "docs")) for page in sorted((ROOT / "docs").glob("**/*.md"))]
 
     assert sorted(ENTRY.findall((ROOT / "mkdocs.yml").read_text())) == pages
+
+
+@pytest.mark.parametrize("page", NAMING_FILES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path):
+    named = FILE.findall(page.read_text())
+
+    assert [file for file in named if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.stem
+)
+def test_the_reference_has_every_public_name_of_a_folder(page: Path):
+    folder = f"agentenv.{page.stem.replace('-', '.')}"
+    listed = re.findall(rf"^::: {re.escape(folder)}\.(\w+)$", page.read_text(), re.M)
+
+    assert sorted(listed) == sorted(import_module(folder).__all__)

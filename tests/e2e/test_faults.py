@@ -285,7 +285,7 @@ def check_leaks(files: int, before: set[threading.Thread], processes: set[str], 
 
 @pytest.mark.slow
 def test_ten_thousand_episodes_with_every_fault_end_with_exact_books_and_no_leak(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentenv.tools.threads.IDLE_S", 0.2)
+    monkeypatch.setattr("agentenv.core.threads.IDLE_S", 0.2)
     release.clear()
     count = int(os.environ.get("FAULT_EPISODES", "10000"))
     die = die_in(tmp_path)

@@ -85,6 +85,9 @@ def careless(messages, task, draw: random.Random):
     return {"role": "assistant", "content": "Sorry." if draw.random() < 0.2 else "Done."}
 
 
+LIMITS = ae.RunLimits(max_turns=3, max_tokens_per_turn=24)
+
+
 def word_tokenizer() -> ChatTokenizer:
     """Bytes, and a token for each word of the task: the same everywhere, with nothing to train."""
     backend = Tokenizer.from_str(byte_tokenizer().backend.to_str())
@@ -111,22 +114,25 @@ def tiny_llama(seed: int) -> LlamaForCausalLM:
     ).eval()
 
 
+def lights() -> EnvSpec:
+    return EnvSpec.of("test/Lights-v0", Lights, tasks={"train": TASKS, "test": TASKS})
+
+
 def lights_trainer(output_dir, seed: int = 1, **options) -> GRPOTrainer:
     settings = {"groups_per_step": 8, "num_generations": 8, "max_steps": 25, "learning_rate": 1e-3, **options}
     return GRPOTrainer(
         GRPOConfig(seed=seed, output_dir=str(output_dir), **settings),
         model=tiny_llama(seed),
         tokenizer=word_tokenizer(),
-        envs=EnvSpec.of("test/Lights-v0", Lights, tasks={"train": TASKS, "test": TASKS}),
-        limits=ae.RunLimits(max_turns=3, max_tokens_per_turn=24),
+        envs=lights(),
+        limits=LIMITS,
         runner=ae.RunnerOptions(concurrency=64),
     )
 
 
 def warm_up(trainer: GRPOTrainer, seed: int = 1) -> list[dict[str, float]]:
-    spec = trainer.envs
     tasks = [TASKS[number % len(TASKS)] for number in range(400)]
-    shown = demonstrate(spec, tasks, careless, trainer.renderer, limits=trainer.limits, seed=seed)
+    shown = demonstrate(lights(), tasks, careless, trainer.renderer, limits=LIMITS, seed=seed)
     assert 0.2 < sum(one.reward for one in shown) / len(shown) < 0.55
     return trainer.warmup(
         shown, steps=200, batch_size=32, learning_rate=3e-3, warmup_steps=20, lr_scheduler_type="linear"

@@ -29,7 +29,9 @@ class Long(ToolEnv):
         return len(answer) / 10
 
 
-def trainer_of(tmp_path, *, tasks=None, limits=None, spec_limits=None, **options) -> GRPOTrainer:
+def trainer_of(
+    tmp_path, *, tasks=None, limits=None, spec_limits=None, on_metrics=None, **options
+) -> GRPOTrainer:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -49,5 +51,6 @@ def trainer_of(tmp_path, *, tasks=None, limits=None, spec_limits=None, **options
         model=model,
         tokenizer=byte_tokenizer(),
         envs=EnvSpec.of("test/Long-v0", Long, tasks=tasks, limits=spec_limits),
+        on_metrics=on_metrics,
         limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
     )

@@ -128,6 +128,7 @@ def check_round_trip(renderer: Renderer, examples: int = 15) -> None:
             ("book", CallStatus.OK) for _ in calls
         ], written
         read = [json.loads(call.arguments) for call in parsed.tool_calls]
+        assert [call.values for call in parsed.tool_calls] == read, written
         assert normal(renderer, read) == normal(renderer, calls), written
         assert len(calls) > 1 or parsed.message["content"].strip() == "", written
 

@@ -81,6 +81,9 @@ def test_no_completion_makes_a_parser_raise(pieces: list[str], ended: bool) -> N
         good = [call for call in parsed.tool_calls if call.status is CallStatus.OK]
         assert len(parsed.message.get("tool_calls", [])) == len(good)
         assert all(isinstance(json.loads(call.arguments), dict) for call in good)
+        assert all(
+            call.values in (None, json.loads(call.arguments)) for call in parsed.tool_calls if call in good
+        )
         assert all(call.name in {"add", "get_weather"} for call in good)
 
 

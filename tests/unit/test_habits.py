@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[1]
 MAY_SLEEP = {
     "helpers/waiting.py": "looks again at a condition that no event tells",
     "unit/sandbox/local/attacks.py": "runs by itself as any user, with nothing but agentenv",
-    "unit/tools/test_threads.py": "meets a thread at the moment at which its idle time ends",
+    "unit/core/test_threads.py": "meets a thread at the moment at which its idle time ends",
     "unit/tools/test_tool.py": "blocks the event loop, which is what is tested",
 }
 """Files whose code sleeps for a time, and why. Programs that a test writes for others are not looked at."""

@@ -44,3 +44,21 @@ def test_a_public_name_stays_what_it_is_when_its_submodule_is_imported():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert shown.stdout.split() == ["True", "True", "True"]
+
+
+def test_train_is_called_by_its_name_and_stays_a_package():
+    code = (
+        "import sys, agentenv as ae\n"
+        "assert 'agentenv.train' not in sys.modules\n"
+        "print(callable(ae.train), ae.train is sys.modules['agentenv.train'], 'torch' in sys.modules)\n"
+        "import agentenv.train as package\n"
+        "from agentenv.train import GRPOConfig, train\n"
+        "from agentenv import train as again\n"
+        "print(package is ae.train is again, train.__module__, ae.train.__call__ is train, callable(ae.runs))"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    first, second = shown.stdout.splitlines()
+    assert first.split() == ["True", "True", "False"]
+    assert second.split() == ["True", "agentenv.train.run", "True", "False"]

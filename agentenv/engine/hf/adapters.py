@@ -8,7 +8,17 @@ from typing import Any
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["AdapterSwitch"]
+__all__ = ["AdapterSwitch", "adapter_names", "base_model"]
+
+
+def adapter_names(model: Any) -> list[str]:
+    """Return the names of the adapters that peft has put on a model; none for a plain model."""
+    return list(getattr(model, "peft_config", ()))
+
+
+def base_model(model: Any) -> Any:
+    """Return what is inside a peft model; a model that has adapters without that wrapper, or none, itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class AdapterSwitch:
@@ -24,15 +34,15 @@ class AdapterSwitch:
 
     def check(self, name: str | None) -> None:
         """Raise UsageError if the model has no adapter of this name."""
-        names: list[str] = list(getattr(self._model, "peft_config", ()))
+        names = adapter_names(self._model)
         if name is not None and name not in names:
             known = ", ".join(names) or "none"
-            raise UsageError(f"the model has no adapter {name!r}; adapters loaded: {known}")
+            raise UsageError(f"the model has no adapter {name!r}", remedy=f"adapters loaded: {known}")
 
     @contextmanager
     def on(self) -> Generator[None]:
         """Run forward passes with the current adapter, or with the base model."""
-        if not getattr(self._model, "peft_config", None):
+        if not adapter_names(self._model):
             yield
             return
         # The layers' own set_adapter also changes requires_grad, which belongs to the trainer.

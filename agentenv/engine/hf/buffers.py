@@ -1,9 +1,4 @@
-"""Keys and values of the live rows, in buffers that grow by doubling.
-
-Invariants: row `r` of every buffer holds the keys and values of live row `r` in columns
-`[0, lengths[r])`; live rows stand without gaps from row 0; columns behind a row's length hold
-finite leftovers that the mask hides.
-"""
+"""Keys and values of the live rows, in buffers that grow by doubling."""
 
 from __future__ import annotations
 
@@ -34,6 +29,10 @@ class SavedRow:
 
 class RowBuffers(Cache):
     """The cache that a transformers model writes into; `plan` says where before each forward."""
+
+    # Invariant: row `r` of every buffer holds the keys and values of live row `r` in columns
+    # `[0, lengths[r])`, and live rows stand without gaps from row 0.
+    # Invariant: what stands behind a row's length is finite, so that the mask's weight of 0 hides it.
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -85,10 +84,12 @@ class RowBuffers(Cache):
         rows = slice(self._first, self._first + len(key_states))
         for buffer, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
             if self._decode is not None:
+                # Each row at its own column, in one scattered write.
                 buffer[self._decode[0], :, self._decode[1]] = new[:, :, 0]
                 continue
             tokens = new.shape[2]
             for offset, (start, count) in enumerate(self._prefill):
+                # Pads stand on the left of the input and are not stored, so rows stay without gaps.
                 target = buffer[self._first + offset, :, start : start + count]
                 target.copy_(new[offset, :, tokens - count :])
         return self.keys[layer_idx][rows, :, : self._width], self.values[layer_idx][rows, :, : self._width]
@@ -164,6 +165,8 @@ class RowBuffers(Cache):
         if rows <= self._rows and columns <= self._columns:
             return
         old_rows, old_columns = self._rows, self._columns
+        # Rows double and columns grow by half, so that copying costs each token a constant share. Columns
+        # are a multiple of 64, so that short answers do not make the buffers grow at every turn.
         if rows > old_rows:
             self._rows = max(rows, 2 * old_rows if old_rows >= 4 else 4)
         if columns > old_columns:

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentenv.core.errors import UsageError
+from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.attention import use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
 
@@ -38,7 +39,7 @@ class ForwardCore:
         self.device: torch.device = model.device
         self.windows = attention_windows(self.config)
         self.buffers = RowBuffers()
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner = base_model(model)
         if isinstance(inner, PreTrainedModel):
             use_grouped_attention(inner)
         if check:
@@ -140,7 +141,8 @@ class ForwardCore:
             raise UsageError(
                 f"decoding {type(self.model).__name__} with kept keys and values does not agree with a plain "
                 f"forward pass (relative difference {float(error):.3g}, limit {limit}): its attention is of "
-                "a kind this engine does not know; use vllm: or a vLLM server"
+                "a kind this engine does not know",
+                remedy="use vllm: or a vLLM server",
             )
 
 
@@ -161,7 +163,8 @@ def attention_windows(config: Any) -> dict[str, int | None]:
         what = ", ".join(unknown) or "an encoder"
         raise UsageError(
             f"the model type {config.model_type!r} has {what}, which the transformers engine cannot decode "
-            "row by row; use vllm: or a vLLM server"
+            "row by row",
+            remedy="use vllm: or a vLLM server",
         )
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:

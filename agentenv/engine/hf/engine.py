@@ -27,7 +27,7 @@ from typing import Any
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import room_for
-from agentenv.engine.hf.request import Request
+from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.engine.hf.threads import dismiss_team
 
@@ -89,7 +89,7 @@ class TransformersEngine:
         self._adapter = adapter
         self._seeds = Random(seed)
         self._changed = threading.Condition()
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[GenerationRequest] = deque()
         self._released: list[str] = []
         self._worker: threading.Thread | None = None
         self._busy = False
@@ -188,14 +188,15 @@ class TransformersEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None,
         deadline_s: float | None,
-    ) -> Request:
+    ) -> GenerationRequest:
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             wrong = min(prompt) if min(prompt) < 0 else max(prompt)
             raise UsageError(
                 f"the prompt has token id {wrong}, but the vocabulary of {self.name} ends at "
-                f"{self._vocab_size - 1}; is it another model's tokenizer?"
+                f"{self._vocab_size - 1}",
+                remedy="is it another model's tokenizer?",
             )
         if sampling.adapter is None:
             sampling = replace(sampling, adapter=self._adapter)
@@ -203,7 +204,7 @@ class TransformersEngine:
         now = time.monotonic()
         loop = asyncio.get_running_loop()
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        return Request(
+        return GenerationRequest(
             prompt=prompt,
             sampling=sampling,
             stop=frozenset(stop_token_ids),

@@ -47,7 +47,9 @@ def locate(path: str) -> ModelFiles:
     place = Path(path).expanduser()
     if place.is_file():
         if place.suffix != ".gguf":
-            raise ModelNotFound(f"{path} is a file, but no .gguf; name the model's directory or a .gguf file")
+            raise ModelNotFound(
+                f"{path} is a file, but no .gguf", remedy="name the model's directory or a .gguf file"
+            )
         return ModelFiles(str(place.parent), place.name)
     if not place.is_dir():
         place = Path(_from_hub(path))
@@ -57,13 +59,15 @@ def locate(path: str) -> ModelFiles:
     if (place / "config.json").is_file():
         if not any(next(place.glob(pattern), None) for pattern in WEIGHT_PATTERNS):
             raise ModelNotFound(
-                f"the model directory {path} has a config.json but no weights "
-                f"({', '.join(WEIGHT_PATTERNS)}); was the download cut off?"
+                f"the model directory {path} has a config.json but no weights ({', '.join(WEIGHT_PATTERNS)})",
+                remedy="was the download cut off?",
             )
         return ModelFiles(str(place))
     ggufs = sorted(file.name for file in place.glob("*.gguf"))
     if len(ggufs) > 1:
-        raise UsageError(f"{path} holds {len(ggufs)} GGUF files ({', '.join(ggufs)}); name one of them")
+        raise UsageError(
+            f"{path} holds {len(ggufs)} GGUF files ({', '.join(ggufs)})", remedy="name one of them"
+        )
     if not ggufs:
         raise ModelNotFound(
             f"the directory {path} holds no model: neither a config.json nor a .gguf file "
@@ -78,8 +82,8 @@ def require_tokenizer(files: ModelFiles) -> None:
     if files.tokenizer.gguf_file or not place.is_dir() or _has_tokenizer(place):
         return
     raise ModelNotFound(
-        f"the model directory {place} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
-        "name a directory that has one with --tokenizer"
+        f"the model directory {place} has no tokenizer ({', '.join(TOKENIZER_FILES)})",
+        remedy="name a directory that has one with --tokenizer",
     )
 
 
@@ -108,11 +112,11 @@ def _adapter_files(place: Path) -> ModelFiles:
         raise ModelNotFound(f"{place / ADAPTER_CONFIG} is not JSON: {error}") from None
     if config.get("peft_type") != "LORA":
         raise UsageError(
-            f"the adapter at {place} is of the kind {config.get('peft_type')}; only LORA is taken"
+            f"the adapter at {place} is of the kind {config.get('peft_type')}", remedy="only LORA is taken"
         )
     if not any(place.glob("adapter_model.*")):
         raise ModelNotFound(
-            f"the adapter at {place} has no weights (adapter_model.*); was the download cut off?"
+            f"the adapter at {place} has no weights (adapter_model.*)", remedy="was the download cut off?"
         )
     name = str(config.get("base_model_name_or_path") or "")
     if not name:
@@ -126,8 +130,8 @@ def _adapter_files(place: Path) -> ModelFiles:
         return ModelFiles(str(place), base=locate(name))
     except ModelNotFound as error:
         raise ModelNotFound(
-            f"the adapter at {place} cannot be used without its base model: {error}; "
-            f"write where it lies into base_model_name_or_path of {ADAPTER_CONFIG}"
+            f"the adapter at {place} cannot be used without its base model: {error}",
+            remedy=f"write where it lies into base_model_name_or_path of {ADAPTER_CONFIG}",
         ) from None
 
 
@@ -161,8 +165,8 @@ def pick_device(device: str) -> str:
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(
-            f"device {device!r} is not here: torch {torch.__version__} finds no CUDA; "
-            "leave device out, or set it to cpu"
+            f"device {device!r} is not here: torch {torch.__version__} finds no CUDA",
+            remedy="leave device out, or set it to cpu",
         )
     if device != "auto":
         return device
@@ -195,7 +199,7 @@ def pick_dtype(dtype: str, device: str) -> Any:
         "f16": torch.float16,
     }
     if dtype not in names:
-        raise UsageError(f"dtype {dtype!r} is unknown; use auto, {', '.join(names)}")
+        raise UsageError(f"dtype {dtype!r} is unknown", remedy=f"use auto, {', '.join(names)}")
     return names[dtype]
 
 

@@ -12,11 +12,11 @@ from agentenv.core.errors import EngineError
 from agentenv.engine.base import Completion, FinishReason, Sampling
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
 
-__all__ = ["Request"]
+__all__ = ["GenerationRequest"]
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class GenerationRequest:
     """What was asked and what has been sampled so far; only the worker changes it."""
 
     prompt: list[int]

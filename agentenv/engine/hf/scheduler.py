@@ -15,7 +15,7 @@ from agentenv.engine.hf.adapters import AdapterSwitch
 from agentenv.engine.hf.buffers import SavedRow
 from agentenv.engine.hf.core import PREFILL_TOKENS, ForwardCore
 from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
-from agentenv.engine.hf.request import Request
+from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.sampler import draw
 
 __all__ = ["Scheduler"]
@@ -28,14 +28,14 @@ SHARED_TOKENS = 32
 class Joining:
     """A request about to be prefilled."""
 
-    request: Request
+    request: GenerationRequest
     context: list[int]
     kept: KeptRow | None
     reused: int
     """Leading tokens whose keys and values are kept."""
 
     @classmethod
-    def of(cls, request: Request, kept: KeptRow | None) -> Joining:
+    def of(cls, request: GenerationRequest, kept: KeptRow | None) -> Joining:
         """Say what of a request's context is kept; its last token is always computed."""
         context = request.context
         reused = 0 if kept is None else min(common_prefix(kept.tokens, context), len(context) - 1)
@@ -48,11 +48,11 @@ class Joining:
 
 
 class Scheduler:
-    """Turns requests into completions, one decoded token of every live request a turn.
+    """Turns requests into completions, one decoded token of every live request a turn."""
 
-    Invariant: `live[r]` owns row `r` of the core's buffers, which holds all tokens of the request
-    but the last one sampled.
-    """
+    # Invariant: `_live[r]` owns row `r` of the core's buffers, which holds all tokens of the request but the
+    # last one sampled: that one is the input of the next decoding pass.
+    # Invariant: `_kept_bytes` is the sum over `_kept`, whose oldest entry stands first.
 
     def __init__(self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int) -> None:
         self.core = ForwardCore(model)
@@ -60,8 +60,8 @@ class Scheduler:
         self._max_batch = max_batch
         self._kept_limit = kept_bytes
         self._live_tokens = live_tokens
-        self._waiting: deque[Request] = deque()
-        self._live: list[Request] = []
+        self._waiting: deque[GenerationRequest] = deque()
+        self._live: list[GenerationRequest] = []
         self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
         self._kept_bytes = 0
         self._beginnings = Beginnings(kept_bytes // 4)
@@ -86,7 +86,7 @@ class Scheduler:
             "live_bytes": self.core.buffers.nbytes,
         }
 
-    def take(self, requests: Sequence[Request], released: Sequence[str]) -> None:
+    def take(self, requests: Sequence[GenerationRequest], released: Sequence[str]) -> None:
         """Take new requests and forget released episodes."""
         self._waiting.extend(requests)
         if released:
@@ -99,6 +99,8 @@ class Scheduler:
         self._version = version
         if not stale:
             return
+        # Keys and values of old weights must not meet tokens of new ones. The requests keep what they have
+        # sampled, and are prefilled again before those that never ran.
         self._drop_computed()
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()
@@ -130,7 +132,7 @@ class Scheduler:
         self._waiting.clear()
         self._drop_computed()
 
-    def close(self, requests: Sequence[Request], reason: str) -> None:
+    def close(self, requests: Sequence[GenerationRequest], reason: str) -> None:
         """Fail what is left and free the memory."""
         self._waiting.extend(requests)
         self.fail(EngineError(reason), EngineError(reason))
@@ -142,13 +144,14 @@ class Scheduler:
         self.core.buffers.clear()
 
     def _drop_ended(self) -> None:
+        # From the last row down: leaving moves the last row into the gap, and that one was looked at already.
         for row in reversed(range(len(self._live))):
             request = self._live[row]
             if request.cancelled or request.expired:
                 # A cancelled request's episode may be released already: nobody would free its row.
                 self._leave(row, keep=not request.cancelled)
                 request.finish("abort")
-        still: deque[Request] = deque()
+        still: deque[GenerationRequest] = deque()
         for request in self._waiting:
             if request.cancelled or request.expired:
                 request.finish("abort")
@@ -159,22 +162,24 @@ class Scheduler:
     def _admit(self) -> list[Joining]:
         """Take requests from the queue while they fit, in order, of one adapter at a time."""
         joining: list[Joining] = []
+        # A forward pass has one adapter on for all of its rows, so it changes only when no row is live.
         if self._waiting and not self._live:
             self._adapters.current = self._waiting[0].sampling.adapter
         widest = max((len(request.prompt) + request.max_tokens for request in self._live), default=0)
         while self._waiting and len(self._live) + len(joining) < self._max_batch:
             request = self._waiting[0]
             if request.sampling.adapter != self._adapters.current:
-                break
+                break  # not the next of this adapter: it would starve those in front of it
+            # The buffers are as wide as the widest row, so its greatest length counts for every row.
             widest = max(widest, len(request.prompt) + request.max_tokens)
             rows = len(self._live) + len(joining) + 1
             if rows > 1 and rows * widest > self._live_tokens:
-                break
+                break  # a request that is alone always runs, however long it is
             self._waiting.popleft()
             joining.append(self._join(request))
         return joining
 
-    def _join(self, request: Request) -> Joining:
+    def _join(self, request: GenerationRequest) -> Joining:
         key = request.key
         kept = None if key is None else self._forget(key)
         return Joining.of(request, kept or self._beginnings.find(self._adapters.current, request.context))
@@ -188,6 +193,7 @@ class Scheduler:
             alike = {place: length for place, length in shared.items() if length >= SHARED_TOKENS}
             fresh = [place for place in fresh[1:] if place not in alike]
             length = min(alike.values(), default=0)
+            # Equal contexts, such as the members of a group, are copied after one prefill anyway.
             if length < SHARED_TOKENS or all(joining[place].context == first for place in alike):
                 continue
             beginning = self._beginning(first[:length])
@@ -195,6 +201,7 @@ class Scheduler:
                 joining[place] = Joining.of(joining[place].request, beginning)
 
     def _beginning(self, tokens: list[int]) -> KeptRow:
+        # A row for a moment: nobody decodes it, and it must be gone before rows of requests are added.
         row = self.core.live
         self.core.prefill([(None, 0, tokens)])
         beginning = KeptRow(tokens, self.core.buffers.save(row))
@@ -220,7 +227,7 @@ class Scheduler:
         """Compute the new tokens of a group; equal contexts are computed once and copied."""
         leaders: dict[tuple[int, ...], int] = {}
         entries: list[tuple[SavedRow | None, int, Sequence[int]]] = []
-        followers: list[tuple[Request, int]] = []
+        followers: list[tuple[GenerationRequest, int]] = []
         first = len(self._live)
         for entry in group:
             content = tuple(entry.context)
@@ -235,6 +242,7 @@ class Scheduler:
             self._counts["prefilled"] += len(entry.new)
         self._counts["prefills"] += 1
         logits = self.core.prefill(entries)
+        # Copies come behind all leaders, in the order of `_live`, so that row and request stay paired.
         for request, leader in followers:
             self.core.buffers.duplicate(first + leader)
             self._start(request)
@@ -243,7 +251,7 @@ class Scheduler:
             logits = logits[torch.tensor(order, device=logits.device)]
         self._sample(logits, first)
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: GenerationRequest) -> None:
         request.start()
         self._live.append(request)
 
@@ -257,13 +265,16 @@ class Scheduler:
         samplings = [request.sampling for request in requests]
         tokens, logprobs = draw(logits, samplings, [request.uniform() for request in requests])
         failed = False
+        # From the last row down, because a row that leaves is replaced by the last one.
         for row in reversed(range(first, len(self._live))):
             request, logprob = self._live[row], logprobs[row - first]
             if not isfinite(logprob):
                 failed = True
                 self._leave(row, keep=False)
                 request.fail(
-                    EngineError(f"the model gave a log-probability of {logprob}; are its weights finite?")
+                    EngineError(
+                        f"the model gave a log-probability of {logprob}", remedy="are its weights finite?"
+                    )
                 )
                 continue
             reason = request.add(tokens[row - first], logprob, self._version)
@@ -271,6 +282,7 @@ class Scheduler:
                 self._leave(row)
                 request.finish(reason)
         if failed:
+            # NaN survives a masked column (0 * NaN is NaN), so no other row may ever attend over it.
             self.core.buffers.blank()
 
     def _leave(self, row: int, *, keep: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Engines without a model: scripted turns for tests, and the built-in policy `mock`."""
+"""Engines without a model: scripted turns for tests, recorded ones, and the built-in policy `mock`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.engine.scripted.mock import MockEngine as MockEngine
+    from agentenv.engine.scripted.replayed import ChatReplayEngine as ChatReplayEngine
+    from agentenv.engine.scripted.replayed import ReplayEngine as ReplayEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine
     from agentenv.engine.scripted.scripted import ScriptedPolicy as ScriptedPolicy
     from agentenv.engine.scripted.scripted import ScriptedRequest as ScriptedRequest
@@ -17,6 +19,7 @@ __all__ = door(
     __name__,
     {
         "mock": ["MockEngine"],
+        "replayed": ["ChatReplayEngine", "ReplayEngine"],
         "scripted": ["ScriptedEngine", "ScriptedPolicy", "ScriptedRequest", "ScriptedTurn"],
     },
 )

@@ -213,7 +213,7 @@ class ScriptedEngine:
         if play.token_ids is not None:
             return list(play.token_ids)
         if self._tokenizer is None:
-            raise UsageError("the script has text, but the engine no tokenizer; pass tokenizer=")
+            raise UsageError("the script has text, but the engine no tokenizer", remedy="pass tokenizer=")
         text = play.text if play.message is None else turn_text(play.message)
         tokens = self._tokenizer.encode(text or "")
         ends = stops or self._tokenizer.eos_token_ids

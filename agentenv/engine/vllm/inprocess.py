@@ -99,7 +99,9 @@ class VLLMEngine:
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         if sampling.adapter is not None and sampling.adapter not in self._adapters:
             known = ", ".join(self._adapters) or "none"
-            raise UsageError(f"{self.name} has no adapter {sampling.adapter!r}; adapters loaded: {known}")
+            raise UsageError(
+                f"{self.name} has no adapter {sampling.adapter!r}", remedy=f"adapters loaded: {known}"
+            )
         request_id = f"{session_id or 'request'}-{next(self._ids)}"
         version = self.weights_version
         last: Any = None
@@ -186,8 +188,8 @@ class VLLMEngine:
         loop = asyncio.get_running_loop()
         if self._loop not in {None, loop}:
             raise EngineError(
-                f"{self.name} belongs to the event loop of its first request, and this is another; make "
-                "all requests from one loop, such as one asyncio.run around them"
+                f"{self.name} belongs to the event loop of its first request, and this is another",
+                remedy="make all requests from one loop, such as one asyncio.run around them",
             )
         async with self._starting:
             if self._closed:

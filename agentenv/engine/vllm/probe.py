@@ -105,7 +105,8 @@ class Asker:
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise EngineUnavailable(
-                f"no server answers at {self.url}: {reason}; is it running? `agentenv serve MODEL` starts one"
+                f"no server answers at {self.url}: {reason}",
+                remedy="is it running? `agentenv serve MODEL` starts one",
             ) from None
         try:
             return json.loads(content)
@@ -133,7 +134,7 @@ def probe(
     chosen = served[0] if model is None else next((entry for entry in served if entry["id"] == model), None)
     if chosen is None:
         names = ", ".join(entry["id"] for entry in served)
-        raise EngineError(f"the server {asker.url} has no model {model!r}; it has {names}")
+        raise EngineError(f"the server {asker.url} has no model {model!r}", remedy=f"it has {names}")
     paths = _paths(asker)
     route, scale, detail = _token_route(asker, chosen["id"], paths)
     return ServerReport(

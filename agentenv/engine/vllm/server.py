@@ -129,7 +129,7 @@ class VLLMServerEngine:
             EngineError: A server has no `/v1/load_lora_adapter`, or refuses the adapter.
         """
         if not self.report.lora:
-            raise EngineError(f"{self.name} cannot load adapters; {self.report.missing[-1]}")
+            raise EngineError(f"{self.name} cannot load adapters: {self.report.missing[-1]}")
         body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
         async with self._paused():
             await self._pool.post_all("/v1/load_lora_adapter", body)
@@ -175,8 +175,8 @@ class VLLMServerEngine:
     def _need_dev_mode(self) -> None:
         if not self.report.dev_mode:
             raise EngineError(
-                f"{self.name} does not let its weights be changed; start it with VLLM_SERVER_DEV_MODE=1, "
-                "on a network that only you can reach"
+                f"{self.name} does not let its weights be changed",
+                remedy="start it with VLLM_SERVER_DEV_MODE=1, on a network that only you can reach",
             )
 
     async def _drop_caches(self) -> None:
@@ -324,7 +324,7 @@ def tokenizer_path(report: ServerReport) -> str:
     path = report.model_path
     if path is None or not Path(path).exists():
         raise ModelNotFound(
-            f"the tokenizer of {report.model} (loaded by the server from {path!r}) is not on this machine; "
-            "name a directory that has it with --tokenizer"
+            f"the tokenizer of {report.model} (loaded by the server from {path!r}) is not on this machine",
+            remedy="name a directory that has it with --tokenizer",
         )
     return path

@@ -20,29 +20,24 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.envs.adapters.adapt import adapt as adapt
     from agentenv.envs.adapters.arena import TextArena as TextArena
-    from agentenv.envs.adapters.arena import arena_spec as arena_spec
     from agentenv.envs.adapters.gym import GymnasiumText as GymnasiumText
-    from agentenv.envs.adapters.gym import gymnasium_spec as gymnasium_spec
     from agentenv.envs.adapters.mcp import mcp_tools as mcp_tools
     from agentenv.envs.adapters.openenv import OpenEnv as OpenEnv
-    from agentenv.envs.adapters.openenv import openenv_spec as openenv_spec
     from agentenv.envs.adapters.reasoning import ReasoningGym as ReasoningGym
-    from agentenv.envs.adapters.reasoning import reasoning_spec as reasoning_spec
     from agentenv.envs.adapters.trl import ToolMethods as ToolMethods
     from agentenv.envs.adapters.trl import tool_env as tool_env
     from agentenv.envs.adapters.verifiers import Verifiers as Verifiers
-    from agentenv.envs.adapters.verifiers import verifiers_spec as verifiers_spec
 
 __all__ = door(
     __name__,
     {
         "adapt": ["adapt"],
-        "arena": ["TextArena", "arena_spec"],
-        "gym": ["GymnasiumText", "gymnasium_spec"],
+        "arena": ["TextArena"],
+        "gym": ["GymnasiumText"],
         "mcp": ["mcp_tools"],
-        "openenv": ["OpenEnv", "openenv_spec"],
-        "reasoning": ["ReasoningGym", "reasoning_spec"],
+        "openenv": ["OpenEnv"],
+        "reasoning": ["ReasoningGym"],
         "trl": ["ToolMethods", "tool_env"],
-        "verifiers": ["Verifiers", "verifiers_spec"],
+        "verifiers": ["Verifiers"],
     },
 )

@@ -16,14 +16,11 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from agentenv.core.by_name import did_you_mean
-from agentenv.core.errors import DependencyMissing, UnknownEnvironment, UsageError
-from agentenv.envs.adapters.gym import test_seeds, train_seeds
+from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.envs.env import Env
 from agentenv.envs.spaces import Text
-from agentenv.envs.spec import EnvSpec
 
-__all__ = ["TextArena", "arena_spec"]
+__all__ = ["TextArena", "games"]
 
 _one_at_a_time = threading.Lock()
 
@@ -92,38 +89,24 @@ class TextArena(Env):
                 random.setstate(theirs)
 
 
-def arena_spec(game: str) -> EnvSpec:
-    """Return the specification of `textarena:GAME`.
-
-    Raises:
-        UnknownEnvironment: There is no such game.
-        DependencyMissing: textarena is not installed.
-    """
-    known = sorted(_registry())
-    if game not in known:
-        raise UnknownEnvironment(f"textarena has no game {game!r}{did_you_mean(game, known)}")
-    return EnvSpec.of(
-        f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",
-        TextArena,
-        kwargs={"game": game},
-        tasks={"train": train_seeds, "test": test_seeds},
-        description=f"{game} of textarena",
-    )
-
-
 def _arena() -> Any:
     try:
         import textarena  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise DependencyMissing("textarena:GAME needs a package: pip install textarena") from error
+        raise DependencyMissing("textarena:GAME needs a package", remedy="pip install textarena") from error
     return textarena
 
 
-def _registry() -> Any:
+def games() -> list[str]:
+    """Return the ids of textarena's games.
+
+    Raises:
+        DependencyMissing: textarena is not installed.
+    """
     _arena()
     from textarena.envs.registration import ENV_REGISTRY  # pyright: ignore[reportMissingImports]
 
-    return ENV_REGISTRY
+    return sorted(ENV_REGISTRY)
 
 
 def _bare(game: Any) -> Any:

@@ -13,12 +13,11 @@ from typing import Any
 import gymnasium
 
 from agentenv.core.errors import UnknownEnvironment
-from agentenv.envs.adapters.views import View, view_of
+from agentenv.envs.adapters.views import GymnasiumView, view_of
 from agentenv.envs.env import Env
 from agentenv.envs.spaces import Text
-from agentenv.envs.spec import EnvSpec
 
-__all__ = ["GymnasiumText", "gymnasium_spec", "test_seeds", "train_seeds"]
+__all__ = ["GymnasiumText", "known"]
 
 
 class GymnasiumText(Env):
@@ -38,7 +37,7 @@ class GymnasiumText(Env):
 
     def __init__(self, env: gymnasium.Env[Any, Any] | str, **arguments: Any) -> None:
         self.inner = _made(env, arguments) if isinstance(env, str) else env
-        self.view: View = view_of(self.inner)
+        self.view: GymnasiumView = view_of(self.inner)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Start an episode; the task's field `seed` is the environment's seed."""
@@ -62,33 +61,12 @@ class GymnasiumText(Env):
         self.inner.close()
 
 
-def train_seeds(seed: int) -> dict[str, object]:
-    """Return the task of a seed; training uses the even ones."""
-    return {"seed": 2 * seed}
-
-
-def test_seeds(seed: int) -> dict[str, object]:
-    """Return the task of a seed; held-out tasks use the odd ones."""
-    return {"seed": 2 * seed + 1}
-
-
-def gymnasium_spec(id: str, **arguments: Any) -> EnvSpec:
-    """Return the specification of `gymnasium:ID`.
+def known(id: str) -> Any:
+    """Return Gymnasium's own specification of an id.
 
     Raises:
         UnknownEnvironment: Gymnasium does not know the id.
     """
-    _gymnasium_spec(id)
-    return EnvSpec.of(
-        f"gymnasium/{id.replace('/', '.')}",
-        GymnasiumText,
-        kwargs={"env": id, **arguments},
-        tasks={"train": train_seeds, "test": test_seeds},
-        description=f"{id} of Gymnasium, played in text",
-    )
-
-
-def _gymnasium_spec(id: str) -> Any:
     try:
         return gymnasium.spec(id)
     except gymnasium.error.Error as error:
@@ -96,7 +74,7 @@ def _gymnasium_spec(id: str) -> Any:
 
 
 def _made(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    spec = _gymnasium_spec(id)
+    spec = known(id)
     # The passive checker warns about other people's environments; ours are checked by `agentenv check`.
     try:
         return gymnasium.make(spec, disable_env_checker=True, **arguments)

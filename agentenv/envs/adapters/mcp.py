@@ -17,7 +17,7 @@ from typing import Any
 
 from agentenv.core.errors import DependencyMissing, ToolError, UsageError
 from agentenv.tools.content import Image
-from agentenv.tools.toolbox import Tool
+from agentenv.tools.tool import Tool
 
 __all__ = ["mcp_tools"]
 
@@ -59,7 +59,9 @@ async def mcp_tools(
             missing = set(only or ()) - {one.name for one in offered}
             if missing:
                 names = ", ".join(one.name for one in offered)
-                raise UsageError(f"the MCP server has no tool {sorted(missing)[0]!r}; it has: {names}")
+                raise UsageError(
+                    f"the MCP server has no tool {sorted(missing)[0]!r}", remedy=f"it has: {names}"
+                )
             yield [_tool(client, one, timeout_s) for one in offered if only is None or one.name in only]
         except Exception as error:  # noqa: BLE001 - raised again below
             failure = error

@@ -17,12 +17,10 @@ from typing import Any
 
 from agentenv.core.errors import EnvironmentMisuse, ToolError, UsageError
 from agentenv.core.threads import off_loop
-from agentenv.envs.adapters.gym import test_seeds, train_seeds
-from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tool_env import ToolEnv
-from agentenv.tools.toolbox import Tool
+from agentenv.tools.tool import Tool
 
-__all__ = ["OpenEnv", "openenv_spec"]
+__all__ = ["OpenEnv"]
 
 _NOT_SHOWN = frozenset({"done", "reward", "metadata"})
 _TIMEOUT_S = 120.0
@@ -185,24 +183,6 @@ class _Local:
 
     async def close(self) -> None:
         await off_loop(self._inner.close)
-
-
-def openenv_spec(url: str) -> EnvSpec:
-    """Return the specification of `openenv:URL`; nothing is connected yet.
-
-    Raises:
-        UsageError: It is no http or https URL.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"openenv:{url} needs a server's URL, as in openenv:http://127.0.0.1:8000")
-    name = "".join(letter if letter.isalnum() else "-" for letter in url.partition("//")[2]).strip("-")
-    return EnvSpec.of(
-        f"openenv/{name}-v0",
-        OpenEnv,
-        kwargs={"source": url},
-        tasks={"train": train_seeds, "test": test_seeds},
-        description=f"the OpenEnv environment at {url}",
-    )
 
 
 def _act(schema: Mapping[str, Any]) -> dict[str, Any]:

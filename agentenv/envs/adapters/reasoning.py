@@ -10,16 +10,14 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
-from agentenv.core.by_name import did_you_mean
-from agentenv.core.errors import DependencyMissing, UnknownEnvironment
+from agentenv.core.errors import DependencyMissing
 from agentenv.core.messages import Message
-from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tool_env import ToolEnv
 
-__all__ = ["ReasoningGym", "reasoning_spec"]
+__all__ = ["ReasoningGym", "datasets", "rows"]
 
 SIZE = 2_000
 
@@ -49,25 +47,17 @@ class ReasoningGym(ToolEnv):
         return f"<answer>{entry['answer']}</answer>"
 
 
-def reasoning_spec(name: str) -> EnvSpec:
-    """Return the specification of `reasoning_gym:NAME`.
+def datasets() -> list[str]:
+    """Return the names of reasoning-gym's data sets.
 
     Raises:
-        UnknownEnvironment: There is no such data set.
         DependencyMissing: reasoning-gym is not installed.
     """
-    known = sorted(_factory().DATASETS)
-    if name not in known:
-        raise UnknownEnvironment(f"reasoning-gym has no data set {name!r}{did_you_mean(name, known)}")
-    return EnvSpec.of(
-        f"reasoning_gym/{name}-v0",
-        ReasoningGym,
-        tasks={"train": partial(_rows, name, "train"), "test": partial(_rows, name, "test")},
-        description=f"{name} of reasoning-gym",
-    )
+    return sorted(_factory().DATASETS)
 
 
-def _rows(name: str, split: str) -> list[dict[str, object]]:
+def rows(name: str, split: str) -> list[dict[str, object]]:
+    """Return the tasks of a split, `train` or `test`."""
     return [
         {"id": f"{name}-{n}", "dataset": name, "index": n}
         for n in range(SIZE)

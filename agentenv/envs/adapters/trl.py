@@ -15,7 +15,7 @@ from typing import Any
 from agentenv.core.by_name import wanted_by
 from agentenv.core.threads import off_loop
 from agentenv.envs.tool_env import ToolEnv
-from agentenv.tools.toolbox import Tool
+from agentenv.tools.tool import Tool
 
 __all__ = ["ToolMethods", "tool_env"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from agentenv.core.episode_env import Outcome
@@ -30,9 +30,8 @@ from agentenv.core.errors import (
 from agentenv.core.messages import Message, text_of
 from agentenv.envs import spaces
 from agentenv.envs.env import Env
-from agentenv.envs.spec import EnvSpec
 
-__all__ = ["Verifiers", "verifiers_spec"]
+__all__ = ["Verifiers", "rows", "splits"]
 
 _CUT = frozenset(
     {"max_turns_reached", "timeout_reached", "prompt_too_long", "max_total_completion_tokens_reached"}
@@ -143,26 +142,6 @@ class Verifiers(Env):
             await self._inner.cleanup(state)
 
 
-def verifiers_spec(name: str) -> EnvSpec:
-    """Return the specification of `verifiers:NAME`; the environment is loaded for it.
-
-    Raises:
-        UnknownEnvironment: There is no such environment.
-        UsageError: It cannot be played turn by turn.
-        DependencyMissing: verifiers is not installed.
-    """
-    inner = _loaded(name, "{}")
-    _check(inner)
-    sources = {"train": inner.dataset_source, "test": inner.eval_dataset_source}
-    return EnvSpec.of(
-        f"verifiers/{name.replace('/', '.')}-v0",
-        Verifiers,
-        kwargs={"source": name},
-        tasks={split: partial(_rows, name, split) for split, made in sources.items() if made is not None},
-        description=f"{name} of verifiers",
-    )
-
-
 def _package() -> Any:
     """Return the package as its environments import it.
 
@@ -174,8 +153,8 @@ def _package() -> Any:
         package.MultiTurnEnv  # noqa: B018 - the surface loads when it is first touched
     except (ImportError, AttributeError) as error:
         raise DependencyMissing(
-            "verifiers:NAME needs a verifiers that has environments a program can step, which 0.4 has not: "
-            "pip install 'verifiers>=0.1.14,<0.4' into an environment of its own"
+            "verifiers:NAME needs a verifiers that has environments a program can step, which 0.4 has not",
+            remedy="pip install 'verifiers>=0.1.14,<0.4' into an environment of its own",
         ) from error
     return package
 
@@ -190,7 +169,26 @@ def _loaded(name: str, arguments: str) -> Any:
         raise UnknownEnvironment(f"verifiers has no environment {name!r}: {error}") from error
 
 
-def _rows(name: str, split: str) -> list[dict[str, object]]:
+def splits(name: str) -> list[str]:
+    """Load an environment and return the splits that it has tasks for.
+
+    Raises:
+        UnknownEnvironment: There is no such environment.
+        UsageError: It cannot be played turn by turn.
+        DependencyMissing: verifiers is not installed.
+    """
+    inner = _loaded(name, "{}")
+    _check(inner)
+    sources = {"train": inner.dataset_source, "test": inner.eval_dataset_source}
+    return [split for split, source in sources.items() if source is not None]
+
+
+def rows(name: str, split: str) -> list[dict[str, object]]:
+    """Return the tasks of a split.
+
+    Raises:
+        TaskError: There are none.
+    """
     inner = _loaded(name, "{}")
     rows = inner.get_dataset() if split == "train" else inner.get_eval_dataset()
     found: list[dict[str, object]] = [{"id": f"{split}-{row['example_id']}", **row} for row in rows]
@@ -204,7 +202,9 @@ def _check(inner: Any) -> type[Exception]:
     package = _package()
     what = type(inner).__name__
     if not isinstance(inner, package.MultiTurnEnv):
-        raise UsageError(f"{what} is no MultiTurnEnv of verifiers; of an EnvGroup take one environment")
+        raise UsageError(
+            f"{what} is no MultiTurnEnv of verifiers", remedy="of an EnvGroup take one environment"
+        )
     base = package.MultiTurnEnv
     for method in ("rollout", "get_model_response"):
         if getattr(type(inner), method) is not getattr(base, method):

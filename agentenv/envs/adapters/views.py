@@ -11,10 +11,10 @@ import gymnasium
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["View", "view_of"]
+__all__ = ["GymnasiumView", "view_of"]
 
 
-class View:
+class GymnasiumView:
     """Words for an environment with a few named actions; the base shows numbers.
 
     Raises:
@@ -66,7 +66,7 @@ class View:
         return f"No action understood. Answer with one of: {', '.join(self.names)}."
 
 
-class TextView(View):
+class TextView(GymnasiumView):
     """An environment whose actions and observations are text already."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -86,7 +86,7 @@ class TextView(View):
         return text
 
 
-class FrozenLakeView(View):
+class FrozenLakeView(GymnasiumView):
     """The lake as a grid of letters."""
 
     title = (
@@ -125,7 +125,7 @@ class FrozenLakeView(View):
         return "You reached the goal." if lake.desc[row][column] == b"G" else "You fell into a hole."
 
 
-class CliffView(View):
+class CliffView(GymnasiumView):
     """The cliff as a grid of letters."""
 
     title = (
@@ -150,7 +150,7 @@ class CliffView(View):
         return "You reached the goal." if terminated else self.describe(observation, info)
 
 
-class TaxiView(View):
+class TaxiView(GymnasiumView):
     """The town as Gymnasium draws it, and where everybody is."""
 
     title = (
@@ -180,7 +180,7 @@ class TaxiView(View):
         return self.describe(observation, info).rpartition("\n")[2]
 
 
-class BlackjackView(View):
+class BlackjackView(GymnasiumView):
     """The cards on the table."""
 
     title = "Play blackjack: come closer to 21 than the dealer, without going over. An ace is 1 or 11."
@@ -200,7 +200,7 @@ class BlackjackView(View):
         return f"Your sum is {int(observation[0])}. The game is over."
 
 
-_VIEWS: Mapping[str, type[View]] = {
+_VIEWS: Mapping[str, type[GymnasiumView]] = {
     "FrozenLake": FrozenLakeView,
     "FrozenLake8x8": FrozenLakeView,
     "CliffWalking": CliffView,
@@ -210,7 +210,7 @@ _VIEWS: Mapping[str, type[View]] = {
 }
 
 
-def view_of(env: gymnasium.Env[Any, Any]) -> View:
+def view_of(env: gymnasium.Env[Any, Any]) -> GymnasiumView:
     """Return the words for an environment.
 
     Raises:
@@ -222,4 +222,4 @@ def view_of(env: gymnasium.Env[Any, Any]) -> View:
     if isinstance(env.action_space, text) and isinstance(env.observation_space, text):
         return TextView(env)
     name = env.spec.name if env.spec is not None else ""
-    return _VIEWS.get(name, View)(env)
+    return _VIEWS.get(name, GymnasiumView)(env)

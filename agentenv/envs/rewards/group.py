@@ -103,13 +103,15 @@ async def _values(reward: GroupReward, members: Sequence[Trajectory]) -> list[fl
         given: Any = await call_by_name(reward.function, offered, task)
     if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or len(given) != len(members):
         raise UsageError(
-            f"group reward {reward.label!r} gave {given!r:.200}; it gives a list of {len(members)}, "
-            "one number or None for each trajectory"
+            f"group reward {reward.label!r} gave {given!r:.200}",
+            remedy=f"it gives a list of {len(members)}, one number or None for each trajectory",
         )
     values: list[float | None] = []
     for value in cast("Sequence[Any]", given):
         if value is not None and not isfinite(float(value)):
-            raise UsageError(f"group reward {reward.label!r} gave {value!r}; a reward is finite, or None")
+            raise UsageError(
+                f"group reward {reward.label!r} gave {value!r}", remedy="a reward is finite, or None"
+            )
         values.append(None if value is None else float(value))
     return values
 

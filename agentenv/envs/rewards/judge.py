@@ -25,8 +25,8 @@ from typing import Any, cast
 
 from agentenv.core.errors import EngineError, RenderError, StoreError, UsageError
 from agentenv.core.messages import Message, text_of
+from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
-from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.render.base import RendererProtocol
 
 __all__ = ["Judge", "JudgeStats"]
@@ -72,7 +72,7 @@ class Judge:
         name: name of the reward's part.
 
     Raises:
-        UsageError: The prompt has no field, or the scale is empty.
+        UsageError: The prompt has no field, the scale is empty, or a renderer is missing.
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class Judge:
             raise UsageError(f"a judge needs at least one try, not {tries}")
         self.__name__ = name
         self.stats = JudgeStats()
-        self._model, self._renderer = model, renderer
+        self._model_name = model if isinstance(model, str) else model.name
+        self._model = None if isinstance(model, str) else TextModel(model, renderer, role="a judge")
         self._prompt, self._scale, self._tries = prompt, scale, tries
         self._sampling = sampling or Sampling(temperature=0.0, max_tokens=512)
         self._answers: dict[str, float] = {}
@@ -164,35 +165,15 @@ class Judge:
         return None
 
     async def _speak(self, messages: list[Message], attempt: int) -> str:
-        engine, renderer = self._engine()
+        if self._model is None:
+            # A model given by its name is loaded when it is first needed.
+            self._model = TextModel.load(self._model_name, role="a judge")
         self.stats.requests += 1
-        sampling = replace(self._sampling, seed=attempt)
-        if isinstance(engine, ChatEngine):
-            answer = await engine.chat(messages, (), sampling)
-            self.stats.prompt_tokens += answer.usage.prompt_tokens
-            self.stats.completion_tokens += answer.usage.completion_tokens
-            self.stats.cost_usd += answer.usage.cost_usd or 0.0
-            return text_of(answer.message)
-        if renderer is None:
-            raise UsageError("a judge played by an engine on tokens needs that model's renderer")
-        prompt_ids = renderer.start(messages)
-        completion = await engine.generate(prompt_ids, sampling, stop_token_ids=renderer.stop_token_ids)
-        self.stats.prompt_tokens += len(prompt_ids)
-        self.stats.completion_tokens += len(completion.token_ids)
-        if completion.finish_reason == "abort":
-            raise EngineError("the judge's engine gave up")
-        return text_of(renderer.parse(completion.token_ids).message)
-
-    def _engine(self) -> tuple[Engine | ChatEngine, RendererProtocol | None]:
-        """Return the engine; a model string is loaded when the judge is first asked."""
-        if isinstance(self._model, str):
-            loaded: LoadedModel = load_engine(self._model)
-            self._model = loaded.engine
-            if loaded.tokenizer is not None:
-                from agentenv.render.renderer import Renderer
-
-                self._renderer = Renderer(loaded.tokenizer)
-        return self._model, self._renderer
+        answer = await self._model.ask(messages, replace(self._sampling, seed=attempt))
+        self.stats.prompt_tokens += answer.usage.prompt_tokens
+        self.stats.completion_tokens += answer.usage.completion_tokens
+        self.stats.cost_usd += answer.usage.cost_usd or 0.0
+        return answer.text
 
     def _question(self, fields: Mapping[str, object]) -> list[Message]:
         low, high = self._scale
@@ -208,9 +189,8 @@ class Judge:
         return [{"role": "user", "content": f"{filled}\n\n{rules}"}]
 
     def _key(self, question: Sequence[Message]) -> str:
-        model = self._model if isinstance(self._model, str) else self._model.name
-        drawn = self._sampling.record()
-        text = json.dumps([model, list(question), drawn, self._scale], sort_keys=True, ensure_ascii=True)
+        asked = [self._model_name, list(question), self._sampling.record(), self._scale]
+        text = json.dumps(asked, sort_keys=True, ensure_ascii=True)
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def _keep(self, key: str, score: float) -> None:

@@ -150,13 +150,13 @@ def _number(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, (str, bytes)):
-        raise UsageError(f"{where} gave {value!r}; a reward is a number or None")
+        raise UsageError(f"{where} gave {value!r}", remedy="a reward is a number or None")
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{where} gave {value!r}; a reward is a number or None") from error
+        raise UsageError(f"{where} gave {value!r}", remedy="a reward is a number or None") from error
     if not isfinite(number):
-        raise UsageError(f"{where} gave {number}; a reward must be finite, or None if there is none")
+        raise UsageError(f"{where} gave {number}", remedy="a reward must be finite, or None if there is none")
     return number
 
 

@@ -116,4 +116,4 @@ def _call(turn: TurnText, element: _Element) -> RawCall:
             return RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)
         values[key] = turn.text[argument.inside.start : argument.inside.end]
         is_text[key] = argument.attributes.get("type") == "string"
-    return RawCall(name, values=values, is_text=is_text)
+    return RawCall(name, untyped=values, is_text=is_text)

@@ -5,14 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
+from agentenv.core.arguments import check_text
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.values import LiteralReader
 
-__all__ = ["Block", "Foreign", "Grammar", "Nested", "RawCall", "Reader", "Span", "ToolIndex", "WholeTurn"]
+__all__ = [
+    "Block",
+    "Foreign",
+    "Grammar",
+    "Nested",
+    "RawCall",
+    "Reader",
+    "Span",
+    "ToolIndex",
+    "WholeTurn",
+    "as_arguments",
+]
 
+
+_Value = TypeVar("_Value")
 
 Nested: TypeAlias = "str | tuple[tuple[str, Nested], ...]"
 """Text, or tags with what is inside each; nothing at all is an empty tuple."""
@@ -24,8 +38,10 @@ class RawCall:
 
     name: str = ""
     arguments: str = "{}"
-    """JSON text; for grammars without types it is made from `values`."""
-    values: Mapping[str, Nested] | None = None
+    """JSON text; for grammars without types it is made from `untyped`."""
+    parsed: Mapping[str, Any] | None = None
+    """The values of `arguments`, where they were read and a tool can be given them."""
+    untyped: Mapping[str, Nested] | None = None
     """Arguments as untyped text; the tool's schema gives them their types."""
     is_text: Mapping[str, bool] = field(default_factory=dict[str, bool])
     """For values whose call says it: text as it is (True) or JSON (False), whatever the schema says."""
@@ -97,14 +113,30 @@ class ToolIndex:
         schemas = {str(entry["name"]): entry.get("parameters") or {} for entry in functions}
         return cls(schemas, tuple(tools))
 
-    def typed(self, name: str, values: Mapping[str, Nested], is_text: Mapping[str, bool]) -> str:
-        """Return untyped arguments as JSON text, typed by the call itself or by the tool's schema."""
+    def typed(
+        self, name: str, values: Mapping[str, Nested], is_text: Mapping[str, bool]
+    ) -> tuple[str, dict[str, Any] | None]:
+        """Give untyped arguments their types, by the call itself or by the tool's schema.
+
+        Returns:
+            Their JSON text, and the values if a tool can be given them.
+        """
         properties = self.schemas.get(name, {}).get("properties") or {}
         typed = {
             key: value if is_text.get(key) else _typed(value, None if key in is_text else properties.get(key))
             for key, value in values.items()
         }
-        return json.dumps(typed, ensure_ascii=False)
+        return as_arguments(typed)
+
+
+def as_arguments(values: _Value) -> tuple[str, _Value | None]:
+    """Return values as JSON text, and once more if a tool can be given them: JSON has no NaN, for example."""
+    try:
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        check_text(text, values)
+    except ValueError:
+        return json.dumps(values, ensure_ascii=False), None
+    return text, values
 
 
 Foreign: TypeAlias = Callable[[TurnText, str, ToolIndex], WholeTurn]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from agentenv.core.arguments import ArgumentError, decode
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, Span, WholeTurn
 from agentenv.render.parse.scan import TurnText
-from agentenv.render.parse.values import Member, json_items, json_members, skip_space
+from agentenv.render.parse.values import Member, json_items, json_members, json_object, skip_space
 
 __all__ = [
     "arguments_call",
@@ -33,7 +35,7 @@ def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
     """Read one `{"name": ..., "arguments": {...}}` and nothing else."""
     text = turn.text[span.start : span.end]
     try:
-        members, end = json_members(text)
+        members, end = json_members(text, within="function")
     except ValueError as error:
         return [invalid(f"the call is not valid JSON: {error}", text)]
     if (rest := skip_space(text, end)) < len(text):
@@ -48,10 +50,10 @@ def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
     text = turn.text[span.start : span.end]
     several = text.startswith("{", skip_space(text, 0))
     try:
-        items, end = json_items(text)
+        items, end = json_items(text, within="function")
         rest = skip_space(text, end)
         while several and text.startswith("{", rest):
-            more, end = json_items(text, rest)
+            more, end = json_items(text, rest, within="function")
             items += more
             rest = skip_space(text, end)
     except ValueError as error:
@@ -70,7 +72,7 @@ def bare_json(text: str) -> Sequence[RawCall] | None:
     position = 0
     while position < len(stripped):
         try:
-            items, position = json_items(stripped, position)
+            items, position = json_items(stripped, position, within="function")
         except ValueError as error:
             looks_like_a_call = _LOOKS.match(stripped) is not None
             return [*calls, invalid(f"the call is not valid JSON: {error}")] if looks_like_a_call else None
@@ -91,7 +93,7 @@ def arguments_call(name: str, text: str, call_id: str = "") -> RawCall:
     if not name:
         return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
     try:
-        _, end = json_members(raw)
+        read, end = json_object(raw)
     except ValueError as error:
         return RawCall(
             name,
@@ -108,7 +110,7 @@ def arguments_call(name: str, text: str, call_id: str = "") -> RawCall:
             status=CallStatus.INVALID_JSON,
             error=f"the arguments of {name} are not valid JSON: extra text at character {end}",
         )
-    return RawCall(name, raw, id=call_id)
+    return RawCall(name, raw, read.values, id=call_id)
 
 
 def functionary_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
@@ -144,22 +146,25 @@ def call_of_members(members: Mapping[str, Member]) -> RawCall:
     """Return the call that a JSON object describes."""
     function = members.get("function")
     if function is not None and isinstance(function.value, dict):
-        members = json_members(function.raw)[0] | {key: members[key] for key in _IDS if key in members}
+        inner = json_members(function.raw)[0] if function.inner is None else function.inner
+        members = {**inner, **{key: members[key] for key in _IDS if key in members}}
     name = next((members[key].value for key in _NAMES if key in members), "")
     if not isinstance(name, str) or not name:
         return RawCall(status=CallStatus.MISSING_NAME, error='the call has no "name"')
     call_id = next((str(members[key].value) for key in _IDS if key in members), "")
     member = next((members[key] for key in _ARGUMENTS if key in members), None)
-    raw = "{}" if member is None else _object_text(member)
-    if raw is None:
+    if member is None:
+        return RawCall(name, "{}", {}, id=call_id)
+    found = _object(member)
+    if found is None:
         return RawCall(
             name,
-            "{}" if member is None else member.raw,
+            member.raw,
             id=call_id,
             status=CallStatus.BAD_ARGUMENTS,
             error=f"the arguments of {name} are not a JSON object",
         )
-    return RawCall(name, raw, id=call_id)
+    return RawCall(name, *found, id=call_id)
 
 
 def _describes_call(members: Mapping[str, Member]) -> bool:
@@ -167,17 +172,25 @@ def _describes_call(members: Mapping[str, Member]) -> bool:
     return named and any(key in members for key in _ARGUMENTS)
 
 
-def _object_text(member: Member) -> str | None:
-    """Return JSON text of an object; also of one that was written as a JSON string."""
+def _object(member: Member) -> tuple[str, Mapping[str, Any] | None] | None:
+    """Return text and values of an object, also of one that was written as a JSON string."""
     if isinstance(member.value, dict):
-        return member.raw
+        return member.raw, member.values
     if isinstance(member.value, str):
         try:
-            inner = json.loads(member.value)
-        except (ValueError, RecursionError):
-            return None
-        return member.value if isinstance(inner, dict) else None
+            values: Any = decode(member.value)
+        except ArgumentError:
+            return (member.value, None) if _is_object(member.value) else None
+        return (member.value, values) if isinstance(values, dict) else None
     return None
+
+
+def _is_object(text: str) -> bool:
+    """Say whether text is a JSON object as Python reads JSON, which takes more than a tool does."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def invalid(error: str, text: str = "") -> RawCall:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import RawCall, Span
+from agentenv.render.parse.grammar import RawCall, Span, as_arguments
 from agentenv.render.parse.json_calls import call_of_members, invalid
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.values import LiteralReader, Member, skip_space
@@ -47,7 +46,7 @@ def bare_literals(text: str) -> Sequence[RawCall] | None:
     calls: list[RawCall] = []
     for item in cast("list[object]", items):
         entry = cast("dict[str, object]", item) if isinstance(item, dict) else {}
-        members = {key: Member(value, _json(value)) for key, value in entry.items()}
+        members = {key: _member(value) for key, value in entry.items()}
         calls.append(call_of_members(members))
     return calls
 
@@ -75,8 +74,8 @@ class NamedLiterals:
         if skip_space(text, end) < len(text):
             return [invalid(f"extra text after the call of {name}")]
         if self.untyped and all(isinstance(value, str) for value in arguments.values()):
-            return [RawCall(name, values=cast("dict[str, str]", arguments))]
-        return [RawCall(name, _json(arguments))]
+            return [RawCall(name, untyped=cast("dict[str, str]", arguments))]
+        return [RawCall(name, *as_arguments(arguments))]
 
 
 def _pythonic(text: str) -> list[RawCall]:
@@ -95,7 +94,7 @@ def _pythonic(text: str) -> list[RawCall]:
             if not text.startswith("(", position):
                 raise ValueError(f"'(' was expected after {name}")
             arguments, position = reader.pairs(")", "=", position + 1)
-            calls.append(RawCall(name, _json(arguments)))
+            calls.append(RawCall(name, *as_arguments(arguments)))
             position = skip_space(text, position)
             if text.startswith((",", ";"), position):
                 position += 1
@@ -110,5 +109,6 @@ def _pythonic(text: str) -> list[RawCall]:
     return calls or [invalid("there is no call in the list")]
 
 
-def _json(arguments: object) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+def _member(value: object) -> Member:
+    text, usable = as_arguments(value)
+    return Member(value, text, usable=usable is not None)

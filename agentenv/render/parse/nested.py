@@ -81,7 +81,7 @@ class NestedTags:
     def _call(self, name: str, node: _Node) -> RawCall:
         if not name:
             return RawCall(status=CallStatus.MISSING_NAME, error="the call has no name")
-        return RawCall(name, values=dict(node.children))
+        return RawCall(name, untyped=dict(node.children))
 
     def _malformed(self, name: str, error: str) -> RawCall:
         message = f"the arguments of {name} cannot be read: {error}"

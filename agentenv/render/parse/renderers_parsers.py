@@ -5,16 +5,15 @@ It reads token ids, thinking included, and gives each call a status of its own; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.messages import CallStatus
-from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, WholeTurn
+from agentenv.render.parse.grammar import Foreign, RawCall, ToolIndex, WholeTurn, as_arguments
 from agentenv.render.parse.scan import TurnText
 
 if TYPE_CHECKING:
@@ -72,14 +71,15 @@ def renderers_parser(name: str, tokenizer: ChatTokenizer, thinking_open: str = "
     try:
         package = import_module("renderers")
     except ImportError as error:
-        raise DependencyMissing(f"reading calls with renderers: {error}; {_INSTALL}") from error
+        raise DependencyMissing(f"reading calls with renderers: {error}", remedy=_INSTALL) from error
     try:
         renderer = package.create_renderer(_Tokenizer(tokenizer), package.config_from_name(name))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         known: list[str] = sorted(import_module("renderers.base").RENDERER_REGISTRY)
-        near = get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near and name not in known else ""
-        raise UsageError(f"renderers cannot read {name!r} with {tokenizer.name}: {error}{hint}") from error
+        raise UsageError(
+            f"renderers cannot read {name!r} with {tokenizer.name}: {error}",
+            remedy="" if name in known else did_you_mean(name, known),
+        ) from error
     prompt = tokenizer.encode(thinking_open) if thinking_open else None
 
     def read(turn: TurnText, outside: str, tools: ToolIndex) -> WholeTurn:
@@ -97,6 +97,6 @@ def _call(call: Any) -> RawCall:
     arguments = call.arguments if call.arguments is not None else {}
     if status is CallStatus.OK and not isinstance(arguments, dict):
         status = CallStatus.BAD_ARGUMENTS
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    text, parsed = (arguments, None) if isinstance(arguments, str) else as_arguments(arguments)
     error = "" if status is CallStatus.OK else f"the call was not run: {str(call.status).replace('_', ' ')}"
-    return RawCall(call.name or "", text, id=call.id or "", status=status, error=error)
+    return RawCall(call.name or "", text, parsed, id=call.id or "", status=status, error=error)

@@ -98,7 +98,7 @@ class TaggedParameters:
             if text is not None:
                 is_text[key] = text
             position = end + len(self.parameter_closes)
-        return RawCall(name, values=values, is_text=is_text)
+        return RawCall(name, untyped=values, is_text=is_text)
 
     def _parameter(self, header: str) -> tuple[str, bool | None]:
         """Return a parameter's key, and whether it is said to be text."""
@@ -139,4 +139,4 @@ class KeyValuePairs:
                 edges += [found, found + len(tag)]
             values[turn.text[edges[0] : edges[1]].strip()] = turn.text[edges[4] : edges[5]]
             position = edges[6]
-        return [RawCall(name, values=values)]
+        return [RawCall(name, untyped=values)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 
+from agentenv.core.arguments import MAX_ARGUMENT_CHARS
 from agentenv.core.messages import CallStatus, Message, ToolCall
 from agentenv.render.base import ParsedTurn
 from agentenv.render.parse.grammar import Block, Grammar, RawCall, Span, ToolIndex, WholeTurn
@@ -230,13 +231,15 @@ def _left(text: str, taken: Sequence[Span]) -> str:
 
 def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCall:
     call_id = call.id or blake2b(seed + index.to_bytes(4, "big"), digest_size=5).hexdigest()[:9]
-    arguments = call.arguments
-    if call.values is not None:
-        arguments = tools.typed(call.name, call.values, call.is_text)
+    arguments, values = call.arguments, call.parsed
+    if call.untyped is not None:
+        arguments, values = tools.typed(call.name, call.untyped, call.is_text)
     status, error = call.status, call.error
     if status is CallStatus.OK and call.name not in tools.schemas:
         known = ", ".join(sorted(tools.schemas)) or "none"
         status, error = CallStatus.UNKNOWN_TOOL, f"there is no tool {call.name!r}; the tools are: {known}"
     elif status is CallStatus.OK and too_deep(arguments):
         status, error = CallStatus.BAD_ARGUMENTS, f"the arguments of {call.name} are nested too deep"
-    return ToolCall(call_id, call.name, arguments, status, error)
+    if len(arguments) > MAX_ARGUMENT_CHARS:
+        values = None  # the tool refuses them, and says why
+    return ToolCall(call_id, call.name, arguments, status, error, values)

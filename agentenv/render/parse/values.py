@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
+
+from agentenv.core.arguments import decode_at
 
 __all__ = [
     "MAX_DEPTH",
@@ -16,6 +19,7 @@ __all__ = [
     "Member",
     "json_items",
     "json_members",
+    "json_object",
     "json_value",
     "skip_space",
     "too_deep",
@@ -42,6 +46,15 @@ class Member:
     value: object
     raw: str
     """Its text, exactly as it stands."""
+    usable: bool = True
+    """False for JSON that is valid and that no tool can be given."""
+    inner: Mapping[str, Member] | None = None
+    """Its own members, where they were asked for."""
+
+    @property
+    def values(self) -> Mapping[str, Any] | None:
+        """The object, if it is one that a tool can be given."""
+        return cast("dict[str, Any]", self.value) if self.usable and isinstance(self.value, dict) else None
 
 
 def too_deep(text: str) -> bool:
@@ -76,49 +89,110 @@ def json_value(text: str, start: int = 0) -> tuple[object, int]:
         raise ValueError(f"{error.msg} at character {error.pos - start}") from None
 
 
-def json_members(text: str, start: int = 0) -> tuple[dict[str, Member], int]:
-    """Read one JSON object; return its members with their raw text and the position after it.
+def json_object(text: str, start: int = 0) -> tuple[Member, int]:
+    """Read one JSON object; return it with its text and the position after it.
 
     Raises:
-        ValueError: No valid JSON object stands there.
+        ValueError: No valid JSON object stands there; the message says what and where.
     """
     position = skip_space(text, start)
     if not text.startswith("{", position):
         raise ValueError("a JSON object was expected")
-    _, end = json_value(text, position)  # valid as a whole: what follows cannot fail
+    return _member(text, position)
+
+
+def json_members(text: str, start: int = 0, *, within: str = "") -> tuple[dict[str, Member], int]:
+    """Read one JSON object; return its members with their raw text and the position after it.
+
+    Each member is decoded where it stands, once: a call's arguments are one of them.
+
+    Args:
+        text: where to read.
+        start: where to begin.
+        within: a key whose own members are wanted too, as `Member.inner`.
+
+    Raises:
+        ValueError: No valid JSON object stands there; the message says what and where.
+    """
+    start = skip_space(text, start)
+    if not text.startswith("{", start):
+        raise ValueError("a JSON object was expected")
     members: dict[str, Member] = {}
-    position = skip_space(text, position + 1)
-    while text[position] != "}":
-        key, position = json_value(text, position)
-        position = skip_space(text, skip_space(text, position) + 1)  # over the colon
-        value, after = json_value(text, position)
-        members[cast("str", key)] = Member(value, text[position:after])
-        position = skip_space(text, after)
-        if text[position] == ",":
-            position = skip_space(text, position + 1)
-    return members, end
+    try:
+        position, more = _opened(text, start, "}")
+        while more:
+            key, position = _key(text, position)
+            if key == within and text.startswith("{", position):
+                inner, end = json_members(text, position)
+                values = {name: member.value for name, member in inner.items()}
+                members[key], position = Member(values, text[position:end], inner=inner), end
+            else:
+                members[key], position = _member(text, position)
+            position, more = _next(text, position, "}")
+    except (ValueError, RecursionError) as error:
+        json_value(text, start)  # says in the decoder's words what is wrong, and where
+        raise ValueError("nested too deep") from error
+    return members, position
 
 
-def json_items(text: str, start: int = 0) -> tuple[list[dict[str, Member]], int]:
+def json_items(text: str, start: int = 0, *, within: str = "") -> tuple[list[dict[str, Member]], int]:
     """Read a JSON array of objects, or one object; return their members and the position after.
 
     Raises:
         ValueError: Something else stands there.
     """
-    position = skip_space(text, start)
-    if not text.startswith("[", position):
-        members, end = json_members(text, position)
+    start = skip_space(text, start)
+    if not text.startswith("[", start):
+        members, end = json_members(text, start, within=within)
         return [members], end
-    _, end = json_value(text, position)  # valid as a whole: only the items' kind can be wrong
     items: list[dict[str, Member]] = []
-    position = skip_space(text, position + 1)
-    while text[position] != "]":
-        members, position = json_members(text, position)
-        items.append(members)
-        position = skip_space(text, position)
-        if text[position] == ",":
-            position = skip_space(text, position + 1)
-    return items, end
+    try:
+        position, more = _opened(text, start, "]")
+        while more:
+            members, position = json_members(text, position, within=within)
+            items.append(members)
+            position, more = _next(text, position, "]")
+    except ValueError:
+        json_value(text, start)  # the whole is no JSON: that is said first
+        raise
+    return items, position
+
+
+def _opened(text: str, start: int, closes: str) -> tuple[int, bool]:
+    """Step into an object or array; return where to go on, and whether anything stands in it."""
+    position = skip_space(text, start + 1)
+    return (position + 1, False) if text.startswith(closes, position) else (position, True)
+
+
+def _next(text: str, position: int, closes: str) -> tuple[int, bool]:
+    """Step over what follows a member; return where to go on, and whether another one follows."""
+    position = skip_space(text, position)
+    if text.startswith(closes, position):
+        return position + 1, False
+    if not text.startswith(",", position):
+        raise ValueError("a comma was expected")
+    return skip_space(text, position + 1), True
+
+
+def _key(text: str, position: int) -> tuple[str, int]:
+    """Read a key and its colon; return it and where its value begins."""
+    if not text.startswith('"', position):
+        raise ValueError("a key in double quotes was expected")
+    key, position = json_value(text, position)
+    position = skip_space(text, position)
+    if not text.startswith(":", position):
+        raise ValueError("a colon was expected")
+    return cast("str", key), skip_space(text, position + 1)
+
+
+def _member(text: str, position: int) -> tuple[Member, int]:
+    try:
+        value, end = decode_at(text, position)
+    except (ValueError, RecursionError):
+        # JSON that no tool can be given, such as a key given twice: the tool's answer will say so.
+        value, end = json_value(text, position)
+        return Member(value, text[position:end], usable=False), end
+    return Member(value, text[position:end]), end
 
 
 _NUMBER = re.compile(r"-?\d{1,400}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,4})?")

@@ -7,10 +7,10 @@ the others are random.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.render.parse.grammar import Foreign, ToolIndex, WholeTurn
 from agentenv.render.parse.json_calls import arguments_call
@@ -37,10 +37,10 @@ def vllm_parser(name: str, tokenizer: ChatTokenizer) -> Foreign:
         parser = manager.get_tool_parser(name)
     except KeyError:
         known: list[str] = manager.list_registered()
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        message = f"vLLM has no tool parser {name!r}; {hint}one of: {', '.join(known)}"
-        raise UsageError(message) from None
+        raise UsageError(
+            f"vLLM has no tool parser {name!r}",
+            remedy=f"{did_you_mean(name, known)} one of: {', '.join(known)}".lstrip(),
+        ) from None
     fast = import_module("transformers").PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend, **tokenizer.special_tokens
     )

@@ -1,4 +1,4 @@
-"""One episode's talk with the model, as the episode loop sees it.
+"""One episode's conversation with the model, as the episode loop sees it.
 
 On tokens (`tokens`) or through an API that only speaks text (`text`); the loop knows
 neither.
@@ -6,13 +6,13 @@ neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from agentenv.core.messages import JsonValue, Message, ToolCall
 from agentenv.core.trajectory import Rewrite, TokenSequence
-from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.fit import Observation
 
@@ -52,14 +52,14 @@ class Conversation(Protocol):
         """Tokens left in the context; None without a limit."""
         ...
 
-    async def generate(
+    def generate(
         self, sampling: Sampling, *, turn: int, deadline_s: float | None
-    ) -> Completion | object:
-        """Ask the model; gives what `read` takes."""
+    ) -> Awaitable[Completion | ChatCompletion]:
+        """Return the engine's own awaitable, which gives what `read` takes."""
         ...
 
-    def read(self, raw: object, *, turn: int) -> Reply:
-        """Record a completion and read it."""
+    def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
+        """Record what this conversation's engine sampled, and read it."""
         ...
 
     def observe(self, reply: Reply, observation: Observation) -> Observation | None:

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
 
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, ToolResult
-from agentenv.runner.conversation.overflow import Keep, Measure, cut
+from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 
-__all__ = ["Observation", "fit_observation", "least", "max_tokens_left", "share"]
+__all__ = ["Keep", "Measure", "Observation", "cut", "fit_observation", "least", "max_tokens_left", "share"]
 
-_ROUNDS = 6
+Keep: TypeAlias = Literal["middle", "head", "tail"]
+"""What stays of a text that is too long: `middle` cuts out its middle, `head` and `tail` keep one end."""
+
+_FIT_ROUNDS = 6
 """Attempts at an exact fit: tokens may merge across the edge of a content, so sums are estimates."""
-_CHARS_PER_TOKEN = 16
-"""Contents longer than this for each token of room are cut before they are encoded."""
+_CUT_ROUNDS = 24
+"""Attempts at the longest cut of one text; each halves the interval or better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def fit_observation(
     texts = observation.texts
     limits = [least(result.max_tokens, max_output_tokens) for result in observation.results]
     ceiling = least(room, *limits)
-    if ceiling is None or sum(map(len, texts)) <= ceiling * _CHARS_PER_TOKEN:
+    if ceiling is None or sum(map(len, texts)) <= ceiling * MAX_CHARS_PER_TOKEN:
         # No content has more tokens than the whole: usually one encoding settles everything.
         ids = render(observation)
         if ceiling is None or len(ids) <= ceiling:
@@ -146,7 +150,9 @@ def fit_observation(
                 )
         return observation.with_texts(short)
 
-    sizes = [measure.count(text) if len(text) <= room * _CHARS_PER_TOKEN else len(text) for text in limited]
+    sizes = [
+        measure.count(text) if len(text) <= room * MAX_CHARS_PER_TOKEN else len(text) for text in limited
+    ]
     return _fit_context(shorten, sizes, render, room)
 
 
@@ -181,7 +187,7 @@ def _fit_context(
         ids = render(fitted)
         if len(ids) <= room:
             return fitted, ids
-    for _ in range(_ROUNDS):
+    for _ in range(_FIT_ROUNDS):
         fitted = shorten(share(sizes, budget), sizes)
         ids = render(fitted)
         if len(ids) <= room:
@@ -190,3 +196,49 @@ def _fit_context(
         if budget <= 0:
             break
     return blank, frame
+
+
+class Measure(Protocol):
+    """How many tokens a text has, and how to shorten it."""
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        ...
+
+    def trim(self, text: str, max_tokens: int) -> str:
+        """The text itself if it fits, else head and tail around a marker."""
+        ...
+
+
+def cut(text: str, max_tokens: int, measure: Measure, keep: Keep = "middle") -> str:
+    """Return the text if it has at most `max_tokens` tokens, else what is kept of it with a marker."""
+    if max_tokens < 1:
+        return ""
+    window = MAX_CHARS_PER_TOKEN * max_tokens
+    if len(text) <= window and measure.count(text) <= max_tokens:
+        return text
+    # Invariant: `fits` characters fit together with their marker, `over` characters do not.
+    fits, over = 0, min(len(text), window) + 1
+    if measure.count(_kept(text, 0, keep)) > max_tokens:
+        return measure.trim(text, max_tokens)
+    guess = over * 3 // 8
+    for _ in range(_CUT_ROUNDS):
+        if over - fits <= 1:
+            break
+        guess = min(max(guess, fits + 1), over - 1)
+        size = measure.count(_kept(text, guess, keep))
+        if size <= max_tokens:
+            fits = guess
+        else:
+            over = guess
+        step = (max_tokens - size) * max(guess, 1) // max(size, 1)
+        guess = guess + step if step else (fits + over) // 2
+    return _kept(text, fits, keep)
+
+
+def _kept(text: str, chars: int, keep: Keep) -> str:
+    """Return so many characters of the text, and a marker where the others stood."""
+    tail = {"head": 0, "middle": chars // 2, "tail": chars}[keep]
+    marker = f"... [{len(text) - chars} characters cut; to see them, ask for a smaller part] ..."
+    parts = (text[: chars - tail], marker, text[len(text) - tail :])
+    return "\n".join(part for part in parts if part)

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import cast
+from typing import Any, cast
 
+from agentenv.core.arguments import MAX_ARGUMENT_CHARS, ArgumentError, decode
 from agentenv.core.errors import EngineError
 from agentenv.core.limits import RunLimits
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolCallMessage
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolCallMessage, ToolErrorKind
 from agentenv.core.trajectory import Rewrite, TokenSequence
-from agentenv.engine.base import ChatCompletion, ChatEngine, Sampling
+from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
+from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import Observation, fit_observation, least
 from agentenv.runner.guard import at
 
 __all__ = ["ChatConversation"]
-
-CHARS_PER_TOKEN = 4
-"""Estimate used where an API counts tokens but gives no tokenizer."""
 
 
 class _Estimate:
@@ -75,19 +74,17 @@ class ChatConversation:
         """Tokens left, from the reported usage and an estimate of what came after it."""
         return None if self._max_context is None else self._max_context - self._used
 
-    async def generate(self, sampling: Sampling, *, turn: int, deadline_s: float | None) -> object:
+    def generate(
+        self, sampling: Sampling, *, turn: int, deadline_s: float | None
+    ) -> Awaitable[ChatCompletion]:
         """Ask the API for the next message."""
-        return await self._engine.chat(tuple(self._messages), self._tools, sampling, deadline_s=deadline_s)
+        return self._engine.chat(tuple(self._messages), self._tools, sampling, deadline_s=deadline_s)
 
-    def read(self, raw: object, *, turn: int) -> Reply:
+    def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
         """Record the API's message and read its calls."""
-        answer = cast("ChatCompletion", raw)
         self._turn = turn
         with at("engine"):
-            if answer.finish_reason not in {"stop", "length"}:
-                raise EngineError(
-                    f"turn {turn}: unknown finish reason {answer.finish_reason!r} of the engine"
-                )
+            answer = self._checked(sampled)
         with at("parser"):
             message = _distinct_ids(answer.message)
             calls = tuple(map(self._check, message.get("tool_calls") or ()))
@@ -98,6 +95,17 @@ class ChatConversation:
                 self.usage[name] = self.usage.get(name, 0.0) + value
         return Reply(message, calls, answer.finish_reason, answer.usage.completion_tokens)
 
+    def _checked(self, sampled: Completion | ChatCompletion) -> ChatCompletion:
+        if not isinstance(sampled, ChatCompletion):
+            raise EngineError(
+                f"turn {self._turn}: the engine gave {type(sampled).__name__}, no ChatCompletion"
+            )
+        if sampled.finish_reason not in {"stop", "length"}:
+            raise EngineError(
+                f"turn {self._turn}: unknown finish reason {sampled.finish_reason!r} of the engine"
+            )
+        return sampled
+
     def _check(self, raw: object) -> ToolCall:
         call = ToolCall.from_message(cast("ToolCallMessage", raw))
         if call.name not in self._names:
@@ -106,14 +114,14 @@ class ChatConversation:
                 call, status=CallStatus.UNKNOWN_TOOL, error=f"no tool named {call.name!r}; tools: {known}"
             )
         try:
-            arguments = json.loads(call.arguments or "{}")
-        except ValueError as error:
-            return replace(
-                call, status=CallStatus.INVALID_JSON, error=f"the arguments are not valid JSON: {error}"
-            )
-        if not isinstance(arguments, dict):
+            values: Any = decode(call.arguments or "{}")
+        except ArgumentError as error:
+            if error.kind is ToolErrorKind.INVALID_JSON:
+                return replace(call, status=CallStatus.INVALID_JSON, error=error.text)
+            return call  # JSON that no tool can be given: the tool's answer says what is wrong
+        if not isinstance(values, dict):
             return replace(call, status=CallStatus.BAD_ARGUMENTS, error="the arguments must be a JSON object")
-        return call
+        return replace(call, values=values) if len(call.arguments) <= MAX_ARGUMENT_CHARS else call
 
     def observe(self, reply: Reply, observation: Observation) -> Observation | None:
         """Record the observation, cut by the estimate."""

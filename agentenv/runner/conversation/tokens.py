@@ -7,24 +7,21 @@ new sequence begin.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
-from agentenv.engine.base import Completion, Engine, Sampling
+from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
+from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
 from agentenv.runner.conversation.fit import Observation, fit_observation, least
 from agentenv.runner.guard import at
 
 __all__ = ["TokenConversation"]
-
-_CHARS_PER_TOKEN = 4
-"""Estimate with which it is asked whether to condense."""
 
 
 class TokenConversation:
@@ -54,8 +51,7 @@ class TokenConversation:
         self._history: list[Message] = []
         self._turn = -1
         self._asked_version = 0
-        # Only engines whose logprobs may be of no use for training have this.
-        self.untrainable_reason = str(getattr(engine, "untrainable_reason", ""))
+        self.untrainable_reason = engine.untrainable_reason if isinstance(engine, MayBeUntrainable) else ""
         self.has_policy_tokens = False
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
@@ -70,11 +66,11 @@ class TokenConversation:
         """Tokens left in the context; None without a limit."""
         return None if self._max_context is None else self._max_context - len(self._builder)
 
-    async def generate(self, sampling: Sampling, *, turn: int, deadline_s: float | None) -> Completion:
+    def generate(self, sampling: Sampling, *, turn: int, deadline_s: float | None) -> Awaitable[Completion]:
         """Sample one completion of the whole context."""
         self._turn = turn
         self._asked_version = self._engine.weights_version
-        return await self._engine.generate(
+        return self._engine.generate(
             self._builder.token_ids,
             sampling,
             stop_token_ids=self._renderer.stop_token_ids,
@@ -82,24 +78,26 @@ class TokenConversation:
             deadline_s=deadline_s,
         )
 
-    def read(self, raw: object, *, turn: int) -> Reply:
+    def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
         """Append the sampled tokens as they are, and parse them."""
-        completion = cast("Completion", raw)
+        if not isinstance(sampled, Completion):
+            with at("engine"):
+                raise EngineError(f"turn {turn}: the engine gave {type(sampled).__name__}, no Completion")
         start = len(self._builder)
         # Read before it is recorded, so that every recorded completion has its turn.
         with at("parser"):
-            parsed = self._renderer.parse(completion.token_ids)
+            parsed = self._renderer.parse(sampled.token_ids)
         with at("engine"):
-            self._append(completion, turn)
+            self._append(sampled, turn)
         self._history.append(parsed.message)
         return Reply(
             parsed.message,
             parsed.tool_calls,
-            completion.finish_reason,
-            len(completion.token_ids),
+            sampled.finish_reason,
+            len(sampled.token_ids),
             start,
             len(self._closed),
-            completion.queue_s,
+            sampled.queue_s,
         )
 
     def _append(self, completion: Completion, turn: int) -> None:
@@ -207,7 +205,7 @@ class TokenConversation:
 
     def used_with(self, observation: Observation) -> tuple[int, int | None]:
         """Tokens in use with an observation: its texts are estimated, not encoded."""
-        return len(self._builder) + sum(map(len, observation.texts)) // _CHARS_PER_TOKEN, self._max_context
+        return len(self._builder) + sum(map(len, observation.texts)) // CHARS_PER_TOKEN, self._max_context
 
     def go_on_with(self, view: View) -> None:
         """Let the next observation follow a condensed view."""

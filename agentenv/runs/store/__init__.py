@@ -23,7 +23,11 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.runs.store.codec import decode_trajectory as decode_trajectory
+    from agentenv.runs.store.codec import dumps as dumps
     from agentenv.runs.store.codec import encode_trajectory as encode_trajectory
+    from agentenv.runs.store.index import EPISODES as EPISODES
+    from agentenv.runs.store.index import INDEX as INDEX
+    from agentenv.runs.store.index import index_line as index_line
     from agentenv.runs.store.reader import Run as Run
     from agentenv.runs.store.reader import find_run as find_run
     from agentenv.runs.store.reader import list_runs as list_runs
@@ -40,7 +44,8 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "codec": ["decode_trajectory", "encode_trajectory"],
+        "codec": ["decode_trajectory", "dumps", "encode_trajectory"],
+        "index": ["EPISODES", "INDEX", "index_line"],
         "reader": ["Run", "find_run", "list_runs"],
         "runinfo": ["RunInfo", "RunStatus", "SCHEMA_VERSION"],
         "summary": ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"],

@@ -87,7 +87,7 @@ def encode_trajectory(trajectory: Trajectory) -> _Json:
 def _encode_turn(turn: Turn) -> _Json:
     out = _lean(turn, skip=frozenset({"tool_calls", "tool_results"}))
     if turn.tool_calls:
-        out["tool_calls"] = [_lean(call) for call in turn.tool_calls]
+        out["tool_calls"] = [_lean(call, skip=frozenset({"values"})) for call in turn.tool_calls]
     if turn.tool_results:
         out["tool_results"] = [_lean(result) for result in turn.tool_results]
     return out

@@ -39,11 +39,14 @@ def lock(directory: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise StoreError(
-            f"cannot write the run directory {directory}: {error.strerror}; choose another with --runs-dir"
+            f"cannot write the run directory {directory}: {error.strerror}",
+            remedy="choose another with --runs-dir",
         ) from error
     if not _try_lock(handle):
         os.close(handle)
-        raise StoreError(f"run {directory.name} is being written by another process; wait for it or stop it")
+        raise StoreError(
+            f"run {directory.name} is being written by another process", remedy="wait for it or stop it"
+        )
     return handle
 
 

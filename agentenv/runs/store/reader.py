@@ -141,8 +141,8 @@ class Run:
             if text in names:
                 return summary
         raise StoreError(
-            f"run {self.id} has no episode {episode!r}; it has {len(self.summaries)}: name one by its place"
-            " from 0, or as task/member"
+            f"run {self.id} has no episode {episode!r}",
+            remedy=f"it has {len(self.summaries)}: name one by its place from 0, or as task/member",
         )
 
 
@@ -202,6 +202,6 @@ def find_run(name: str | Path, root: str | Path = "runs") -> Run:
         return matches[0]
     if matches:
         names = ", ".join(run.id for run in matches[:5])
-        raise StoreError(f"{text!r} means {len(matches)} runs: {names}; give more of the id")
+        raise StoreError(f"{text!r} means {len(matches)} runs: {names}", remedy="give more of the id")
     known = f"the newest is {runs[0].id}" if runs else f"there are no runs in {Path(root)}/"
-    raise StoreError(f"no run {text!r}; {known}")
+    raise StoreError(f"no run {text!r}", remedy=known)

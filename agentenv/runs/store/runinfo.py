@@ -87,13 +87,13 @@ class RunInfo:
         except FileNotFoundError:
             raise StoreError(f"{directory} is not a run directory: it has no run.json") from None
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path} cannot be read: {error}; {_BROKEN}") from error
+            raise StoreError(f"{path} cannot be read: {error}", remedy=_BROKEN) from error
         if not isinstance(data, dict) or "id" not in data:
-            raise StoreError(f"{path} is not the description of a run; {_BROKEN}")
+            raise StoreError(f"{path} is not the description of a run", remedy=_BROKEN)
         version = data.get("schema_version", 1)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise StoreError(
-                f"{path} has layout {version}, newer than {SCHEMA_VERSION}; install a newer agentenv"
+                f"{path} has layout {version}, newer than {SCHEMA_VERSION}", remedy="install a newer agentenv"
             )
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         known.setdefault("kind", "eval")
@@ -102,7 +102,7 @@ class RunInfo:
             known["status"] = RunStatus(known.get("status", "interrupted"))
             return cls(**known)
         except (TypeError, ValueError) as error:
-            raise StoreError(f"{path} is not the description of a run: {error}; {_BROKEN}") from error
+            raise StoreError(f"{path} is not the description of a run: {error}", remedy=_BROKEN) from error
 
 
 def _now() -> str:

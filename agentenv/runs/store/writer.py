@@ -251,7 +251,7 @@ class RunWriter:
 
     def _handle(self, name: str) -> int:
         if self._closed:
-            raise StoreError(f"run {self.id} is closed; resume it to go on writing")
+            raise StoreError(f"run {self.id} is closed", remedy="resume it to go on writing")
         if name not in self._files:
             path = self.path / name
             try:
@@ -273,8 +273,9 @@ class RunWriter:
         except OSError as error:
             os.ftruncate(handle, start)
             raise StoreError(
-                f"cannot write {self.path / name}: {error.strerror or error}; {len(self._summaries)} finished"
-                f" episodes are kept: free some space, then go on with --resume {self.id}"
+                f"cannot write {self.path / name}: {error.strerror or error}",
+                remedy=f"{len(self._summaries)} finished"
+                f" episodes are kept: free some space, then go on with --resume {self.id}",
             ) from error
         self._ends[name] = start + len(data)
 
@@ -310,12 +311,13 @@ def _new_directory(root: Path, name: str, *, exact: bool) -> Path:
         except FileExistsError as error:
             if exact or not directory.is_dir():
                 raise StoreError(
-                    f"{directory} exists already; name another, or go on with --resume"
+                    f"{directory} exists already", remedy="name another, or go on with --resume"
                 ) from error
             continue
         except OSError as error:
             raise StoreError(
-                f"cannot make the run directory {directory}: {error.strerror}; choose another with --runs-dir"
+                f"cannot make the run directory {directory}: {error.strerror}",
+                remedy="choose another with --runs-dir",
             ) from error
         return directory
-    raise StoreError(f"{root} has 1000 runs called {name}; clear it")
+    raise StoreError(f"{root} has 1000 runs called {name}", remedy="clear it")

@@ -127,7 +127,7 @@ def write_page(path: str | Path, page: str) -> Path:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"cannot write {target}: {error.strerror or error}; name another with --output"
+            f"cannot write {target}: {error.strerror or error}", remedy="name another with --output"
         ) from error
     return target
 

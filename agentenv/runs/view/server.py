@@ -164,7 +164,7 @@ def serve(paths: Sequence[Path], root: Path, *, port: int = 0, open_browser: boo
         server = LiveServer(paths, root, port=port)
     except OSError as error:
         raise StoreError(
-            f"cannot listen on port {port}: {error.strerror}; choose another with --port"
+            f"cannot listen on port {port}: {error.strerror}", remedy="choose another with --port"
         ) from error
     print(f"{server.url}  (Ctrl-C stops it)", flush=True)  # noqa: T201 - the address is the verb's output
     if open_browser:

@@ -23,7 +23,7 @@ from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Sandbox, Session
 from agentenv.sandbox.e2b.cloud import HOME, Cloud, RemoteWorkspace
-from agentenv.sandbox.request import Request, SandboxLimits
+from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["E2BSandbox", "E2BSession"]
 
@@ -73,7 +73,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
         """Start the first sandbox."""
         await self.here()
 
-    async def execute(self, request: Request) -> ExecResult:
+    async def execute(self, request: ExecRequest) -> ExecResult:
         """Run Python code in a new context, or a command; files stay until the sandbox is reset."""
         for path, data in request.files.items():
             await self.write_file(path, data)
@@ -119,7 +119,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
         self._sessions, self._written = [], set()
         if self.remote is not None:
             line = "find . -mindepth 1 -maxdepth 1 -exec rm -rf {} +"
-            emptied = await self.remote_command(Request(command=["/bin/sh", "-c", line], timeout_s=30.0))
+            emptied = await self.remote_command(ExecRequest(command=["/bin/sh", "-c", line], timeout_s=30.0))
             if not emptied.ok:
                 await self.lose()
 
@@ -136,7 +136,7 @@ class E2BSandbox(RemoteWorkspace, Sandbox):
             self.cloud.give_back(remote)
 
 
-def _source(request: Request) -> str:
+def _source(request: ExecRequest) -> str:
     """Return code that finds its input, and shows its last expression if asked."""
     code = request.code
     if request.echo:
@@ -172,7 +172,7 @@ class E2BSession(Session):
             box = await self._owner.here()
             self._context = await self._owner.guard(box.create_code_context(cwd=HOME))
 
-    async def execute(self, request: Request) -> ExecResult:
+    async def execute(self, request: ExecRequest) -> ExecResult:
         """Run Python code in the session's context, or a command in its directory."""
         if request.command is not None:
             return await self._owner.execute(request)

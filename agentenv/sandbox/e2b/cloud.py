@@ -16,8 +16,8 @@ from agentenv.core.errors import DependencyMissing, SandboxCrashed, SandboxUnava
 from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.local.output import Output
-from agentenv.sandbox.local.running import Verdict, settle
-from agentenv.sandbox.request import Request, SandboxLimits
+from agentenv.sandbox.local.running import ExecVerdict, settle
+from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["HOME", "Cloud", "Remote", "RemoteWorkspace"]
 
@@ -64,7 +64,7 @@ class Cloud:
             SandboxUnavailable: The service refuses or cannot be reached.
         """
         if self.closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         await self.room.acquire()
         try:
             while self._idle:
@@ -163,7 +163,7 @@ class RemoteWorkspace:
         box = await self.here()
         await self.guard(box.files.write(f"{HOME}/{clean}", content))
 
-    async def remote_code(self, context: Any, code: str, request: Request) -> tuple[ExecResult, bool]:
+    async def remote_code(self, context: Any, code: str, request: ExecRequest) -> tuple[ExecResult, bool]:
         """Run code in a context; return what came of it, and whether the context is still of use."""
         limits, timeout_s = (request.limits or self.limits).within(self.limits), request.timeout_s
         out, err = Output(limits.output_bytes), Output(limits.output_bytes)
@@ -204,7 +204,7 @@ class RemoteWorkspace:
         if not reason and error is None and word.encode() not in seen and not await self._answers(context):
             await self.lose()
             raise SandboxCrashed("e2b: the execution's stream broke off before its end")
-        verdict = Verdict(exit=_exit_code(error), reason=reason, duration_s=time.monotonic() - began)
+        verdict = ExecVerdict(exit=_exit_code(error), reason=reason, duration_s=time.monotonic() - began)
         if error is not None and verdict.exit:
             err.add((error.traceback or f"{error.name}: {error.value}").encode(errors="replace") + b"\n")
         result = settle(verdict, out, err, timeout_s, limits)
@@ -224,7 +224,7 @@ class RemoteWorkspace:
             return False
         return word in "".join(done.logs.stdout)
 
-    async def remote_command(self, request: Request) -> ExecResult:
+    async def remote_command(self, request: ExecRequest) -> ExecResult:
         """Run a command in the working directory."""
         assert request.command is not None
         limits, timeout_s, line = self.limits, request.timeout_s, shlex.join(request.command)
@@ -232,7 +232,7 @@ class RemoteWorkspace:
             await self.write_file(".stdin", request.stdin)
             line = f"({line}) < .stdin"
         out, err = Output(self.limits.output_bytes), Output(self.limits.output_bytes)
-        verdict, began = Verdict(exit=0), time.monotonic()
+        verdict, began = ExecVerdict(exit=0), time.monotonic()
         box = await self.here()
         try:
             await self.guard(
@@ -248,7 +248,7 @@ class RemoteWorkspace:
         except self.cloud.exit_error as error:
             verdict.exit = error.exit_code
         except self.cloud.errors.TimeoutException:
-            verdict = Verdict(reason="timeout")
+            verdict = ExecVerdict(reason="timeout")
         verdict.duration_s = time.monotonic() - began
         return replace(settle(verdict, out, err, timeout_s, limits), files=None)
 

@@ -288,7 +288,7 @@ async def serve_forever(*, protocol: str = "e2b", **options: Any) -> None:
         SandboxError: The sandbox cannot be had, or the port is taken.
     """
     if protocol != "e2b":
-        raise UsageError(f"unknown sandbox protocol {protocol!r}; there is: e2b")
+        raise UsageError(f"unknown sandbox protocol {protocol!r}", remedy="there is: e2b")
     try:
         async with serve(**options) as address:
             _log.warning("serving e2b's protocol at %s", address)

@@ -16,11 +16,11 @@ from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Sandbox
-from agentenv.sandbox.local.layout import Layout
+from agentenv.sandbox.local.layout import JailLayout
 from agentenv.sandbox.local.pool import Pool, Tier
 from agentenv.sandbox.local.running import Lost, pack, run
 from agentenv.sandbox.local.session import LocalSession
-from agentenv.sandbox.request import Request, SandboxLimits
+from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["FIXES", "TIERS", "LocalSandbox"]
 
@@ -64,14 +64,14 @@ class LocalSandbox(Sandbox):
         python: str | None = None,
     ) -> None:
         if tier is not None and tier not in TIERS:
-            raise UsageError(f"unknown sandbox tier {tier!r}; there are: {', '.join(TIERS)}")
+            raise UsageError(f"unknown sandbox tier {tier!r}", remedy=f"there are: {', '.join(TIERS)}")
         self.limits = limits or SandboxLimits()
         self._size = size
         self._tiers: tuple[Tier, ...] = (tier,) if tier else TIERS
         at_once = concurrency or len(os.sched_getaffinity(0))
         self._gate = asyncio.Semaphore(at_once)
         self._most = max(size, at_once)
-        self._layout = Layout.find(python, [*packages, *preload])
+        self._layout = JailLayout.find(python, [*packages, *preload])
         self._preload = tuple(preload)
         self._pool: Pool | None = None
         self._starting = asyncio.Lock()
@@ -100,7 +100,7 @@ class LocalSandbox(Sandbox):
 
     async def _started(self) -> Pool:
         if self._closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         async with self._starting:
             if self._pool is None:
                 self._pool = await self._first_that_works()
@@ -119,7 +119,7 @@ class LocalSandbox(Sandbox):
             )
             try:
                 await pool.start()
-                probe = Request(code="print(6 * 7)", timeout_s=30.0)
+                probe = ExecRequest(code="print(6 * 7)", timeout_s=30.0)
                 result = await run(await pool.take(), pack(probe.job()), probe.timeout_s, self.limits)
                 if result.stdout != "42\n":
                     raise SandboxCrashed(f"{tier}: the first execution failed: {result.text()}")
@@ -132,10 +132,10 @@ class LocalSandbox(Sandbox):
             else:
                 return pool
         raise SandboxUnavailable(
-            f"no isolation on this machine. {'; '.join(reasons)}. Fix one: {' | '.join(FIXES)}"
+            f"no isolation on this machine. {'; '.join(reasons)}", remedy=f"fix one: {' | '.join(FIXES)}"
         )
 
-    async def execute(self, request: Request) -> ExecResult:
+    async def execute(self, request: ExecRequest) -> ExecResult:
         """Run code or a command in a fresh process and a clean directory."""
         given = self._files | request.files
         payload = pack({**request.job(), "files": given})
@@ -169,7 +169,7 @@ class LocalSandbox(Sandbox):
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Put a file into the working directory of every later execution."""
         if self._closed:
-            raise UsageError("the sandbox is closed; make a new one with agentenv.sandbox.create()")
+            raise UsageError("the sandbox is closed", remedy="make a new one with agentenv.sandbox.create()")
         clean = checks.clean_path(path)
         self._files[clean] = checks.as_bytes(data, f"file {path!r}")
         self._left = {name: left for name, left in self._left.items() if name != clean}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentenv.core.errors import SandboxUnavailable, UsageError
 
-__all__ = ["JAIL_CODE", "Layout"]
+__all__ = ["JAIL_CODE", "JailLayout"]
 
 JAIL_CODE = Path(__file__).parent / "jail"
 _TAKEN = ("/tmp", "/work", "/dev", "/proc", "/jail", "/site", "/etc")  # noqa: S108 - names inside the jail
@@ -33,7 +33,7 @@ def _within(path: str, folders: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JailLayout:
     """Where the interpreter is, and what of the machine the code may read."""
 
     python: str
@@ -44,7 +44,7 @@ class Layout:
     """Name under the jail's site folder, and the file or folder on this machine."""
 
     @classmethod
-    def find(cls, python: str | None, packages: Sequence[str]) -> Layout:
+    def find(cls, python: str | None, packages: Sequence[str]) -> JailLayout:
         """Look at an interpreter, by default the one that runs us (without its virtual environment).
 
         Raises:
@@ -110,8 +110,8 @@ class Layout:
             for path in (self.python, self.stdlib):
                 if not _open_to_all(path):
                     raise SandboxUnavailable(
-                        f"as root, the code runs as nobody (uid {_NOBODY}), who cannot read {path}; "
-                        "pass python='/usr/bin/python3' or run as an ordinary user"
+                        f"as root, the code runs as nobody (uid {_NOBODY}), who cannot read {path}",
+                        remedy="pass python='/usr/bin/python3' or run as an ordinary user",
                     )
         hidden = self._hidden()
         tops = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", *_ETC]

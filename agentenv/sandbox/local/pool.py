@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 
 from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox.local.jail.launch import BOOT, FLAGS
-from agentenv.sandbox.local.layout import JAIL_CODE, Layout
+from agentenv.sandbox.local.layout import JAIL_CODE, JailLayout
 from agentenv.sandbox.request import SandboxLimits
 
 __all__ = ["MAX_MESSAGE_BYTES", "Pool", "Tier", "Worker"]
@@ -42,10 +42,9 @@ _MAX_RESTARTS = 3
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """An init in the jail, its parked child, and the host's ends of their channels.
+    """An init in the jail, its parked child, and the host's ends of their channels."""
 
-    Invariant: `out` and `err` are those of the child that waits for a job; -1 while one runs.
-    """
+    # Invariant: `out` and `err` are those of the child that waits for a job; -1 while one runs.
 
     job: socket.socket
     status: socket.socket
@@ -87,6 +86,10 @@ class Pool:
         most: Workers kept when there was a need for more than `size`.
     """
 
+    # Invariant: `_ready` and `_kept` are parts of `_workers`; a worker in neither is busy, or has not parked
+    # its first child yet.
+    # Invariant: `_asked` counts the workers asked for that the zygote has not answered for, well or badly.
+
     def __init__(
         self,
         *,
@@ -94,7 +97,7 @@ class Pool:
         most: int,
         limits: SandboxLimits,
         tier: Tier,
-        layout: Layout,
+        layout: JailLayout,
         preload: Sequence[str],
     ) -> None:
         self.size = size
@@ -124,11 +127,14 @@ class Pool:
         """
         loop = asyncio.get_running_loop()
         if self._loop is not None and loop is not self._loop:
-            raise UsageError("a sandbox belongs to the event loop that started it; make one for each loop")
+            raise UsageError(
+                "a sandbox belongs to the event loop that started it", remedy="make one for each loop"
+            )
         self._loop = loop
         async with self._starting:
             if self._control is not None or self.closed:
                 return
+            # A thread cannot be cancelled: whoever is cancelled here waits for it, so that no zygote is left.
             launch = asyncio.ensure_future(asyncio.to_thread(self._launch))
             try:
                 await asyncio.shield(launch)
@@ -143,6 +149,7 @@ class Pool:
 
     def _launch(self) -> None:
         """Start the zygote and wait until it is ready; blocks for some 50 ms."""
+        # SEQPACKET keeps the bounds of messages, and says when the other end has gone.
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with far:
@@ -197,7 +204,7 @@ class Pool:
                 self._control.send(b"s")
                 self._asked += 1
         except BlockingIOError:
-            return
+            return  # so many are asked for that more would not come sooner
         except OSError:
             self._lost()
 
@@ -217,6 +224,7 @@ class Pool:
             if message == b"w" and len(fds) == 3:
                 self._welcome(fds)
             else:
+                # Most likely out of processes or memory for the moment: asking at once would spin.
                 _log.warning("sandbox: no worker: %s", message.decode(errors="replace"))
                 assert self._loop is not None
                 self._loop.call_later(_BREATH_S, self._replenish)
@@ -266,6 +274,7 @@ class Pool:
             self._loop.call_later(in_s, self._replenish)
 
     def _replenish(self) -> None:
+        # Kept workers belong to sessions and do not come back, so they are replaced.
         missing = self.size - (len(self._workers) - len(self._kept))
         self._ask(max(missing, len(self._waiting)) - self._asked)
 
@@ -306,7 +315,7 @@ class Pool:
         """
         while True:
             if self.closed:
-                raise UsageError("the sandbox is closed; make a new one")
+                raise UsageError("the sandbox is closed", remedy="make a new one")
             if self._control is None:
                 self._restarts += 1
                 if self._restarts > _MAX_RESTARTS:
@@ -325,6 +334,7 @@ class Pool:
             try:
                 await waiter
             except asyncio.CancelledError:
+                # Woken and cancelled at once: the worker that it was woken for is the next one's.
                 if waiter.done() and not waiter.cancelled():
                     self._wake()
                 raise
@@ -336,6 +346,7 @@ class Pool:
                 self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
+        # First out of the books and then told: a listener may ask for another worker at once.
         lost = list(self._workers)
         for worker in lost:
             self._leave(worker)

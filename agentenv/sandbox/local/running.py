@@ -16,7 +16,7 @@ from agentenv.sandbox.local.output import Output
 from agentenv.sandbox.local.pool import Worker
 from agentenv.sandbox.request import SandboxLimits
 
-__all__ = ["Lost", "Verdict", "drain", "pack", "run", "send", "settle"]
+__all__ = ["ExecVerdict", "Lost", "drain", "pack", "run", "send", "settle"]
 
 _PATIENCE_S = 0.005
 """Output is read at the end, or from here on: most executions are over before, and wake us once."""
@@ -31,8 +31,8 @@ class Lost(Exception):
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What the init said."""
+class ExecVerdict:
+    """How an execution ended, as the jail's first process saw it."""
 
     exit: int = -9
     reason: str = ""
@@ -43,7 +43,7 @@ class Verdict:
     files_complete: bool = True
 
     @classmethod
-    def parse(cls, data: bytes, memory: int = -1) -> Verdict:
+    def parse(cls, data: bytes, memory: int = -1) -> ExecVerdict:
         """Read a verdict, and the files behind it or in a memory file.
 
         Raises:
@@ -120,7 +120,7 @@ class _Run:
         self.limits = limits
         self.out, self.err = Output(limits.output_bytes), Output(limits.output_bytes)
         self.outputs = dict(zip(worker.take_pipes(), (self.out, self.err), strict=True))
-        self.verdict: Verdict | None = None
+        self.verdict: ExecVerdict | None = None
         self.reason = ""
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
@@ -159,7 +159,7 @@ class _Run:
     def ended(self, message: bytes, memory: list[int]) -> None:
         """Take the verdict. Nothing writes to the pipes any more, unless the init was killed."""
         try:
-            self.verdict = Verdict.parse(message, *memory)
+            self.verdict = ExecVerdict.parse(message, *memory)
         except Lost:
             pass
         except SandboxCrashed as error:
@@ -204,12 +204,14 @@ async def run(worker: Worker, payload: bytes, timeout_s: float, limits: SandboxL
     if verdict is None:
         if not self.reason:
             raise Lost
-        verdict = Verdict(duration_s=self.loop.time() - began)
+        verdict = ExecVerdict(duration_s=self.loop.time() - began)
     verdict.reason = self.reason or verdict.reason
     return settle(verdict, self.out, self.err, timeout_s, limits)
 
 
-def settle(verdict: Verdict, out: Output, err: Output, timeout_s: float, limits: SandboxLimits) -> ExecResult:
+def settle(
+    verdict: ExecVerdict, out: Output, err: Output, timeout_s: float, limits: SandboxLimits
+) -> ExecResult:
     """Put a verdict and the output into words."""
     stderr = err.text()
     status, note = _status(verdict, stderr, timeout_s, limits)
@@ -233,7 +235,9 @@ def settle(verdict: Verdict, out: Output, err: Output, timeout_s: float, limits:
     return result
 
 
-def _status(verdict: Verdict, stderr: str, timeout_s: float, limits: SandboxLimits) -> tuple[ExecStatus, str]:
+def _status(
+    verdict: ExecVerdict, stderr: str, timeout_s: float, limits: SandboxLimits
+) -> tuple[ExecStatus, str]:
     notes: dict[str, tuple[ExecStatus, str]] = {
         "timeout": ("timeout", f"time limit of {timeout_s:g} s reached"),
         "memory": ("memory", f"memory limit of {limits.memory_bytes >> 20} MiB reached"),

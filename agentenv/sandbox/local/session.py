@@ -16,8 +16,8 @@ from agentenv.sandbox import checks
 from agentenv.sandbox.base import Session
 from agentenv.sandbox.local.output import Output
 from agentenv.sandbox.local.pool import Pool, Worker
-from agentenv.sandbox.local.running import Lost, Verdict, drain, pack, send, settle
-from agentenv.sandbox.request import Request, SandboxLimits
+from agentenv.sandbox.local.running import ExecVerdict, Lost, drain, pack, send, settle
+from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
 __all__ = ["LocalSession"]
 
@@ -63,7 +63,7 @@ class LocalSession(Session):
     async def start(self) -> None:
         """Start the process."""
         if self.closed:
-            raise UsageError("the session is closed; open a new one")
+            raise UsageError("the session is closed", remedy="open a new one")
         async with self._starting:
             if self._worker is None and not self._why:
                 self._pool = await self._find_pool()
@@ -75,16 +75,18 @@ class LocalSession(Session):
                 if result.status != "ok":
                     raise SandboxCrashed(f"a session could not be started: {result.note} {result.stderr}")
 
-    async def execute(self, request: Request) -> ExecResult:
+    async def execute(self, request: ExecRequest) -> ExecResult:
         """Run Python code in the session's process, or a command beside it; names and files stay.
 
         A command that runs out of time ends alone; the session goes on.
         """
         if request.limits is not None:
-            raise UsageError("what runs in a session has the session's limits; leave them out")
+            raise UsageError("what runs in a session has the session's limits", remedy="leave them out")
         is_code = request.command is None
         if is_code and (request.env or request.stdin is not None):
-            raise UsageError("a session's code has the session's environment and input; leave them out")
+            raise UsageError(
+                "a session's code has the session's environment and input", remedy="leave them out"
+            )
         job = {**request.job(), "files": {}}
         files = request.files
         if (size := sum(map(len, files.values())) + len(pack(job))) > checks.MAX_JOB_BYTES:
@@ -165,7 +167,7 @@ class LocalSession(Session):
         reply = step.reply
         ended = bool(step.reason) or not reply
         reason = step.reason or ("" if reply else "lost")
-        verdict = Verdict(
+        verdict = ExecVerdict(
             exit=_whole(reply.get("exit", 0)) if reply else -9,
             reason=reason if ended else str(reply.get("reason", "")),
             duration_s=float(_number(reply.get("duration_s"), step.elapsed())),
@@ -187,7 +189,7 @@ class LocalSession(Session):
         for fd in memory:
             os.close(fd)
         try:
-            verdict = Verdict.parse(message.partition(b"\n")[0] + b"\n")
+            verdict = ExecVerdict.parse(message.partition(b"\n")[0] + b"\n")
         except (Lost, SandboxCrashed):
             verdict = None
         if self._current is not None:
@@ -233,7 +235,7 @@ class _Step:
         self.number = number
         self.out, self.err = Output(limits.output_bytes), Output(limits.output_bytes)
         self.outputs = dict(zip(pipes, (self.out, self.err), strict=True))
-        self.verdict: Verdict | None = None
+        self.verdict: ExecVerdict | None = None
         self.reply: dict[str, object] = {}
         self.reason = ""
         self.fd = -1
@@ -283,7 +285,7 @@ class _Step:
         elif fds:
             os.close(fds[0])
 
-    def end(self, verdict: Verdict | None) -> None:
+    def end(self, verdict: ExecVerdict | None) -> None:
         """Stop waiting for a reply: the process is gone."""
         self.verdict = self.verdict or verdict
         self.stop()

@@ -8,6 +8,7 @@ import re
 import warnings
 
 from agentenv.core.context import Context
+from agentenv.core.episode_env import Action
 from agentenv.core.errors import EnvironmentMisuse, ToolDefinitionError, UsageError
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
@@ -96,7 +97,7 @@ async def check_ends(subject: Subject) -> str:
         if outcomes[0] != outcomes[1]:
             raise Problem("ending an episode twice gives two different rewards")
         try:
-            await env.advance({"role": "assistant", "content": "?"})
+            await env.advance(Action.of("?"))
         except EnvironmentMisuse:
             pass
         else:

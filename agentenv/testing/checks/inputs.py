@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.core.context import Context
+from agentenv.core.episode_env import Action
 from agentenv.core.messages import ToolErrorKind, text_of
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of
 from agentenv.testing.fuzz import random_call
@@ -33,7 +34,9 @@ async def check_fuzz(subject: Subject) -> str:
             said = _WORD.findall(" ".join(map(text_of, first.messages)))
             for _ in range(10):
                 call: Any = random_call(schemas, rng, made, said)
-                result = await env.advance({"role": "assistant", "content": None, "tool_calls": [call]})
+                result = await env.advance(
+                    Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
+                )
                 made += 1
                 for answer in result.tool_results:
                     said += _WORD.findall(answer.text[:2000])
@@ -64,7 +67,9 @@ async def check_overflow(subject: Subject) -> str:
                 "type": "function",
                 "function": {"name": function_of(schema)["name"], "arguments": arguments},
             }
-            result = await env.advance({"role": "assistant", "content": None, "tool_calls": [call]})
+            result = await env.advance(
+                Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
+            )
             for answer in result.tool_results:
                 longest = max(longest, len(answer.text))
                 if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
@@ -72,7 +77,7 @@ async def check_overflow(subject: Subject) -> str:
             if result.terminated or result.truncated:
                 break
         else:
-            result = await env.advance({"role": "assistant", "content": big})
+            result = await env.advance(Action.of(big))
         await env.end("max_turns")
     finally:
         await env.shutdown()

@@ -68,18 +68,13 @@ async def check_parallel(subject: Subject) -> str:
 
 async def check_runner(subject: Subject) -> str:
     """The runner plays it with a model that knows nothing, and every token is accounted for."""
-    from agentenv.core.limits import RunLimits
     from agentenv.engine.factory import load_engine
     from agentenv.render.renderer import Renderer
     from agentenv.runner.runner import Runner
 
     loaded = load_engine("mock")
     assert loaded.tokenizer is not None
-    runner = Runner(
-        loaded.engine,
-        Renderer(loaded.tokenizer),
-        RunLimits(max_turns=4, max_tokens_per_turn=64, max_context_tokens=65_536),
-    )
+    runner = Runner(loaded.engine, Renderer(loaded.tokenizer), subject.limits, options=subject.runner)
     stops: dict[str, int] = {}
     tokens = 0
     async with aclosing(runner.run_groups(subject.entry, subject.some_tasks()[:4], 2)) as groups:

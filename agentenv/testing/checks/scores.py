@@ -13,7 +13,7 @@ from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.tool_env import ToolEnv
 from agentenv.testing.checks.subject import Problem, Skipped, Subject, random_policy
-from agentenv.testing.episodes import Policy, oracle_of
+from agentenv.testing.episodes import MessagePolicy, oracle_of
 
 __all__ = ["check_leak", "check_oracle", "check_trivial"]
 
@@ -94,7 +94,7 @@ def _hidden_fields(env: Env) -> set[str]:
     return set(_ANSWER_FIELDS) | (wanted_by(env.reward).names - wanted.names)
 
 
-async def _trivial_policies(subject: Subject, tasks: Sequence[Task]) -> dict[str, Policy]:
+async def _trivial_policies(subject: Subject, tasks: Sequence[Task]) -> dict[str, MessagePolicy]:
     oracle, constant = oracle_of(subject.entry), "42"
     if oracle is not None:
         said = [
@@ -103,7 +103,7 @@ async def _trivial_policies(subject: Subject, tasks: Sequence[Task]) -> dict[str
             if message["role"] == "assistant"
         ]
         constant = next((text_of(one) for one in reversed(said) if text_of(one)), constant)
-    policies: dict[str, Policy] = {
+    policies: dict[str, MessagePolicy] = {
         "empty": lambda messages, task, rng: "",
         "constant": lambda messages, task, rng: constant,
         "echo": lambda messages, task, rng: next(

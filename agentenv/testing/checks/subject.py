@@ -8,15 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.errors import AgentEnvError
+from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
-from agentenv.testing.episodes import Played, Policy, oracle_of, play
+from agentenv.runner.options import RunnerOptions
+from agentenv.testing.episodes import MessagePolicy, Played, oracle_of, play
 from agentenv.testing.fuzz import random_call
 
-__all__ = ["Problem", "Skipped", "Subject", "function_of", "random_policy"]
+__all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy"]
+
+
+CHECK_LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context_tokens": 65_536}
+"""Limits of the episodes that the runner plays, where the caller sets none."""
 
 
 class Problem(Exception):
@@ -36,6 +42,9 @@ class Subject:
     fuzz_calls: int
     seed: int
     trivial_limit: float
+    runner: RunnerOptions
+    limits: RunLimits
+    """Both are of the episodes that the runner plays."""
     plays: list[Played] = field(default_factory=list[Played])
 
     def some_tasks(self) -> list[Task]:
@@ -49,7 +58,7 @@ class Subject:
         """Return the seed of a task's episode."""
         return derive_seed(self.seed, task.id)
 
-    async def play(self, policy: Policy, task: Task) -> Played:
+    async def play(self, policy: MessagePolicy, task: Task) -> Played:
         """Play a task; an exception says which task it was."""
         try:
             played = await play(self.entry, policy, task, seed=self.seed_of(task))
@@ -61,7 +70,7 @@ class Subject:
         self.plays.append(played)
         return played
 
-    def policy(self) -> Policy:
+    def policy(self) -> MessagePolicy:
         """Return the oracle, or a policy that calls tools at random and then speaks."""
         return oracle_of(self.entry) or random_policy(self.entry.make())
 
@@ -71,7 +80,7 @@ def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     return schema["function"]
 
 
-def random_policy(env: Env) -> Policy:
+def random_policy(env: Env) -> MessagePolicy:
     """Call tools at random for three turns, then speak."""
 
     def policy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, cast
 
 import typing_extensions
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -39,8 +39,8 @@ def check_name(name: str) -> str:
         return name
     better = re.sub(r"[^a-zA-Z0-9_-]+", "_", name).strip("_")[:64] or "my_tool"
     raise ToolDefinitionError(
-        f"tool name {name!r} is refused by providers: 1 to 64 of the characters a-z A-Z 0-9 _ - are allowed; "
-        f"pass name={better!r}"
+        f"tool name {name!r} is refused by providers: 1 to 64 of the characters a-z A-Z 0-9 _ - are allowed",
+        remedy=f"pass name={better!r}",
     )
 
 
@@ -89,6 +89,7 @@ class ArgumentsModel:
         self._signature = signature
         self._rest = next((p for p in signature.visible if p.kind == "kwargs"), None)
         self._model = _build(signature, _base(signature), names or {})
+        self._reads_alike = _reads_alike(cast("Any", self._model.__pydantic_core_schema__))
         self._fields = {parameter.name: f"p{index}" for index, parameter in enumerate(signature.visible)}
         self.names = tuple(field.alias or "" for field in self._model.model_fields.values())
         """Names of the arguments as the model writes them."""
@@ -106,13 +107,23 @@ class ArgumentsModel:
             }
         return tidy(schema)
 
-    def validate_json(self, text: str) -> BaseModel:
-        """Validate JSON text. Raises pydantic's `ValidationError`."""
-        return self._model.model_validate_json(text)
+    def validate(self, values: Mapping[str, object], text: str) -> BaseModel:
+        """Validate arguments as JSON, given as values and as the text that they were read from.
 
-    def validate(self, arguments: Mapping[str, object]) -> BaseModel:
-        """Validate Python values. Raises pydantic's `ValidationError`."""
-        return self._model.model_validate(arguments)
+        Where pydantic takes the same values from Python as from JSON, it gets those that were read, and the
+        text is not read again. Other types (dates, sets, unions, strict models) read JSON more freely than
+        Python values, and what is wrong is told in the words for JSON: there pydantic reads the text.
+
+        Raises:
+            ValidationError: of pydantic.
+        """
+        if self._reads_alike or not text:
+            try:
+                return self._model.model_validate(values)
+            except ValidationError:
+                if not text:
+                    raise
+        return self._model.model_validate_json(text)
 
     def bind(self, values: BaseModel, injected: object) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments of the call."""
@@ -234,6 +245,38 @@ class _Closed(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
+
+
+_SAME_FROM_JSON = frozenset({"any", "bool", "definition-ref", "float", "int", "none", "str"})
+"""Types of pydantic that make the same of a JSON value and of the Python value read from it; what a
+reference means is looked at where it is defined."""
+_PARTS = {
+    "default": ("schema",),
+    "dict": ("keys_schema", "values_schema"),
+    "list": ("items_schema",),
+    "model": ("schema",),
+    "model-field": ("schema",),
+    "nullable": ("schema",),
+}
+"""Types that do so if their parts do, and where the parts stand."""
+
+
+def _reads_alike(schema: Mapping[str, Any]) -> bool:
+    """Say whether pydantic takes the same from Python values as from the JSON that they were read from."""
+    kind = schema["type"]
+    if schema.get("strict") or schema.get("config", {}).get("strict"):
+        return False
+    if kind == "literal":
+        return all(type(value) is str for value in schema["expected"])
+    if kind == "definitions":
+        return all(map(_reads_alike, [*schema["definitions"], schema["schema"]]))
+    if kind == "model-fields":
+        extras = schema.get("extras_schema")
+        parts = [*schema["fields"].values(), *([] if extras is None else [extras])]
+        return all(map(_reads_alike, parts))
+    if kind in _PARTS:
+        return all(_reads_alike(schema[part]) for part in _PARTS[kind] if part in schema)
+    return kind in _SAME_FROM_JSON
 
 
 class _Generator(GenerateJsonSchema):

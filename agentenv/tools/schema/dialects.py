@@ -56,11 +56,14 @@ def in_dialect(parameters: Mapping[str, Any], dialect: Dialect, tool: str) -> Sc
     if dialect == "inline":
         return _ordered(_inline(schema, schema.pop("$defs", {}), ()))
     if dialect != "strict":
-        raise ToolDefinitionError(f"unknown schema dialect {dialect!r}; use 'openai', 'strict' or 'inline'")
+        raise ToolDefinitionError(
+            f"unknown schema dialect {dialect!r}", remedy="use 'openai', 'strict' or 'inline'"
+        )
     if schema_depth(schema) > STRICT_MAX_DEPTH:
         raise ToolDefinitionError(
             f"tool {tool}: its arguments nest {schema_depth(schema)} levels deep, strict mode takes "
-            f"{STRICT_MAX_DEPTH}; flatten them, or use the dialect 'openai'"
+            f"{STRICT_MAX_DEPTH}",
+            remedy="flatten them, or use the dialect 'openai'",
         )
     return _Strict(schema, tool).result()
 
@@ -204,7 +207,8 @@ class _Strict:
     def _refuse(self, reason: str) -> ToolDefinitionError:
         where = f"parameter {self._parameter!r} " if self._parameter else ""
         return ToolDefinitionError(
-            f"tool {self._tool}: {where}{reason}, which strict mode cannot express; use the dialect 'openai'"
+            f"tool {self._tool}: {where}{reason}, which strict mode cannot express",
+            remedy="use the dialect 'openai'",
         )
 
     def _property(self, node: Schema, required: bool) -> Schema:

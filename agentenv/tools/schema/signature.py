@@ -28,7 +28,7 @@ from agentenv.tools.schema.docstrings import FunctionDoc, ParameterDoc, read_doc
 __all__ = ["ABSENT", "Parameter", "Signature", "UnresolvedAnnotation", "read_signature"]
 
 _NO_DOC = ParameterDoc()
-Kind = Literal["positional", "keyword", "args", "kwargs"]
+ParameterKind = Literal["positional", "keyword", "args", "kwargs"]
 EMPTY = inspect.Parameter.empty
 
 
@@ -56,7 +56,7 @@ class Parameter:
     name: str
     annotation: object
     """The resolved type, `Annotated` metadata included."""
-    kind: Kind
+    kind: ParameterKind
     """How the function takes it; `args` and `kwargs` are the starred ones."""
     default: object = EMPTY
     """`inspect.Parameter.empty` when required, `ABSENT` when it may be left out of the call."""
@@ -104,13 +104,15 @@ def read_signature(
     inner = _innermost(function)
     label = getattr(function, "__name__", None) or getattr(inner, "__name__", type(function).__name__)
     if not callable(function):
-        raise ToolDefinitionError(f"{function!r} cannot be called; a tool is made from a function")
+        raise ToolDefinitionError(f"{function!r} cannot be called", remedy="a tool is made from a function")
     if inspect.isclass(function):
         raise ToolDefinitionError(
-            f"{label} is a class; make the tool from a function or from a method of an object"
+            f"{label} is a class", remedy="make the tool from a function or from a method of an object"
         )
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise ToolDefinitionError(f"{label} is a generator; a tool returns one value (return a list instead)")
+        raise ToolDefinitionError(
+            f"{label} is a generator", remedy="a tool returns one value (return a list instead)"
+        )
     try:
         raw = inspect.signature(function)
     except NameError as error:
@@ -136,12 +138,12 @@ def _parameters(
     description = doc.parameters.get(entry.name, ParameterDoc())
     if entry.annotation is EMPTY:
         raise ToolDefinitionError(
-            f"tool {resolve.label}: parameter {entry.name!r} has no annotation; "
-            f"write its type, for example {entry.name}: str (Any takes every JSON value)"
+            f"tool {resolve.label}: parameter {entry.name!r} has no annotation",
+            remedy=f"write its type, for example {entry.name}: str (Any takes every JSON value)",
         )
     annotation = resolve(entry.name, entry.annotation)
     if _is_injected(annotation, injected):
-        kind: Kind = "keyword" if entry.kind is entry.KEYWORD_ONLY else "positional"
+        kind: ParameterKind = "keyword" if entry.kind is entry.KEYWORD_ONLY else "positional"
         return [Parameter(entry.name, annotation, kind, injected=True)]
     if entry.kind is entry.VAR_POSITIONAL:
         return [Parameter(entry.name, annotation, "args", ABSENT, description)]
@@ -203,8 +205,8 @@ class _Resolver:
             hints = typing_extensions.get_type_hints(holder, self._globals, self._locals, include_extras=True)
         except NameError as error:
             raise UnresolvedAnnotation(
-                f"tool {self.label}: parameter {name!r} is annotated {annotation!r}, but {error}; "
-                "import the name at run time (not under TYPE_CHECKING) or define it before the tool"
+                f"tool {self.label}: parameter {name!r} is annotated {annotation!r}, but {error}",
+                remedy="import the name at run time (not under TYPE_CHECKING) or define it before the tool",
             ) from error
         except Exception as error:  # an annotation is any expression and can fail in any way
             raise ToolDefinitionError(

@@ -1,4 +1,4 @@
-"""The loop around the trainer: play, step, sync, evaluate, save."""
+"""The loop around the trainer: play, bring weights to the engine, evaluate, save."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.train.loop.checkpoint import last_checkpoint as last_checkpoint
     from agentenv.train.loop.checkpoint import load_checkpoint as load_checkpoint
     from agentenv.train.loop.checkpoint import save_checkpoint as save_checkpoint
+    from agentenv.train.loop.checkpoint import save_tokenizer as save_tokenizer
+    from agentenv.train.loop.mixture import Mixture as Mixture
+    from agentenv.train.loop.rollouts import EpisodeBatch as EpisodeBatch
     from agentenv.train.loop.rollouts import Rollouts as Rollouts
     from agentenv.train.loop.sft import DemonstrationPolicy as DemonstrationPolicy
     from agentenv.train.loop.sft import demonstrate as demonstrate
@@ -16,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "checkpoint": ["load_checkpoint", "save_checkpoint"],
-        "rollouts": ["Rollouts"],
+        "checkpoint": ["last_checkpoint", "load_checkpoint", "save_checkpoint", "save_tokenizer"],
+        "mixture": ["Mixture"],
+        "rollouts": ["EpisodeBatch", "Rollouts"],
         "sft": ["DemonstrationPolicy", "demonstrate"],
     },
 )

@@ -14,15 +14,15 @@ from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.train.learner import Learner
 from agentenv.train.watch.metrics import JsonLines
 from agentenv.train.watch.notify import Notice, Notifier, through_apprise
+from agentenv.train.watch.toptokens import TokenKL
 from agentenv.train.watch.track import Trackers
 from agentenv.train.watch.warn import early_warnings
-
-if TYPE_CHECKING:
-    from agentenv.train.trainer import GRPOTrainer
 
 __all__ = ["Journal"]
 
@@ -37,11 +37,11 @@ class Journal:
         UsageError: A tracker is unknown.
     """
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
-        self._trainer = trainer
-        config = trainer.config
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        config = learner.config
         self._directory = Path(config.output_dir)
-        self._writes = trainer.world.rank == 0
+        self._writes = learner.world.rank == 0
         self._launch = _launch()
         self._notifier: Notifier | None = None
         if config.notify:
@@ -56,26 +56,29 @@ class Journal:
         self._tokens = JsonLines(self._directory / "kl_tokens.jsonl")
         self._trackers = Trackers(names, directory=self._directory, config=shown)
         if self._writes:
-            self._file.forget_after(trainer.steps_done)
-            self._tokens.forget_after(trainer.steps_done)
+            self._file.forget_after(learner.steps_done)
+            self._tokens.forget_after(learner.steps_done)
 
-    def write(self, history: Sequence[dict[str, float]]) -> None:
-        """Write the last step, and in words what is wrong with it."""
+    def write(
+        self, history: Sequence[dict[str, float]], tokens: Sequence[TokenKL], tokenizer: ChatTokenizer
+    ) -> None:
+        """Write the last step, and in words what is wrong with it.
+
+        Args:
+            history: metrics of the steps so far, the last one included.
+            tokens: those of the last step with the highest KL.
+            tokenizer: gives their text.
+        """
         if not self._writes:
             return
-        step = self._trainer.steps_done
+        step = self._learner.steps_done
         finite = {name: value if isfinite(value) else None for name, value in history[-1].items()}
         self._file.write(step, finite)
         self._trackers.log(step, history[-1])
         for warning in early_warnings(history):
             log.warning("step %d: %s", step, warning)
-        if self._trainer.top_tokens:
-            tokens = [one.record(self._text) for one in self._trainer.top_tokens]
-            self._tokens.write(step, {"tokens": tokens})
-
-    def _text(self, ids: Sequence[int]) -> str:
-        tokenizer = self._trainer.tokenizer
-        return "" if tokenizer is None else tokenizer.decode(ids)
+        if tokens:
+            self._tokens.write(step, {"tokens": [one.record(tokenizer.decode) for one in tokens]})
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +88,7 @@ class Journal:
     ) -> None:
         try:
             if isinstance(error, Exception) and self._notifier is not None:
-                where = f"training run {self._directory.name} after {self._trainer.steps_done} steps"
+                where = f"training run {self._directory.name} after {self._learner.steps_done} steps"
                 self._notifier.tell(Notice.of(where, error), once_for=self._launch)
                 self._notifier.wait()
         finally:

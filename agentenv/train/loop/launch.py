@@ -15,11 +15,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from agentenv.core.errors import AgentEnvError
 from agentenv.train.world import World, own_device
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "LaunchFailed"]
 
 T = TypeVar("T")
+
+
+class LaunchFailed(AgentEnvError):
+    """Another process of this launch failed, and says itself of what."""
 
 
 class Launch:

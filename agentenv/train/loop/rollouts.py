@@ -1,165 +1,229 @@
-"""What the loop trains on: tasks dealt from each environment's set, played in groups.
-
-Tasks are dealt from a shuffled round of each environment's set, so that each is met once before any
-is met again. Where the dealing stands is a cursor for each environment, which travels with the batch:
-only a batch that was trained moves the trainer's own cursors, so a resumed run deals the rest again.
-"""
+"""What a training plays: batches of groups, the held-out tasks, and the check of first prompts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import ceil, isfinite
-from random import Random
-from typing import TYPE_CHECKING, Any
+from math import ceil
+from types import TracebackType
+from typing import Any, Self
 
 from agentenv.core.errors import UsageError
-from agentenv.core.seeds import derive_seed
+from agentenv.core.limits import RunLimits
 from agentenv.core.task import Task
-from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.engine.base import Sampling
-from agentenv.envs.registry import EnvSpec
-from agentenv.envs.registry import spec as find_spec
-from agentenv.envs.tasks import TaskSet
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.engine.base import Connected, Engine, Sampling
+from agentenv.envs.spec import EnvSpec
+from agentenv.render.renderer import Renderer
+from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
+from agentenv.train.learner import Learner
+from agentenv.train.loop.mixture import Mixture
 from agentenv.train.loop.prompts import too_long
-from agentenv.train.loop.sync import follow_trainer, sampling_engine
+from agentenv.train.loop.sync import WeightSync
+from agentenv.train.model.adapters import adapter_of
 
-if TYPE_CHECKING:
-    from agentenv.train.trainer import GRPOTrainer
-
-__all__ = ["Played", "Rollouts"]
+__all__ = ["EpisodeBatch", "PlayOptions", "Rollouts"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """The episodes of one step."""
+class PlayOptions:
+    """How the episodes of a training are played, beside what its configuration says."""
 
-    groups: tuple[TrajectoryGroup, ...]
-    cursors: Mapping[str, int]
-    """Tasks taken so far, by environment, these included."""
-    seconds: float
-    """From the first episode to the last."""
+    limits: RunLimits | None = None
+    runner: RunnerOptions | None = None
+    on_trajectory: Callable[[Trajectory], None] | None = None
+    """Called with each training episode as it finishes."""
+
+
+class EpisodeBatch:
+    """The groups of one step: begun when it is made, all played when it was awaited.
+
+    Args:
+        step: number of the step, from 0.
+        cursors: tasks taken so far, by environment, those of this batch included.
+        plays: each plays the groups of one environment.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        cursors: Mapping[str, int],
+        plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]],
+    ) -> None:
+        self.step = step
+        self.rounds = 0
+        """How often further tasks were added."""
+        self.seconds = 0.0
+        """Spent on playing, from the first episode to the last of each round."""
+        self._finished: list[TrajectoryGroup] = []
+        self._begin(cursors, plays)
+
+    def add(
+        self, cursors: Mapping[str, int], plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]]
+    ) -> None:
+        """Begin to play further groups; the batch is awaited again for them."""
+        self.rounds += 1
+        self._begin(cursors, plays)
+
+    def _begin(
+        self, cursors: Mapping[str, int], plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]]
+    ) -> None:
+        self.cursors = dict(cursors)
+        self._began = time.perf_counter()
+        self._tasks = [asyncio.ensure_future(play) for play in plays]
+        self._played = asyncio.gather(*self._tasks)
+        self._played.add_done_callback(self._end)
+
+    def _end(self, played: asyncio.Future[list[list[TrajectoryGroup]]]) -> None:
+        self.seconds += time.perf_counter() - self._began
+        if not played.cancelled() and played.exception() is None:
+            self._finished += [group for groups in played.result() for group in groups]
+
+    def __await__(self) -> Generator[Any, None, object]:
+        """Wait until all groups are played."""
+        return self._played.__await__()
+
+    @property
+    def groups(self) -> tuple[TrajectoryGroup, ...]:
+        """The groups of the rounds that are played."""
+        return tuple(self._finished)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it is being played."""
+        return all(task.done() for task in self._tasks)
+
+    async def stop(self) -> None:
+        """Cancel what is still being played, and wait until its environments are closed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(self._played, *self._tasks, return_exceptions=True)
 
 
 class Rollouts:
-    """Plays the trainer's environments with its engine.
+    """Plays a mixture of environments with one engine; a context for the event loop on which it plays.
 
-    Raises:
-        UsageError: There is no environment, or a weight is not positive.
+    Args:
+        learner: whose weights play.
+        engine: what they play on.
+        renderer: of the model.
+        mixture: the environments, and which of their tasks are next.
+        options: how they are played.
     """
 
-    def __init__(self, trainer: GRPOTrainer) -> None:
-        self.trainer = trainer
-        self.specs = _weighted_specs(trainer.envs)
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine,
+        renderer: Renderer,
+        mixture: Mixture,
+        options: PlayOptions,
+    ) -> None:
+        self.learner, self.mixture = learner, mixture
+        self.config, self._options = learner.config, options
+        self.sync = WeightSync(learner, engine, renderer)
+        self.runner = Runner(
+            engine,
+            renderer,
+            options.limits,
+            options=options.runner,
+            sampling=Sampling(temperature=self.config.temperature, adapter=adapter_of(learner.model)),
+            run_seed=self.config.seed,
+        )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
         """Environment and id of tasks whose prompt is too long."""
-        config = trainer.config
-        adapter = trainer.model.active_adapter if hasattr(trainer.model, "peft_config") else None
-        self.sampling = Sampling(temperature=config.temperature, adapter=adapter)
-        self.runner = Runner(
-            sampling_engine(trainer),
-            trainer.renderer,
-            trainer.limits,
-            options=trainer.runner_options,
-            sampling=self.sampling,
-            run_seed=config.seed,
-        )
-        self._synced_version: int | None = None
+        self._batches: list[EpisodeBatch] = []
+        """Those that may still be playing, to be stopped at the end."""
 
-    async def sync(self) -> dict[str, float]:
-        """Bring the trainer's weights to the engine, unless it has them; return metrics of the check."""
-        if self._synced_version == self.trainer.weights_version:
-            return {}
-        metrics = await follow_trainer(self.trainer)
-        self._synced_version = self.trainer.weights_version
-        return metrics
+    async def __aenter__(self) -> Self:
+        return self
 
-    def tasks_of(self, entry: EnvSpec) -> TaskSet:
-        """Return the tasks to train on."""
-        given = self.trainer.tasks
-        return entry.task_set() if given is None else _tasks_for(given, entry)
-
-    def held_out(self, entry: EnvSpec) -> TaskSet | None:
-        """Return the tasks to evaluate on: those given, else the split `test`; None if there are none."""
-        given = self.trainer.eval_tasks
-        if given is not None:
-            return _tasks_for(given, entry)
-        tasks = entry.task_set()
-        return tasks.split("test") if "test" in tasks.splits else None
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop what is being played, and close what the engine holds open on this event loop."""
+        try:
+            for batch in self._batches:
+                await batch.stop()
+        finally:
+            self._batches.clear()
+            if isinstance(self.runner.engine, Connected):
+                await self.runner.engine.disconnect()
 
     # Playing ------------------------------------------------------------------------------
 
-    async def play(self, step: int, cursors: Mapping[str, int]) -> Played:
-        """Play the groups of one step, from a place in the tasks on."""
-        config = self.trainer.config
-        return await self._round(step * (1 + config.refill_rounds) + 1, config.groups_per_step, cursors)
+    def begin(self, step: int, cursors: Mapping[str, int]) -> EpisodeBatch:
+        """Begin to play the groups of one step, from a place in the tasks on."""
+        after, plays = self._deal(self._round_index(step, 0), self.config.groups_per_step, cursors)
+        batch = EpisodeBatch(step, after, plays)
+        self._batches = [one for one in self._batches if not one.done] + [batch]
+        return batch
 
-    async def refill(self, step: int, played: Played) -> Played:
-        """Play further tasks until enough groups have a gradient, or the rounds are used up.
+    def begin_ahead(self, batch: EpisodeBatch) -> EpisodeBatch | None:
+        """Begin to play the batch after this one, if it is to be played while this one trains."""
+        if not self.config.asynchronous or batch.step + 1 == self.config.max_steps:
+            return None
+        return self.begin(batch.step + 1, batch.cursors)
+
+    def refill(self, batch: EpisodeBatch) -> bool:
+        """Begin to play further tasks for a batch if too few of its groups have a gradient.
 
         Which groups have one is settled between the ranks, so this must not run beside an update.
-        """
-        config = self.trainer.config
-        first = step * (1 + config.refill_rounds) + 1
-        for attempt in range(1, 1 + config.refill_rounds):
-            wanted = config.groups_per_step - self.trainer.count_mixed(played.groups)
-            if wanted <= 0:
-                break
-            more = await self._round(first + attempt, wanted, played.cursors)
-            groups = (*played.groups, *more.groups)
-            played = Played(groups, more.cursors, played.seconds + more.seconds)
-        return played
 
-    async def _round(self, number: int, wanted: int, cursors: Mapping[str, int]) -> Played:
-        began = time.perf_counter()
-        random = Random(derive_seed(self.trainer.config.seed, "mixture", number))
-        drawn = random.choices(range(len(self.specs)), [weight for _, weight in self.specs], k=wanted)
-        after = dict(cursors)
-        dealt: list[tuple[int, Task]] = []
-        for index, (entry, _) in enumerate(self.specs):
-            if index in drawn:
-                tasks, after[entry.id] = self._deal(entry, drawn.count(index), cursors.get(entry.id, 0))
-                dealt += [(index, task) for task in tasks]
+        Returns:
+            False if there are enough, or if the rounds are used up.
+        """
+        if batch.rounds == self.config.refill_rounds:
+            return False
+        wanted = self.config.groups_per_step - self.learner.count_mixed(batch.groups)
+        if wanted <= 0:
+            return False
+        round_index = self._round_index(batch.step, batch.rounds + 1)
+        batch.add(*self._deal(round_index, wanted, batch.cursors))
+        return True
+
+    def _round_index(self, step: int, refill: int) -> int:
+        return step * (1 + self.config.refill_rounds) + 1 + refill
+
+    def _deal(
+        self, round_index: int, wanted: int, cursors: Mapping[str, int]
+    ) -> tuple[dict[str, int], list[Coroutine[Any, Any, list[TrajectoryGroup]]]]:
+        """Return the cursors behind the tasks of a round, and what plays this process's share of them."""
+        dealt, after = self.mixture.deal(
+            wanted, seed=self.config.seed, round_index=round_index, cursors=cursors, left_out=self.left_out
+        )
+        world = self.learner.world
         # Over all environments together: the odd tasks of each would otherwise be the first rank's.
-        mine = dealt[self.trainer.world.rank :: self.trainer.world.size]
+        mine = dealt[world.rank :: world.size]
         parts = [
             (entry, [task for owner, task in mine if owner == index])
-            for index, (entry, _) in enumerate(self.specs)
+            for index, entry in enumerate(self.mixture.specs)
         ]
-        played = await asyncio.gather(*(self._play(entry, tasks, number) for entry, tasks in parts if tasks))
-        groups = tuple(group for groups in played for group in groups)
-        return Played(groups, after, time.perf_counter() - began)
+        return after, [self._play(entry, tasks, round_index) for entry, tasks in parts if tasks]
 
-    async def _play(self, entry: EnvSpec, tasks: Sequence[Task], number: int) -> list[TrajectoryGroup]:
-        size = self.trainer.config.num_generations
+    async def _play(self, entry: EnvSpec, tasks: Sequence[Task], round_index: int) -> list[TrajectoryGroup]:
+        """Play a group for each task of one environment."""
         played = self.runner.run_groups(
-            entry, tasks, size, round_index=number, on_trajectory=self.trainer.on_trajectory
+            entry,
+            tasks,
+            self.config.num_generations,
+            round_index=round_index,
+            on_trajectory=self._options.on_trajectory,
         )
         # In an order that does not depend on which episode was quick.
         return sorted([group async for group in played], key=lambda group: group.group_id)
 
-    def _deal(self, entry: EnvSpec, count: int, cursor: int) -> tuple[list[Task], int]:
-        """Return the next tasks of all ranks, and the cursor behind them."""
-        chosen: list[Task] = []
-        for task in _rounds(self.tasks_of(entry), self.trainer.config.seed, cursor):
-            cursor += 1
-            if (entry.id, task.id) not in self.left_out:
-                chosen.append(task)
-            if len(chosen) == count:
-                break
-        return chosen, cursor
-
     # Before and after ---------------------------------------------------------------------
 
-    async def leave_out_long_prompts(self) -> dict[str, float]:
+    async def leave_out_long_prompts(self, cursors: Mapping[str, int]) -> dict[str, float]:
         """Leave out tasks whose first prompt has no room, of those that the rest of the run will meet.
 
         Returns:
@@ -169,11 +233,12 @@ class Rollouts:
             UsageError: No task of an environment is left.
         """
         counts: dict[str, float] = {}
-        for entry, weight in self.specs:
-            tasks = self._upcoming(entry, weight / sum(weight for _, weight in self.specs))
-            mine = tasks[self.trainer.world.rank :: self.trainer.world.size]
-            found = self.trainer.world.gather(await too_long(self.runner, entry, mine, self.trainer.config))
-            prefix = "tasks" if len(self.specs) == 1 else f"tasks/{entry.id}"
+        world = self.learner.world
+        for entry, weight in zip(self.mixture.specs, self.mixture.weights, strict=True):
+            tasks = self._upcoming(entry, weight / sum(self.mixture.weights), cursors)
+            mine = tasks[world.rank :: world.size]
+            found = world.gather(await too_long(self.runner, entry, mine, self.config))
+            prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{entry.id}"
             counts |= {f"{prefix}/checked": float(len(tasks)), f"{prefix}/too_long": float(len(found))}
             if not found:
                 continue
@@ -190,39 +255,41 @@ class Rollouts:
             )
         return counts
 
-    def _upcoming(self, entry: EnvSpec, share: float) -> list[Task]:
+    def _upcoming(self, entry: EnvSpec, share: float, cursors: Mapping[str, int]) -> list[Task]:
         """Return the different tasks that an environment will be asked for, about."""
-        config = self.trainer.config
-        rounds = (config.max_steps - self.trainer.steps_done) * (1 + config.refill_rounds)
-        wanted = ceil(max(0, rounds) * config.groups_per_step * share)
-        tasks = self.tasks_of(entry)
+        rounds = (self.config.max_steps - self.learner.steps_done) * (1 + self.config.refill_rounds)
+        wanted = ceil(max(0, rounds) * self.config.groups_per_step * share)
+        tasks = self.mixture.tasks_of(entry)
         if tasks.num_tasks is not None:
             wanted = min(wanted, tasks.num_tasks)
-        cursor = self.trainer.cursors.get(entry.id, 0)
-        upcoming = islice(_rounds(tasks, config.seed, cursor), wanted)
+        upcoming = islice(self.mixture.rounds(entry, self.config.seed, cursors.get(entry.id, 0)), wanted)
         return list({task.id: task for task in upcoming}.values())
+
+    async def evaluate_alone(self) -> dict[str, float]:
+        """Do what `evaluate` does, outside a training."""
+        async with self:
+            return await self.evaluate()
 
     async def evaluate(self) -> dict[str, float]:
         """Play the held-out tasks greedily, each once; see `GRPOTrainer.evaluate`."""
-        await self.sync()
+        await self.sync.follow()
         metrics: dict[str, float] = {}
-        for entry, _ in self.specs:
-            tasks = self.held_out(entry)
+        world = self.learner.world
+        greedy = replace(self.runner.sampling, temperature=0.0)
+        for entry in self.mixture.specs:
+            tasks = self.mixture.held_out(entry)
             if tasks is None:
                 continue
-            limit = self.trainer.config.eval_tasks
+            limit = self.config.eval_tasks
             if tasks.endless and not limit:
                 log.warning("%s is not evaluated: its held-out tasks never end; set eval_tasks", entry.id)
                 continue
             chosen = list(tasks.take(limit) if limit else tasks)
-            mine = chosen[self.trainer.world.rank :: self.trainer.world.size]
-            prefix = "eval" if len(self.specs) == 1 else f"eval/{entry.id}"
-            played = self.runner.run_groups(entry, mine, 1, sampling=replace(self.sampling, temperature=0.0))
+            mine = chosen[world.rank :: world.size]
+            prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
+            played = self.runner.run_groups(entry, mine, 1, sampling=greedy)
             rewards = [one.reward async for group in played for one in group]
-            metrics |= {
-                f"{prefix}/{name}": value
-                for name, value in _scores(self.trainer.world.gather(rewards)).items()
-            }
+            metrics |= {f"{prefix}/{name}": value for name, value in _scores(world.gather(rewards)).items()}
         return metrics
 
 
@@ -240,40 +307,3 @@ def _scores(rewards: Sequence[float | None]) -> dict[str, float]:
         "tasks": float(len(rewards)),
         "unscored": float(len(rewards) - len(known)),
     }
-
-
-def _weighted_specs(envs: Any) -> list[tuple[EnvSpec, float]]:
-    if envs is None:
-        raise UsageError("no environment to play: pass envs= to GRPOTrainer")
-    pairs: list[tuple[Any, float]]
-    if isinstance(envs, Mapping):
-        pairs = list(envs.items())
-    elif isinstance(envs, (str, EnvSpec)):
-        pairs = [(envs, 1.0)]
-    else:
-        pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in envs]
-    for name, weight in pairs:
-        if not isfinite(weight) or weight <= 0:
-            raise UsageError(f"the weight of {name} must be more than 0, not {weight}")
-    return [(find_spec(one) if isinstance(one, str) else one, float(weight)) for one, weight in pairs]
-
-
-def _tasks_for(given: Any, entry: EnvSpec) -> TaskSet:
-    """Return the tasks of one environment; a mapping of environment id to tasks serves several."""
-    if isinstance(given, Mapping) and entry.id in given:
-        return TaskSet.of(given[entry.id])
-    return TaskSet.of(given)
-
-
-def _rounds(tasks: TaskSet, seed: int, cursor: int) -> Iterator[Task]:
-    """Yield tasks from a place in the endless sequence of shuffled rounds."""
-    if tasks.endless:
-        yield from islice(tasks.shuffle(seed), cursor, None)
-        return
-    size = len(tasks)
-    if not size:
-        raise UsageError(f"split {tasks.split_name!r} has no tasks to train on")
-    number, start = divmod(cursor, size)
-    while True:
-        yield from islice(tasks.shuffle(derive_seed(seed, "tasks", number)), start, None)
-        number, start = number + 1, 0

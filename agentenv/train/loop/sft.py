@@ -10,34 +10,54 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
 from random import Random
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from agentenv.core.context import Context
-from agentenv.core.episode_env import EpisodeEnv, Outcome, ResetResult, StepResult
+from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
+from agentenv.core.threads import run_blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.scripted.scripted import ScriptedEngine
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
-from agentenv.train.batch import TrainBatch, add_demonstrations
-from agentenv.train.config import GRPOConfig
-from agentenv.train.loop.loop import run_blocking
-from agentenv.train.model.optim import MasterOptimizer, learning_rate
-from agentenv.train.watch.metrics import Meter
+from agentenv.train.batch import Row, TrainBatch, add_demonstrations
+from agentenv.train.learner import Learner
+from agentenv.train.model.optim import MasterOptimizer
+from agentenv.train.model.optim import learning_rate as scheduled_rate
+from agentenv.train.sums import Meter
 
-if TYPE_CHECKING:
-    from agentenv.train.trainer import GRPOTrainer
-
-__all__ = ["DemonstrationPolicy", "demonstrate", "warm_up"]
+__all__ = ["DemonstrationPolicy", "WarmupOptions", "demonstrate", "policy_of", "warm_up"]
 
 DemonstrationPolicy: TypeAlias = Callable[[Sequence[Message], Mapping[str, object], Random], Message]
 """Messages so far, the task's fields and random numbers of the episode: the next assistant message."""
+
+
+def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | None, str]:
+    """Return a scripted policy and its name; None and an empty name where none is named.
+
+    Args:
+        demos: the policy, or its `module:function`, from where it is imported.
+
+    Raises:
+        UsageError: It cannot be imported.
+    """
+    if not isinstance(demos, str):
+        return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
+    if not demos:
+        return None, ""
+    module, _, name = demos.partition(":")
+    try:
+        policy: DemonstrationPolicy = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"demos {demos!r}: {error}; give module:function of a scripted policy") from error
+    return policy, demos
 
 
 def demonstrate(
@@ -103,9 +123,13 @@ class _Watched:
         self.messages = list(reset.messages)
         return reset
 
-    async def advance(self, action: Message) -> StepResult:
+    async def advance(self, action: Action) -> StepResult:
         step = await self._env.advance(action)
-        self.messages += [action, *(result.to_message() for result in step.tool_results), *step.messages]
+        self.messages += [
+            action.to_message(),
+            *(result.to_message() for result in step.tool_results),
+            *step.messages,
+        ]
         return step
 
     async def is_finished(self) -> bool:
@@ -118,44 +142,77 @@ class _Watched:
         await self._env.shutdown()
 
 
+class WarmupOptions(TypedDict, total=False):
+    """Options of a warm-up."""
+
+    batch_size: int
+    """Demonstrations of one step, drawn in shuffled rounds; 8."""
+    learning_rate: float
+    """Its peak; 5e-5."""
+    warmup_steps: int
+    """Steps of linear rise; 4."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"]
+    on_metrics: Callable[[int, Mapping[str, float]], None] | None
+    """Called after every step."""
+
+
 def warm_up(
-    trainer: GRPOTrainer,
+    learner: Learner,
     demonstrations: Sequence[Trajectory],
-    config: GRPOConfig,
     *,
-    batch_size: int,
+    steps: int,
+    batch_size: int = 8,
+    learning_rate: float = 5e-5,
+    warmup_steps: int = 4,
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant",
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> list[dict[str, float]]:
-    """Do what `GRPOTrainer.warmup` says, with the steps and the schedule of a configuration."""
-    shown = TrainBatch([])
-    add_demonstrations(shown, demonstrations, trainer.policy.max_length, trainer.policy.vocab_size)
-    rows = shown.rows
-    if not rows:
-        too_long = shown.metrics.get("dropped/demonstrations_too_long", 0.0)
-        raise UsageError(
-            f"none of {len(demonstrations)} demonstrations can be trained on: {too_long:.0f} are longer than "
-            f"the {trainer.policy.max_length} tokens that the model takes, the others have no sampled token; "
-            "were they played by an engine that only speaks text?"
-        )
-    config = replace(config, num_minibatches=1, num_iterations=1)  # one update a step
+    """Do what `GRPOTrainer.warmup` says.
+
+    Raises:
+        UsageError: No demonstration has anything to train on.
+    """
+    config = replace(
+        learner.config,
+        max_steps=steps,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        lr_scheduler_type=lr_scheduler_type,
+        num_minibatches=1,  # one update a step
+        num_iterations=1,
+    )
+    rows, dropped = _rows_of(demonstrations, learner)
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
     # Closed also when it is broken off: it would go on taking the gradients from the next optimiser.
-    with closing(MasterOptimizer(trainer.model.parameters(), config)) as optimizer:
-        for step in range(config.max_steps):
+    with closing(MasterOptimizer(learner.model.parameters(), config)) as optimizer:
+        for step in range(steps):
             started = time.perf_counter()
             while len(queue) < batch_size:
                 queue += random.sample(range(len(rows)), len(rows))
             chosen, queue = queue[:batch_size], queue[batch_size:]
             meter = Meter()
-            rate = learning_rate(config, step)
-            _, norm = trainer.update([rows[number] for number in chosen], optimizer, rate, meter)
+            rate = scheduled_rate(config, step)
+            _, norm = learner.apply([rows[number] for number in chosen], optimizer, rate, meter)
             metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
             metrics["time/update"] = time.perf_counter() - started
-            if not history:
-                metrics |= shown.metrics
-            history.append(metrics)
+            history.append(metrics if step else metrics | dropped)
             if on_metrics is not None:
-                on_metrics(step + 1, metrics)
+                on_metrics(step + 1, history[-1])
     return history
+
+
+def _rows_of(demonstrations: Sequence[Trajectory], learner: Learner) -> tuple[list[Row], dict[str, float]]:
+    """Return the rows of demonstrations, and counts of what was left out."""
+    longest = learner.policy.max_length
+    shown = TrainBatch([])
+    add_demonstrations(shown, demonstrations, longest, learner.policy.vocab_size)
+    if not shown.rows:
+        too_long = shown.metrics.get("dropped/demonstrations_too_long", 0.0)
+        raise UsageError(
+            f"none of {len(demonstrations)} demonstrations can be trained on: {too_long:.0f} are longer than "
+            f"the {longest} tokens that the model takes, the others have no sampled token; "
+            "were they played by an engine that only speaks text?"
+        )
+    return shown.rows, shown.metrics

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
+from agentenv.core.imports import import_object
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.shards import like
+from agentenv.train.sums import applies
 
-__all__ = ["MasterOptimizer", "applies", "learning_rate"]
+__all__ = ["MasterOptimizer", "learning_rate"]
 
 
 def learning_rate(config: GRPOConfig, updates_done: int) -> float:
@@ -31,11 +32,6 @@ def learning_rate(config: GRPOConfig, updates_done: int) -> float:
     if config.lr_scheduler_type == "cosine":
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
     return config.learning_rate
-
-
-def applies(norm: float) -> bool:
-    """Return whether a gradient of this norm makes an update: it is finite, and there is one."""
-    return 0.0 < norm < math.inf
 
 
 class MasterOptimizer:
@@ -166,11 +162,6 @@ def _make(config: GRPOConfig, masters: list[Tensor]) -> torch.optim.Optimizer:
     }
     if config.optim == "adamw":
         return torch.optim.AdamW(masters, foreach=True, **options)
-    module, _, name = config.optim.partition(":")
-    if not name:
+    if ":" not in config.optim:
         raise UsageError(f"optim must be 'adamw' or an import string 'module:Class', not {config.optim!r}")
-    try:
-        factory = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"optim {config.optim!r} cannot be loaded: {error}") from error
-    return factory(masters, **options)
+    return import_object(config.optim, where="optim")(masters, **options)

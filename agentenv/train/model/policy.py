@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig, LoraOptions
+from agentenv.train.model.adapters import adapted, base_of
 from agentenv.train.model.attention import block_mask, enable_tree_attention
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
@@ -34,7 +35,7 @@ def add_lora(model: Any, options: LoraOptions) -> Any:
     Raises:
         DependencyMissing: peft is not installed.
     """
-    if hasattr(model, "peft_config"):
+    if adapted(model) is not None:
         return model
     try:
         from peft import LoraConfig, get_peft_model
@@ -59,7 +60,7 @@ class Policy:
         self.world = World(next(model.parameters()).device)
         self.config = config
         self.temperature = config.temperature
-        self.base = model.get_base_model() if hasattr(model, "peft_config") else model
+        self.base = base_of(model)
         self.decoder: nn.Module = _decoder(self.base)
         self.head: Any = self.base.get_output_embeddings()
         text = self.base.config.get_text_config()
@@ -178,7 +179,7 @@ class Policy:
             return self, 0.25
         twin = copy.copy(self)
         twin.model = copy.deepcopy(self.model).float()
-        twin.base = twin.model.get_base_model() if hasattr(twin.model, "peft_config") else twin.model
+        twin.base = base_of(twin.model)
         twin.decoder, twin.head = _decoder(twin.base), twin.base.get_output_embeddings()
         return twin, 1e-3
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.train.batch import Row, make_row
+from agentenv.train.model.adapters import AdaptedModel, adapted
 from agentenv.train.model.policy import Policy
 from agentenv.train.objective.loss import kl_penalty
 from agentenv.train.update import score_rows
@@ -28,17 +28,19 @@ class Reference:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         model = policy.model
-        self._adapters: str | None = None
+        self._model = adapted(model)
+        self._first: str | None = None
+        """The adapter that holds what a continued one was when training began."""
         self._frozen: Policy | None = None
-        if not hasattr(model, "peft_config"):
+        if self._model is None:
             self._frozen = Policy(copy.deepcopy(model).requires_grad_(requires_grad=False), policy.config)
             # What the policy's check found holds for its copy too.
             self._frozen.fused, self._frozen.packable = policy.fused, policy.packable
             self._frozen.tree, self._frozen.cost = policy.tree, policy.cost
             self._frozen.shard()
-        elif not _is_new(model):
-            _copy_adapter(model, model.active_adapter, ADAPTER)
-            self._adapters = ADAPTER
+        elif not _is_new(self._model):
+            _copy_adapter(self._model, self._model.active_adapter, ADAPTER)
+            self._first = ADAPTER
 
     def score(self, rows: Sequence[Row]) -> None:
         """Set `ref_n` of the rows."""
@@ -52,14 +54,15 @@ class Reference:
 
     @contextmanager
     def _switched(self) -> Generator[None]:
-        model = self._policy.model
-        if self._adapters is None:
+        model = self._model
+        assert model is not None
+        if self._first is None:
             with model.disable_adapter():
                 yield
             return
         active = model.active_adapter
         trained = [one for one in model.parameters() if one.requires_grad]
-        model.set_adapter(self._adapters)
+        model.set_adapter(self._first)
         try:
             yield
         finally:
@@ -89,7 +92,7 @@ def episode_kl(
     return lambda one: held.get(id(one), 0.0)
 
 
-def _is_new(model: Any) -> bool:
+def _is_new(model: AdaptedModel) -> bool:
     """Return whether the active adapter still does nothing: every B matrix is zero."""
     return all(
         not one.detach().any()
@@ -98,7 +101,7 @@ def _is_new(model: Any) -> bool:
     )
 
 
-def _copy_adapter(model: Any, source: str, target: str) -> None:
+def _copy_adapter(model: AdaptedModel, source: str, target: str) -> None:
     model.add_adapter(target, model.peft_config[source])
     parameters = dict(model.named_parameters())
     for name, one in parameters.items():

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentenv.train.model.adapters import adapter_of
+
 __all__ = ["like", "take_whole_weights", "whole", "whole_tree", "whole_weights"]
 
 
@@ -36,7 +38,7 @@ def whole_tree(tree: Any, *, keep: bool) -> Any:
 
 def whole_weights(model: Any, *, keep: bool) -> dict[str, Tensor]:
     """Return a model's weights as `whole_tree` does, tied ones as one tensor; of adapters only theirs."""
-    adapters = hasattr(model, "peft_config")
+    adapters = adapter_of(model) is not None
     held: dict[int, Any] = {}
     found: dict[str, Tensor] = {}
     for name, one in model.state_dict(keep_vars=True).items():

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from agentenv.train.objective.advantage import overlong_penalty as overlong_penalty
     from agentenv.train.objective.advantage import turn_advantages as turn_advantages
     from agentenv.train.objective.advantage import turn_returns as turn_returns
-    from agentenv.train.objective.loss import LossInputs as LossInputs
     from agentenv.train.objective.loss import LossOutput as LossOutput
     from agentenv.train.objective.loss import grpo_loss as grpo_loss
     from agentenv.train.objective.loss import kl_penalty as kl_penalty
+    from agentenv.train.objective.loss_inputs import LossInputs as LossInputs
     from agentenv.train.objective.mismatch import correction_weights as correction_weights
     from agentenv.train.objective.mismatch import off_policy_mask as off_policy_mask
     from agentenv.train.objective.weighting import token_weights as token_weights
@@ -23,7 +23,8 @@ __all__ = door(
     __name__,
     {
         "advantage": ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"],
-        "loss": ["LossInputs", "LossOutput", "grpo_loss", "kl_penalty"],
+        "loss_inputs": ["LossInputs"],
+        "loss": ["LossOutput", "grpo_loss", "kl_penalty"],
         "mismatch": ["correction_weights", "off_policy_mask"],
         "weighting": ["token_weights"],
     },

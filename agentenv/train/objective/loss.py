@@ -21,37 +21,13 @@ from torch import Tensor
 
 from agentenv.core.errors import UsageError
 from agentenv.train.config import GRPOConfig
+from agentenv.train.objective.loss_inputs import LossInputs, sequence_mean
 from agentenv.train.objective.mismatch import correction_weights, off_policy_mask
 
-__all__ = ["SURROGATES", "LossInputs", "LossOutput", "grpo_loss", "kl_penalty", "sequence_mean"]
+__all__ = ["SURROGATES", "LossOutput", "grpo_loss", "kl_penalty"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before `exp`: far beyond every clip, and exp() stays finite in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """What a surrogate sees: trained tokens only, flat, of one micro-batch of whole sequences.
-
-    All tensors have the shape `[N]`, and so has the loss that a `loss_fn` makes of them. Sums and means
-    over the batch are not its business: how the batch is split must not change the loss.
-    """
-
-    logprobs_N: Tensor
-    """lp; the only tensor with a gradient."""
-    old_N: Tensor
-    """Log-probabilities under the proximal policy."""
-    sampler_N: Tensor
-    """Log-probabilities as the sampler reported them."""
-    ref_N: Tensor | None
-    """Log-probabilities under the reference; None without one."""
-    advantages_N: Tensor
-    sequence_N: Tensor
-    """Index of each token's sequence, from 0."""
-    ratio_N: Tensor
-    """exp(lp - old), per token or, for GSPO, the sequence's geometric mean at each of its tokens."""
-    config: GRPOConfig
-    """The run's options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +38,8 @@ class LossOutput:
     sums: dict[str, Tensor]
     """Per metric, the sum over the micro-batch's trained tokens."""
     extremes: dict[str, Tensor]
-    """Per metric, what `train.watch.metrics.EXTREMES` keeps of the micro-batch, by the name's end."""
+    """Per metric, what `train.sums.EXTREMES` keeps of the micro-batch, by the name's end."""
     num_tokens: int
-
-
-def sequence_mean(values_N: Tensor, sequence_N: Tensor) -> Tensor:
-    """Return, at each token, the mean of the values over the token's sequence."""
-    num_sequences = int(sequence_N.max()) + 1
-    sums_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, values_N)
-    counts_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(values_N))
-    return (sums_S / counts_S.clamp(min=1))[sequence_N]
 
 
 def clipped(x: LossInputs) -> Tensor:
@@ -169,7 +137,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
         return d * d / 2
     if estimator == "k3":
         return torch.exp(d) - d - 1
-    raise UsageError(f"unknown KL estimator {estimator!r}; one of k1, k2, k3")
+    raise UsageError(f"unknown KL estimator {estimator!r}", remedy="one of k1, k2, k3")
 
 
 def grpo_loss(
@@ -244,8 +212,9 @@ def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
         return loss_N
     given = f"shape {tuple(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
     raise UsageError(
-        f"loss_fn returned {given}; wanted is one loss for each token, a tensor of shape {wanted} like "
-        "logprobs_N: take no mean or sum, the tokens' weights are applied afterwards"
+        f"loss_fn returned {given}",
+        remedy=f"wanted is one loss for each token, a tensor of shape {wanted} like "
+        "logprobs_N: take no mean or sum, the tokens' weights are applied afterwards",
     )
 
 

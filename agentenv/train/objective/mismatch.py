@@ -5,15 +5,11 @@ rho = exp(old - mu), the proximal policy over what really sampled. None of the w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from agentenv.train.config import GRPOConfig
-
-if TYPE_CHECKING:
-    from agentenv.train.objective.loss import LossInputs
+from agentenv.train.objective.loss_inputs import LossInputs, sequence_mean
 
 __all__ = ["correction_weights", "off_policy_mask"]
 
@@ -53,8 +49,6 @@ def off_policy_mask(x: LossInputs) -> Tensor:
     threshold = x.config.off_policy_mask_threshold
     if threshold is None:
         return torch.ones_like(x.old_N)
-    from agentenv.train.objective.loss import sequence_mean
-
     drift_N = sequence_mean(x.sampler_N - x.logprobs_N.detach(), x.sequence_N)
     left_N = (x.advantages_N < 0) & (drift_N > threshold)
     return torch.where(left_N, torch.zeros_like(drift_N), torch.ones_like(drift_N))

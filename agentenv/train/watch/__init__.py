@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
-    from agentenv.train.watch.metrics import Meter as Meter
     from agentenv.train.watch.metrics import episode_metrics as episode_metrics
     from agentenv.train.watch.notes import episode_notes as episode_notes
     from agentenv.train.watch.notify import Notice as Notice
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "metrics": ["Meter", "episode_metrics"],
+        "metrics": ["episode_metrics"],
         "notes": ["episode_notes"],
         "notify": ["Notice", "Notifier", "through_apprise"],
         "toptokens": ["TokenKL"],

@@ -78,7 +78,7 @@ class _TensorBoard:
 
 def _open(name: str, directory: Path, config: Mapping[str, Any]) -> Tracked:
     if name not in PACKAGES:
-        raise UsageError(f"unknown tracker {name!r} in report_to; one of {sorted(PACKAGES)}")
+        raise UsageError(f"unknown tracker {name!r} in report_to", remedy=f"one of {sorted(PACKAGES)}")
     try:
         module = import_module(PACKAGES[name])
     except ImportError:

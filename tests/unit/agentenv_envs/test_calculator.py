@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from agentenv.core import Action
 from agentenv.envs import spec
 from agentenv_envs.calculator import oracle, sloppy
 
@@ -92,6 +93,6 @@ async def test_an_answer_that_was_cut_counts_nothing():
 
     env = ENTRY.make()
     await env.begin({"a": 1, "op": "+", "b": 2}, seed=0, context=Context())
-    await env.advance({"role": "assistant", "content": "3"})
+    await env.advance(Action.of({"role": "assistant", "content": "3"}))
 
     assert (await env.end("generation_length")).reward == 0.0

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from agentenv.core import Context, SandboxUnavailable
+from agentenv.core import Action, Context, SandboxUnavailable
 from agentenv.envs import spec
 from agentenv.sandbox import create
 from agentenv.testing import tool_call_message
@@ -41,7 +41,7 @@ async def play(entry, task, policy, sandbox):
     messages, rng = list(begun.messages), random.Random(0)
     for _ in range(entry.max_turns):
         action = policy(messages, task.data, rng)
-        step = await env.advance(action)
+        step = await env.advance(Action.of(action))
         results = [result.to_message() for result in step.tool_results]
         messages = [*messages, action, *results, *step.messages]
         if not action.get("tool_calls"):
@@ -206,7 +206,7 @@ async def test_file_names_of_any_length_are_answered_shortly():
         ("view", {"path": "a" * 800_000}),
         ("write", {"path": "a" * 800_000, "content": ""}),
     ):
-        result = await env.advance(tool_call_message(name, **arguments))
+        result = await env.advance(Action.of(tool_call_message(name, **arguments)))
 
         assert result.tool_results[0].is_error
         assert len(result.tool_results[0].text) < 1_000

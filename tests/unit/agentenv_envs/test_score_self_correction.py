@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentenv.core import Context, StopReason, UsageError
+from agentenv.core import Action, Context, StopReason, UsageError
 from agentenv.engine import ScriptedEngine
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
@@ -66,6 +66,6 @@ async def test_a_number_too_long_to_read_is_no_answer():
     task = next(iter(tasks("train")))
     await env.begin(task, seed=0, context=Context())
 
-    result = await env.advance({"role": "assistant", "content": "9" * 5_000})
+    result = await env.advance(Action.of({"role": "assistant", "content": "9" * 5_000}))
 
     assert (result.reward, result.terminated) == (0.0, False)

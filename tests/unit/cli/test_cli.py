@@ -226,7 +226,7 @@ WRONG = [
     (["eval", "ADDER", "-m", "hf:./nomodel"], "./nomodel"),
     (["eval", "ADDER", "-m", "hf:./hollow"], "no weights"),
     (["eval", "ADDER", "-m", "gpt"], "names no engine"),
-    (["eval", "ADDER", "-o", "max_trns=3"], "did you mean 'max_turns'"),
+    (["eval", "ADDER", "-o", "max_trns=3"], "did you mean 'limits.max_turns' (Assistant turns)"),
     (["eval", "ADDER", "-o", "max_turns=many"], "max_turns"),
     (["eval", "ADDER", "-k", "0"], "at least 1"),
     (["eval", "ADDER", "--split", "nope"], "no split 'nope'"),
@@ -235,10 +235,11 @@ WRONG = [
     (["train", "ADDER", "-m", "./nomodel"], "./nomodel"),
     (["train", "ADDER", "-m", "./hollow"], "no weights"),
     (["train", "ADDER"], "no model to train"),
-    (["train", "ADDER", "-m", "./hollow", "-o", "learning_rat=1"], "did you mean 'learning_rate'"),
+    (["train", "ADDER", "-m", "./hollow", "-o", "learning_rat=1"], "did you mean 'train.learning_rate'"),
     (["train", "ADDER", "-m", "mock"], "no weights to train"),
+    (["train", "ADDER", "-m", "./hollow", "-o", "env.digts=2"], "takes no such arguments"),
     (["train", "ADDER", "-m", "./hollow", "-k", "1"], "num_generations=1 (-k 1) can never train"),
-    (["eval", "ADDER", "--max-turns", "3"], "-o max_turns=VALUE"),
+    (["eval", "ADDER", "--max-turns", "3"], "-o limits.max_turns=VALUE"),
     (["eval", "ADDER", "--modell", "mock"], "--model"),
     (["eval", "ADDER", "-n", "many"], "see agentenv eval --help"),
     (["diff", "last"], "AFTER"),
@@ -270,7 +271,9 @@ def test_wrong_input_is_three_lines_and_leaves_no_run_behind(words, says, adder,
 
 
 def test_an_error_of_several_episodes_at_once_is_said_as_one(capsys):
-    full = ExceptionGroup("tasks", [ExceptionGroup("members", [StoreError("the disk is full; free some")])])
+    full = ExceptionGroup(
+        "tasks", [ExceptionGroup("members", [StoreError("the disk is full", remedy="free some")])]
+    )
 
     assert report_error(full, ["eval"]) == 1
 
@@ -448,3 +451,50 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
     ours = {one.key: plain(again.load(one)) for one in again.summaries}
     assert ours == {one.key: plain(whole.load(one)) for one in whole.summaries}
     assert report["num_scored"] == 2000
+
+
+DIGITS = '''
+from agentenv.envs import ToolEnv, register
+
+
+class Digits(ToolEnv):
+    """Say a number of so many digits."""
+
+    def __init__(self, digits: int) -> None:
+        super().__init__()
+        self.digits = digits
+
+    def start(self, x: int) -> str:
+        return f"Say {x} with {self.digits} digits."
+
+    def reward(self, answer: str) -> float:
+        return float(self.digits == 2)
+
+
+register("cli/Digits-v0", Digits, tasks=[{"x": i} for i in range(5)])
+'''
+
+
+@pytest.fixture
+def digits(tmp_path):
+    path = tmp_path / "digits.py"
+    path.write_text(DIGITS)
+    yield f"{path}:cli/Digits-v0"
+    registry.remove("cli/Digits-v0")
+
+
+def test_arguments_of_the_environment_are_settings_of_eval_and_check(digits, tmp_path):
+    (tmp_path / "two.toml").write_text("[env]\ndigits = 2\n\n[limits]\nmax_turns = 3\n")
+
+    assert run("eval", digits, "-n", "3", "-o", "env.digits=2", "--fail-under", "1") == 0
+    assert run("eval", digits, "-n", "3", "--config", "two.toml", "--fail-under", "1") == 0
+    assert find_run("last").info.config["limits"]["max_turns"] == 3
+    assert evaluate(digits, num_tasks=3, env={"digits": 2}).report.reward.mean == 1.0
+    for only in ("schema", "runner"):
+        assert run("check", digits, "--only", only) == 1
+        assert run("check", digits, "--only", only, "-o", "env.digits=2", "-o", "max_turns=2") == 0
+
+
+def test_check_refuses_settings_that_it_does_not_know(digits, capsys):
+    assert run("check", digits, "-o", "max_trns=2") == 2
+    assert "did you mean 'limits.max_turns'" in capsys.readouterr().err

@@ -422,7 +422,9 @@ def test_training_without_torch_names_the_extra_and_makes_no_run(guesser, monkey
     monkeypatch.setattr("agentenv.core.errors.find_spec", lambda name: None)
 
     assert run("train", guesser, "-m", "mock") == 2
-    assert "needs torch and transformers: pip install 'agentenv-rl[train]'" in capsys.readouterr().err
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].endswith("needs torch and transformers")
+    assert told[2] == "  fix: pip install 'agentenv-rl[train]'"
     assert list_runs() == []
     with pytest.raises(DependencyMissing, match=r"GRPOTrainer needs torch"):
         train.__getattr__("GRPOTrainer")

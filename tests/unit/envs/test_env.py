@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from agentenv.core import Context, EnvironmentMisuse, UsageError
+from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
 from agentenv.envs import Chat, Env, Text
 
 
@@ -109,7 +109,7 @@ def test_step_after_the_end_and_before_reset_raises(kind):
 async def test_the_core_finishes_exactly_once_however_often_it_is_ended(kind):
     env = kind()
     await env.begin({"n": 3}, seed=1, context=Context())
-    await env.advance({"role": "assistant", "content": "x"})
+    await env.advance(Action.of({"role": "assistant", "content": "x"}))
 
     outcomes = [await env.end("max_turns"), await env.end("final_answer")]
 
@@ -156,7 +156,7 @@ async def test_sync_methods_run_off_the_event_loop():
 
     env = Where()
     await env.begin({"n": 3}, seed=1, context=Context())
-    await env.advance({"role": "assistant", "content": "x"})
+    await env.advance(Action.of({"role": "assistant", "content": "x"}))
 
     assert seen[0] is not threading.current_thread()
 
@@ -226,7 +226,7 @@ async def test_text_action_is_given_to_a_step_annotated_str_and_a_message_otherw
     for kind, name in ((Takes, "dict"), (TakesText, "str")):
         env = kind()
         await env.begin({}, seed=0, context=Context())
-        result = await env.advance({"role": "assistant", "content": "x"})
+        result = await env.advance(Action.of({"role": "assistant", "content": "x"}))
         assert result.messages[0]["content"] == name
     assert isinstance(TakesText().action_space, Text)
 
@@ -250,7 +250,7 @@ async def test_tool_messages_of_a_plain_environment_become_results_in_call_order
     ]
     env = Own()
     await env.begin({}, seed=0, context=Context())
-    result = await env.advance({"role": "assistant", "content": None, "tool_calls": calls})
+    result = await env.advance(Action.of({"role": "assistant", "content": None, "tool_calls": calls}))
 
     assert [r.tool_call_id for r in result.tool_results] == ["c0", "c1", "c2"]
     assert [r.is_error for r in result.tool_results] == [False, False, True]
@@ -279,7 +279,7 @@ async def test_a_step_of_the_wrong_shape_says_what_is_wrong(returned, words):
     env = Wrong()
     await env.begin({}, seed=0, context=Context())
     with pytest.raises(EnvironmentMisuse, match=words):
-        await env.advance({"role": "assistant", "content": "x"})
+        await env.advance(Action.of({"role": "assistant", "content": "x"}))
 
 
 async def test_the_task_of_an_episode_is_a_copy():
@@ -307,7 +307,7 @@ async def test_restore_goes_back_any_number_of_times():
     for _ in range(2):
         env.finished.append("changed")
         context.state["seen"].append(2)
-        answers = [await env.advance({"role": "assistant", "content": "x"}) for _ in range(2)]
+        answers = [await env.advance(Action.of({"role": "assistant", "content": "x"})) for _ in range(2)]
         ends.append([a.messages for a in answers])
         env.restore(saved)
 

@@ -6,7 +6,7 @@ import pickle
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from agentenv.core import Context, TaskError, ToolErrorKind, UsageError
+from agentenv.core import Action, Context, TaskError, ToolErrorKind, UsageError
 from agentenv.envs import EnvSpec, TaskSet, ToolEnv
 from agentenv.envs.rewards import Reward
 from agentenv.tools import tool
@@ -85,14 +85,16 @@ async def test_tools_from_elsewhere_stand_beside_the_marked_methods():
         tools = (double,)
 
     env = await begun(More(), {"x": 1, "y": 1})
-    result = await env.advance(calling(call("double", '{"a": 4}', "p"), call("add", '{"a": 1, "b": 1}', "q")))
+    result = await env.advance(
+        Action.of(calling(call("double", '{"a": 4}', "p"), call("add", '{"a": 1, "b": 1}', "q")))
+    )
 
     assert [(r.tool_call_id, r.content) for r in result.tool_results] == [("p", "8"), ("q", "2")]
 
 
 async def test_mistakes_of_the_model_are_answered_and_do_not_end_the_episode():
     env = await begun(Adder(), {"x": 1, "y": 1})
-    result = await env.advance(calling(call("nope", "{}", "p"), call("add", '{"a": 1}', "q")))
+    result = await env.advance(Action.of(calling(call("nope", "{}", "p"), call("add", '{"a": 1}', "q"))))
 
     kinds = [one.error_kind for one in result.tool_results]
     assert kinds == [ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.BAD_ARGUMENTS]
@@ -126,7 +128,7 @@ async def test_a_field_that_only_the_reward_reads_is_known():
             return float(answer == target)
 
     env = await begun(Graded(), {"question": "?", "target": "yes"})
-    await env.advance({"role": "assistant", "content": "yes"})
+    await env.advance(Action.of({"role": "assistant", "content": "yes"}))
 
     assert (await env.end("final_answer")).reward == 1.0
 
@@ -147,7 +149,7 @@ async def test_start_and_reward_may_be_asynchronous_and_ask_for_more():
 
     env = Asks()
     await env.begin({"x": 9}, seed=5, context=Context(seed=5))
-    await env.advance({"role": "assistant", "content": "done"})
+    await env.advance(Action.of({"role": "assistant", "content": "done"}))
     outcome = await env.end("final_answer")
 
     assert (seen["fields"], seen["task"], seen["seed"]) == ({"x": 9}, {"x": 9}, 5)
@@ -198,8 +200,8 @@ async def test_turn_rewards_of_tools_belong_to_their_turn():
             return "dirt"
 
     env = await begun(Paid(), {})
-    twice = await env.advance(calling(call("dig", "{}", "a"), call("dig", "{}", "b")))
-    none = await env.advance({"role": "assistant", "content": "tired"})
+    twice = await env.advance(Action.of(calling(call("dig", "{}", "a"), call("dig", "{}", "b"))))
+    none = await env.advance(Action.of({"role": "assistant", "content": "tired"}))
 
     assert (twice.reward, none.reward) == (0.5, 0.0)
 
@@ -217,7 +219,7 @@ async def test_named_and_weighted_rewards_of_a_specification_are_added():
         rewards=[short, (polite, 0.5), Reward(lambda answer: 3.0, weight=0.0, name="watched")],
     )
     await env.begin({"x": 1, "y": 2}, seed=0, context=Context())
-    await env.advance({"role": "assistant", "content": "3 please"})
+    await env.advance(Action.of({"role": "assistant", "content": "3 please"}))
     outcome = await env.end("final_answer")
 
     assert outcome.reward == 1.0 + 1.0 + 0.5 * 1.5
@@ -244,7 +246,7 @@ async def test_a_reward_that_is_no_finite_number_is_refused(value):
 async def test_none_means_that_the_episode_cannot_be_scored():
     env = made(Adder, rewards=[lambda answer: None])
     await env.begin({"x": 1, "y": 2}, seed=0, context=Context())
-    await env.advance({"role": "assistant", "content": "3"})
+    await env.advance(Action.of({"role": "assistant", "content": "3"}))
 
     assert (await env.end("final_answer")).reward is None
 

@@ -195,7 +195,7 @@ def test_wrong_settings_and_calls_are_refused():
         DropToolOutputs(at=0)
     with pytest.raises(UsageError, match="renderer"):
         Summarise(ScriptedEngine(["a"]))
-    with pytest.raises(UsageError, match="history is"):
+    with pytest.raises(UsageError, match="unknown history 'both'"):
         Runner(ScriptedEngine(["a"], tokenizer=TOKENIZER), RENDERER, options=RunnerOptions(history="both"))
     broken = DropToolOutputs().fresh().recall(ToolCall("1", "recall_block", "[1]", CallStatus.OK))
     assert broken.is_error

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.cli.tables import report_lines
-from agentenv.core import RunLimits, StopReason, UsageError
-from agentenv.core.settings import build, parse_pairs, read_toml
+from agentenv.core import StopReason
 from agentenv.runs import report_on
 from agentenv.runs.report import majority_share
 from agentenv.runs.store import EpisodeSummary, ToolUse
@@ -137,24 +136,3 @@ def test_costs_are_summed_where_an_api_gives_them():
     priced = [replace(episode(task), metrics={"cost_usd": 0.25}) for task in range(3)]
 
     assert report_on([*priced, episode(9)]).cost_usd == 0.75
-
-
-def test_pairs_are_read_as_toml_else_as_text():
-    assert parse_pairs(["a=3", "b=0.5", "c=true", "d=none", "e=cosine", "f=[1, 2]"]) == {
-        "a": 3, "b": 0.5, "c": True, "d": None, "e": "cosine", "f": [1, 2],
-    }  # fmt: skip
-    with pytest.raises(UsageError, match="name=value"):
-        parse_pairs(["temperature"])
-
-
-def test_later_settings_win_and_wrong_ones_are_named(tmp_path):
-    assert build(RunLimits, {"max_turns": 3}, {"max_turns": 5}).max_turns == 5
-    with pytest.raises(UsageError, match="did you mean 'max_turns'"):
-        build(RunLimits, {"max_turn": 3})
-    with pytest.raises(UsageError, match="at least 1, not 0"):
-        build(RunLimits, {"max_turns": 0})
-    (tmp_path / "bad.toml").write_text("a = ")
-    with pytest.raises(UsageError, match="not TOML"):
-        read_toml(tmp_path / "bad.toml")
-    with pytest.raises(UsageError, match="cannot read"):
-        read_toml(tmp_path / "gone.toml")

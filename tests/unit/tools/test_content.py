@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from agentenv.tools import Image
 from agentenv.tools.content import to_content
-from agentenv.tools.toolbox import Image
 
 
 class Level(StrEnum):

@@ -11,14 +11,12 @@ import pytest
 
 from agentenv.core import (
     CallStatus,
-    Context,
     SandboxUnavailable,
     ToolCall,
     ToolDefinitionError,
     ToolErrorKind,
 )
-from agentenv.tools import Tool, Toolbox, tool
-from agentenv.tools.toolbox import abandoned_threads
+from agentenv.tools import Tool, Toolbox, abandoned_threads, tool
 from helpers.waiting import let_others_run, until
 
 
@@ -115,15 +113,6 @@ async def test_calls_that_may_not_overlap_run_alone_and_in_order() -> None:
     await Toolbox([alone, beside]).run(calls(*[(name, {"name": text}) for name, text in order]))
 
     assert log == ["+a", "+b", "-a", "-b", "+c", "-c", "+d", "-d", "+e", "-e"]
-
-
-async def test_calls_over_the_limit_are_answered_not_run() -> None:
-    box = Toolbox([add])
-
-    results = await box.run(calls(*[("add", {"a": 1, "b": 1})] * 3), Context(tool_calls_left=1))
-
-    assert [result.error_kind for result in results] == [None, ToolErrorKind.NOT_RUN, ToolErrorKind.NOT_RUN]
-    assert results[1].content == "not run: the limit of tool calls is reached"
 
 
 @pytest.mark.parametrize("status", [status for status in CallStatus if status is not CallStatus.OK])

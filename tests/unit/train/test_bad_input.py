@@ -114,13 +114,13 @@ def test_what_cannot_be_trained_makes_no_step(case, drop_zero_std):
     make, reason = NOTHING[case]
     trainer = trainer_of(weight_decay=0.1, drop_zero_std=drop_zero_std)
     if reason == "rows_too_long":
-        trainer.policy.max_length = 7
+        trainer.learner.policy.max_length = 7
     before = [one.clone() for one in trainer.model.parameters()]
 
     metrics = trainer.step([make()])
 
     assert metrics["updates"] == 0
-    assert trainer.weights_version == trainer.updates_done == 0
+    assert trainer.weights_version == trainer.learner.updates_done == 0
     assert all(map(torch.equal, trainer.model.parameters(), before))
     dropped = {name for name, count in metrics.items() if name.startswith("dropped/") and count}
     assert dropped == ({f"dropped/{reason}"} if drop_zero_std or reason != "zero_std_episodes" else set())
@@ -137,7 +137,7 @@ def test_an_empty_batch_makes_no_step():
     assert metrics["updates"] == 0
     assert early_warnings([metrics]) == ["the batch has no episodes: there is nothing to train on"]
     assert trainer.steps_done == 1
-    assert trainer.updates_done == 0
+    assert trainer.learner.updates_done == 0
 
 
 def test_the_reason_of_each_member_comes_before_that_of_its_group():
@@ -163,7 +163,7 @@ def test_a_gradient_of_zero_lets_no_momentum_move_the_weights(every_token_is_dro
     metrics = trainer.step([far if every_token_is_dropped else group("a", [1.0, 1.0])])
 
     assert (metrics["grad_norm"], metrics["updates"], metrics["updates/not_finite"]) == (0.0, 0.0, 0.0)
-    assert trainer.weights_version == trainer.updates_done == 1
+    assert trainer.weights_version == trainer.learner.updates_done == 1
     assert all(map(torch.equal, trainer.model.parameters(), before))
 
 
@@ -187,7 +187,8 @@ def test_what_the_updates_of_a_batch_move_is_no_mismatch(old_logprobs, options):
     trainer = trainer_of(old_logprobs=old_logprobs, learning_rate=0.05, **options)
     batch = [group("a", [0.0, 1.0]), group("b", [1.0, 0.0])]
     scores = [
-        values.tolist() for values in score_rows(trainer.policy, build_batch(batch, trainer.config).rows)
+        values.tolist()
+        for values in score_rows(trainer.learner.policy, build_batch(batch, trainer.config).rows)
     ]
 
     metrics = trainer.step([sampled_with(batch[0], scores[:2]), sampled_with(batch[1], scores[2:])])
@@ -206,7 +207,7 @@ def test_demonstrations_are_checked_as_episodes_are():
     with pytest.raises(UsageError, match="another tokenizer"):
         trainer.warmup([episode("d", 0, 1.0, top=500)], steps=1)
 
-    trainer.policy.max_length = 12
+    trainer.learner.policy.max_length = 12
     shown = [episode("d", 0, 1.0, tokens=20), episode("d", 1, 1.0, tokens=2)]
     metrics = trainer.step([], demonstrations=shown)
     first, second = trainer.warmup(shown, steps=2)
@@ -223,7 +224,7 @@ def test_a_group_of_one_is_refused_by_the_loop_unless_it_has_advantages_of_its_o
     with pytest.raises(UsageError, match=r"num_generations=1 \(-k 1\) can never train"):
         trainer.train()
 
-    trainer.advantage_fn = lambda groups: [[1.0] * len(one) for one in groups]
+    trainer.learner.advantage_fn = lambda groups: [[1.0] * len(one) for one in groups]
     with pytest.raises(UsageError, match="no environment to play"):
         trainer.train()
     assert trainer.step([group("a", [1.0])])["updates"] == 1
@@ -242,7 +243,7 @@ def test_reward_metrics_are_of_the_rewards_that_the_environment_gave():
 
 def test_episodes_of_mixed_versions_are_trained_and_their_age_is_counted():
     trainer = trainer_of()
-    trainer.weights_version = 3
+    trainer.learner.weights_version = 3
     metrics = trainer.step([TrajectoryGroup((crossing(0, 0.0), crossing(1, 1.0)))])
     assert metrics["updates"] == 1
     assert metrics["staleness/mean"] == 2.0
@@ -252,7 +253,7 @@ def test_episodes_of_mixed_versions_are_trained_and_their_age_is_counted():
 
 def test_the_oldest_token_decides_whether_an_episode_is_too_stale():
     trainer = trainer_of(max_staleness=2)
-    trainer.weights_version = 3
+    trainer.learner.weights_version = 3
     metrics = trainer.step([TrajectoryGroup((crossing(0, 0.0), crossing(1, 1.0)))])
     assert metrics["dropped/stale_episodes"] == 2
     assert metrics["updates"] == 0

@@ -211,9 +211,9 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"epsilon": 1.5}, "epsilon must be below 1"),
+        ({"epsilon": 1.5}, "epsilon must be 0 or more and below 1"),
         ({"delta": 1.1}, "delta must be above"),
-        ({"dual_clip": 0.5}, "dual_clip must be above 1"),
+        ({"dual_clip": 0.5}, "dual_clip must be more than 1"),
         ({"importance_correction": "token_mask"}, "nothing with old_logprobs='sampler'"),
         ({"loss_type": "dr_grpo"}, "needs max_completion_length"),
         ({"overlong_penalty_tokens": 5}, "needs max_completion_length"),
@@ -238,7 +238,7 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"turn_discount": -0.5}, "turn_discount must be 0 or more"),
         ({"adam_beta1": 2.0}, "adam_beta1 must be 0 or more and below 1, not 2.0"),
         ({"adam_beta2": 1.0}, "adam_beta2 must be 0 or more and below 1"),
-        ({"max_completion_length": 0}, "max_completion_length must be more than 0"),
+        ({"max_completion_length": 0}, "max_completion_length must be at least 1"),
         ({"overlong_penalty_tokens": -1}, "overlong_penalty_tokens must be 0 or more"),
         (
             {"overlong_penalty_tokens": 6, "max_completion_length": 5},
@@ -271,10 +271,10 @@ def test_kl_in_the_reward_changes_advantages_not_the_loss():
     trainer = trainer_of(beta=1.0, kl_in="reward", kl_estimator="k1", scale_rewards="none")
     one = group("a", [1.0, 1.0])
     rows = build_batch([one], GRPOConfig(drop_zero_std=False)).rows
-    ref = [values.sum().item() for values in score_rows(trainer.policy, rows)]
+    ref = [values.sum().item() for values in score_rows(trainer.learner.policy, rows)]
     kl = [row.sampler_n.sum().item() - value for row, value in zip(rows, ref, strict=True)]
 
-    batch = trainer._batch([one])
+    batch = trainer.learner.batch([one])
 
     expected = [1 - kl[0] - (2 - sum(kl)) / 2, 1 - kl[1] - (2 - sum(kl)) / 2]
     assert [row.advantages_n[0].item() for row in batch.rows] == pytest.approx(expected, rel=1e-5)
@@ -285,7 +285,7 @@ def test_lora_trains_adapters_only_and_its_reference_is_the_model_without_them(t
     base = tiny()
     before = {name: one.clone() for name, one in base.named_parameters()}
     rows = build_batch(batch, GRPOConfig()).rows
-    truth = score_rows(trainer_of(tiny()).policy, rows)
+    truth = score_rows(trainer_of(tiny()).learner.policy, rows)
     trainer = trainer_of(base, lora=LoraOptions(r=4), beta=0.1, learning_rate=0.05)
 
     first = trainer.step(batch)
@@ -293,9 +293,11 @@ def test_lora_trains_adapters_only_and_its_reference_is_the_model_without_them(t
 
     assert first["kl"] == pytest.approx(0.0, abs=1e-12)
     assert second["kl"] > 1e-4
-    trained = {name.replace(".base_layer", ""): one for name, one in trainer.policy.base.named_parameters()}
+    trained = {
+        name.replace(".base_layer", ""): one for name, one in trainer.learner.policy.base.named_parameters()
+    }
     assert all(torch.equal(trained[name], one) for name, one in before.items())
-    trainer.reference.score(rows)
+    trainer.learner.reference.score(rows)
     for row, values in zip(rows, truth, strict=True):
         torch.testing.assert_close(row.ref_n, values, rtol=0, atol=1e-10)
 
@@ -310,13 +312,13 @@ def test_a_continued_adapter_is_its_own_reference():
     trainer = trainer_of(lora=LoraOptions(r=4), learning_rate=0.05)
     trainer.step(batch)
     rows = build_batch(batch, GRPOConfig()).rows
-    truth = score_rows(trainer.policy, rows)
+    truth = score_rows(trainer.learner.policy, rows)
 
     continued = trainer_of(trainer.model, beta=0.1, learning_rate=0.05)
     assert continued.step(batch)["kl"] == pytest.approx(0.0, abs=1e-10)
     moved = continued.step(batch)["kl"]
 
-    continued.reference.score(rows)
+    continued.learner.reference.score(rows)
     assert moved > 1e-5
     for row, values in zip(rows, truth, strict=True):
         torch.testing.assert_close(row.ref_n, values, rtol=0, atol=1e-10)
@@ -362,7 +364,7 @@ def test_a_users_advantages_for_too_few_sequences_are_refused():
 
 def test_a_users_loss_takes_the_place_of_the_surrogate():
     trainer = trainer_of()
-    trainer.loss_fn = lambda x: -x.logprobs_N * x.advantages_N
+    trainer.learner.loss_fn = lambda x: -x.logprobs_N * x.advantages_N
     plain = trainer_of(loss_type="gpg")
     batch = [group("a", [0.0, 1.0, 0.3])]
     assert trainer.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], abs=1e-12)
@@ -379,7 +381,7 @@ def test_a_users_loss_takes_the_place_of_the_surrogate():
 )
 def test_a_users_loss_must_be_one_number_for_each_token(loss_fn, given):
     trainer = trainer_of()
-    trainer.loss_fn = loss_fn
+    trainer.learner.loss_fn = loss_fn
 
     with pytest.raises(UsageError, match=rf"loss_fn returned {given}; .* of shape \(12,\)"):
         trainer.step([group("a", [0.0, 1.0, 0.3])])
@@ -442,7 +444,7 @@ def test_activation_checkpointing_brings_no_dropout():
     plain = trainer_of(copy.deepcopy(model))
     saving = trainer_of(model, gradient_checkpointing=True)
     passes = []
-    saving.policy.decoder.h[0].ln_1.register_forward_hook(lambda *_: passes.append(1))
+    saving.learner.policy.decoder.h[0].ln_1.register_forward_hook(lambda *_: passes.append(1))
     batch = [group("a", [0.0, 1.0, 0.3])]
 
     ours, truth = saving.step(batch), plain.step(batch)
@@ -455,10 +457,10 @@ def test_a_frozen_reference_keeps_what_the_check_of_the_policy_found():
     torch.manual_seed(0)
     config = FalconConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     trainer = trainer_of(FalconForCausalLM(config).double().eval(), beta=0.1, packing="shared")
-    assert trainer.policy.packable
-    assert not trainer.policy.tree
+    assert trainer.learner.policy.packable
+    assert not trainer.learner.policy.tree
 
-    assert not trainer.reference._frozen.tree
+    assert not trainer.learner.reference._frozen.tree
     assert trainer.step([group("a", [0.0, 1.0, 0.3])])["kl"] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -532,7 +534,7 @@ def test_warnings_are_given_once_when_a_problem_begins():
 
 def test_reference_copy_shares_nothing_with_the_policy():
     trainer = trainer_of()
-    reference = Reference(trainer.policy)
+    reference = Reference(trainer.learner.policy)
     rows = build_batch([group("a", [0.0, 1.0])], GRPOConfig()).rows
     reference.score(rows)
     before = [row.ref_n for row in rows]

@@ -3,3 +3,6 @@
 Everything in this package runs in a process of its own, executed fresh with a clean environment,
 and imports nothing but the standard library and its neighbours here.
 """
+
+__all__: list[str] = []
+"""Empty: in its own process this package stands alone, without the library and its doors."""

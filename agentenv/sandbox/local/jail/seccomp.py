@@ -26,6 +26,7 @@ _X32 = 0x40000000
 _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 
+# Numbers that both machines share: since 424 the kernel gives new calls one number for all.
 _SAME = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
@@ -118,7 +119,7 @@ _AF_UNIX, _SOCK_STREAM = 1, 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _PR_SET_PDEATHSIG = 1
 _OWN_PID = 0x3EA51DE5
-"""Stands for the process's own id until the filter is installed."""
+"""Stands for the process's own id until the filter is installed: one program serves all children."""
 
 _Code = list[tuple[int, int, int, int]]
 _EPERM = (_RET, 0, 0, _ERRNO | errno.EPERM)
@@ -129,6 +130,10 @@ _UNKNOWN = (_RET, 0, 0, _ERRNO | errno.ENOSYS)
 def _argument(index: int) -> tuple[int, int, int, int]:
     """Load the low half of an argument; every one looked at here is 32 bits wide in the kernel."""
     return (_LOAD, 0, 0, 16 + 8 * index)
+
+
+# Jumps count instructions from the next one. Of the two returns behind a row of tests, a match jumps over the
+# first to the second.
 
 
 def _allow_if(index: int, values: tuple[int, ...]) -> _Code:
@@ -153,6 +158,7 @@ def _special(*, fork: bool) -> dict[str, _Code]:
         "prctl": _refuse_if(0, (_PR_SET_PDEATHSIG,)),
     }
     if not fork:
+        # threads are needed (numpy starts some); a process would be left running when the job is over
         rules["clone"] = [
             _argument(0),
             (_JSET, 1, 0, _NEW_NAMESPACES),
@@ -162,6 +168,7 @@ def _special(*, fork: bool) -> dict[str, _Code]:
         ]
         # Landlock does not look at sockets in the file system: nothing that could reach one may exist
         rules["socket"] = [_EPERM]
+        # a stream has two fixed ends; a datagram socket could be connected to another address
         rules["socketpair"] = [
             _argument(0),
             (_JEQ, 0, 4, _AF_UNIX),
@@ -171,6 +178,7 @@ def _special(*, fork: bool) -> dict[str, _Code]:
             _PERMIT,
             _EPERM,
         ]
+        # 0 means the caller, or its process group, which is the job's own
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "prlimit64", "sched_setaffinity"):
             rules[name] = _allow_if(0, (0, _OWN_PID))
     return rules
@@ -195,6 +203,7 @@ def build(machine: str = MACHINE, *, fork: bool = True) -> bytes:
             leaves[numbers[name]] = [_EPERM]
     for name, code in _special(fork=fork).items():
         leaves[numbers[name]] = code
+    # Invariant: spans are sorted by their first number, and each reaches to the next one's.
     spans: list[tuple[int, _Code]] = [(0, [_PERMIT])]
     for number in sorted(leaves):
         if spans[-1][0] == number:
@@ -204,6 +213,7 @@ def build(machine: str = MACHINE, *, fork: bool = True) -> bytes:
         if number + 1 not in leaves:
             spans.append((number + 1, [_PERMIT]))
     spans.append((FIRST_UNKNOWN, [_UNKNOWN]))
+    # Numbers mean other calls on another architecture, so that is looked at first (offset 4 of seccomp_data).
     head: _Code = [
         (_LOAD, 0, 0, 4),
         (_JEQ, 1, 0, _ARCHES[machine]),
@@ -221,6 +231,7 @@ def _search(spans: list[tuple[int, _Code]]) -> _Code:
         return spans[0][1]
     middle = len(spans) // 2
     below, above = _search(spans[:middle]), _search(spans[middle:])
+    # A conditional jump has eight bits; a longer way takes an unconditional one, which has 32.
     if len(below) > 255:
         return [(_JGE, 0, 1, spans[middle][0]), (0x05, 0, 0, len(below)), *below, *above]
     return [(_JGE, len(below), 0, spans[middle][0]), *below, *above]

@@ -24,7 +24,7 @@ from transformers import (
 
 from agentenv.core import ContextTooLong, EngineError, UsageError
 from agentenv.engine import Completion, Sampling, TransformersEngine
-from agentenv.engine.hf.request import Request
+from agentenv.engine.hf.request import GenerationRequest
 from helpers.waiting import wait_until
 
 SHAPE = {
@@ -393,7 +393,7 @@ def test_an_answer_to_an_event_loop_that_was_just_closed_is_dropped(monkeypatch)
     loop = asyncio.new_event_loop()
     future = loop.create_future()
     loop.close()
-    request = Request([1], Sampling(), frozenset(), None, 1, None, Random(0), loop, future, 0.0)
+    request = GenerationRequest([1], Sampling(), frozenset(), None, 1, None, Random(0), loop, future, 0.0)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "is_closed", lambda: False)  # as the worker saw it a moment before

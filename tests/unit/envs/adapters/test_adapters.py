@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentenv.core import Context, DependencyMissing, UnknownEnvironment, UsageError
+from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment, UsageError
 from agentenv.envs import EnvSpec, make, spec
 from agentenv.envs.adapters import ToolMethods, tool_env
 from agentenv.testing import check_env, oracle_of, play
@@ -54,8 +54,8 @@ async def begun(env, task):
 
 async def test_a_trl_class_becomes_an_environment():
     env, first = await begun(ToolMethods(Counter()), {"prompt": "Reach ten.", "start": 4, "unused": 1})
-    result = await env.advance(called("add", '{"amount": 6}'))
-    await env.advance({"role": "assistant", "content": "done"})
+    result = await env.advance(Action.of(called("add", '{"amount": 6}')))
+    await env.advance(Action.of({"role": "assistant", "content": "done"}))
 
     assert first[0]["content"] == "Reach ten.\n\nThe counter is at 4."
     assert [one["function"]["name"] for one in env.tool_schemas] == ["add"]
@@ -75,7 +75,7 @@ async def test_a_trl_reward_function_sees_the_object_and_the_task():
         return environment.total + start + len(answer)
 
     env, _ = await begun(ToolMethods(Counter(), score), {"prompt": "", "start": 3})
-    await env.advance({"role": "assistant", "content": "ok"})
+    await env.advance(Action.of({"role": "assistant", "content": "ok"}))
 
     assert (await env.end("final_answer")).reward == 8.0
 

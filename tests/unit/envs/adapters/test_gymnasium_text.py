@@ -4,7 +4,7 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from agentenv.core import Context, UsageError
+from agentenv.core import Action, Context, UsageError
 from agentenv.envs import Text, make, spec
 from agentenv.envs.adapters import GymnasiumText
 
@@ -73,7 +73,7 @@ def test_the_last_action_named_counts(text, action):
 async def test_a_message_without_an_action_changes_nothing():
     env = make("gymnasium:FrozenLake-v1")
     await env.begin({"seed": 1}, seed=1, context=Context())
-    result = await env.advance({"role": "assistant", "content": "Hm, let me think."})
+    result = await env.advance(Action.of({"role": "assistant", "content": "Hm, let me think."}))
 
     assert "left, down, right, up" in result.messages[0]["content"]
     assert (result.reward, result.terminated) == (0.0, False)
@@ -84,7 +84,7 @@ async def test_a_lake_that_does_not_slip_is_walked_to_the_goal():
     env = make("gymnasium:FrozenLake-v1", is_slippery=False)
     first = await env.begin({"seed": 1}, seed=1, context=Context())
     results = [
-        await env.advance({"role": "assistant", "content": word})
+        await env.advance(Action.of({"role": "assistant", "content": word}))
         for word in ("down", "down", "right", "right", "down", "right")
     ]
 

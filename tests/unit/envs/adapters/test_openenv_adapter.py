@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from agentenv.core import Context, EnvironmentMisuse, UsageError
+from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
 from agentenv.envs import EnvSpec, ToolEnv, spec
-from agentenv.envs.adapters import OpenEnv, openenv_spec
+from agentenv.envs.adapters import OpenEnv
 from agentenv.interop import serve
 from agentenv.testing import tool_call_message
 from agentenv.tools import tool
@@ -38,11 +38,11 @@ class Door(ToolEnv):
 async def test_a_served_environment_is_played_over_the_wire():
     entry = EnvSpec.of("test/Door-v0", Door, tasks=[{"code": 4}])
     async with serve(entry) as url:
-        env = openenv_spec(url).make()
+        env = spec(f"openenv:{url}").make()
         first = await env.begin({"seed": 1}, seed=0, context=Context())
-        wrong = await env.advance(tool_call_message("press", number=3))
-        bad = await env.advance(tool_call_message("press", number="x"))
-        right = await env.advance(tool_call_message("press", number=4))
+        wrong = await env.advance(Action.of(tool_call_message("press", number=3)))
+        bad = await env.advance(Action.of(tool_call_message("press", number="x")))
+        right = await env.advance(Action.of(tool_call_message("press", number=4)))
         done = await env.is_finished()
         await env.shutdown()
 
@@ -53,7 +53,7 @@ async def test_a_served_environment_is_played_over_the_wire():
 
 
 async def test_a_server_that_is_not_there_is_named():
-    env = openenv_spec("http://127.0.0.1:9").make()
+    env = spec("openenv:http://127.0.0.1:9").make()
 
     with pytest.raises(EnvironmentMisuse, match=r"http://127.0.0.1:9 does not answer"):
         await env.begin({"seed": 1}, seed=0, context=Context())
@@ -104,8 +104,8 @@ async def assert_guessing_is_played(env):
     """Play seed 17, once wrong, once right, and check what came of it."""
     first = await env.begin({"seed": 17}, seed=0, context=Context())
     schema = env.tool_schemas[0]["function"]
-    missed = await env.advance(tool_call_message("act", number=3))
-    hit = await env.advance(tool_call_message("act", number=7))
+    missed = await env.advance(Action.of(tool_call_message("act", number=3)))
+    hit = await env.advance(Action.of(tool_call_message("act", number=7)))
     done = await env.is_finished()
     await env.shutdown()
     assert first.messages[-1]["content"] == '{"told": "guess"}'
@@ -131,7 +131,7 @@ async def test_a_server_of_openenv_is_played_over_the_wire(guessing):
     await until(lambda: server.started)
     try:
         port = server.servers[0].sockets[0].getsockname()[1]
-        await assert_guessing_is_played(openenv_spec(f"http://127.0.0.1:{port}").make())
+        await assert_guessing_is_played(spec(f"openenv:http://127.0.0.1:{port}").make())
     finally:
         server.should_exit = True
         await serving
@@ -164,7 +164,7 @@ async def test_an_openenv_mcp_environment_brings_its_tools():
 
     env = OpenEnv(Sums(server))
     await env.begin({"seed": 1}, seed=0, context=Context())
-    result = await env.advance(tool_call_message("add", a=2, b=3))
+    result = await env.advance(Action.of(tool_call_message("add", a=2, b=3)))
     await env.shutdown()
 
     assert env.tool_schemas[0]["function"]["name"] == "add"

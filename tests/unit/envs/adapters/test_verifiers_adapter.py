@@ -6,6 +6,7 @@ import types
 import pytest
 
 from agentenv.core import (
+    Action,
     Context,
     DependencyMissing,
     EnvironmentMisuse,
@@ -157,7 +158,7 @@ def guess(vf, rows):
 async def test_a_last_word_of_the_environment_ends_the_episode(guess):
     env = Verifiers(guess)
     await begun(env, {"prompt": [{"role": "user", "content": "Guess."}], "answer": "7"})
-    wrong, hit = await env.advance(says("3")), await env.advance(says("7"))
+    wrong, hit = await env.advance(Action.of(says("3"))), await env.advance(Action.of(says("7")))
 
     assert [one["content"] for one in wrong.messages] == ["Wrong, try 2."]
     assert ([one["content"] for one in hit.messages], hit.terminated) == (["Right."], True)
@@ -171,8 +172,8 @@ async def test_its_turn_limit_truncates_but_a_single_turn_is_an_end(vf, rows, gu
     row = {"prompt": [{"role": "user", "content": "Guess."}], "answer": "7"}
     for env in (games, questions):
         await begun(env, row)
-    last = [await games.advance(says("3")) for _ in range(3)][-1]
-    only = await questions.advance(says("It is 7."))
+    last = [await games.advance(Action.of(says("3"))) for _ in range(3)][-1]
+    only = await questions.advance(Action.of(says("It is 7.")))
 
     assert (last.truncated, last.terminated) == (True, False)
     assert (only.truncated, only.terminated) == (False, True)
@@ -194,7 +195,7 @@ async def test_infrastructure_that_fails_aborts_and_is_cleaned_up(guess, vf):
     env = Verifiers(Careful(dataset=guess.dataset, max_turns=3))
     await begun(env, {"prompt": [{"role": "user", "content": "Guess."}], "answer": "7"})
     with pytest.raises(SandboxCrashed, match="gone"):
-        await env.advance(says("crash"))
+        await env.advance(Action.of(says("crash")))
     await env.shutdown()
     await env.shutdown()
 
@@ -228,5 +229,5 @@ async def test_what_cannot_be_stepped_is_refused_in_words(vf, rows, guess):
     env = Verifiers(Rewrites(dataset=rows))
     await begun(env, {"prompt": [{"role": "user", "content": "Guess."}], "answer": "7"})
     with pytest.raises(EnvironmentMisuse, match="rewrites what the model was told"):
-        await env.advance(says("1"))
+        await env.advance(Action.of(says("1")))
     await env.shutdown()

@@ -151,7 +151,7 @@ async def test_with_the_sampled_tokens_used_up_no_call_is_run_and_nothing_is_sho
     (result,) = record.turns[0].tool_results
     assert result.is_error == (spare == 0)
     if not spare:
-        assert f"limit of {cost} sampled tokens" in result.text
+        assert f"max_total_tokens={cost}" in result.text
 
 
 async def test_any_limit_between_prompt_and_second_turn_keeps_the_record_aligned():

@@ -11,8 +11,8 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
-from agentenv.runner.conversation.fit import Observation, fit_observation
-from agentenv.runner.conversation.overflow import FullOutputs, cut, file_name
+from agentenv.runner.conversation.fit import Observation, cut, fit_observation
+from agentenv.runner.outputs import FullOutputs, file_name
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 

@@ -18,7 +18,8 @@ from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.train.loop import loop
+from agentenv.train import trainer as trainer_module
+from agentenv.train.loop.sync import WeightSync
 from agentenv.train.watch import episode_metrics
 
 GROUPS, MEMBERS = 2, 4
@@ -104,7 +105,7 @@ class SlowTrainer(GRPOTrainer):
         return metrics
 
 
-def make(tmp_path, kind=GRPOTrainer, *, engine=None, **options) -> GRPOTrainer:
+def make(tmp_path, kind=GRPOTrainer, *, model=None, engine=None, on_metrics=None, **options) -> GRPOTrainer:
     settings = {
         "groups_per_step": GROUPS,
         "num_generations": MEMBERS,
@@ -118,8 +119,9 @@ def make(tmp_path, kind=GRPOTrainer, *, engine=None, **options) -> GRPOTrainer:
     Parrot.begun, Parrot.closed = [], []
     return kind(
         GRPOConfig(**settings),
-        model=tiny(),
+        model=model or tiny(),
         engine=engine,
+        on_metrics=on_metrics,
         tokenizer=byte_tokenizer(),
         envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=6),
@@ -168,7 +170,9 @@ def test_the_thread_that_trained_lets_its_openmp_team_go(tmp_path, monkeypatch, 
         return step(groups)
 
     trainer.step = stepped
-    monkeypatch.setattr(loop, "dismiss_team", lambda: done.append(("dismissed", threading.get_ident())))
+    monkeypatch.setattr(
+        trainer_module, "dismiss_team", lambda: done.append(("dismissed", threading.get_ident()))
+    )
     trainer.train()
 
     assert [what for what, _ in done] == ["step", "dismissed"] * 2
@@ -190,8 +194,8 @@ def test_the_engine_samples_from_a_copy_that_follows_the_trainer(tmp_path, lora)
 
 
 def test_an_engine_that_shares_the_model_is_refused(tmp_path):
-    trainer = make(tmp_path)
-    trainer.engine = TransformersEngine(trainer.model)
+    model = tiny()
+    trainer = make(tmp_path, model=model, engine=TransformersEngine(model))
 
     with pytest.raises(UsageError, match="samples from the very model in training"):
         trainer.train()
@@ -229,8 +233,7 @@ def test_a_step_that_fails_closes_the_batch_ahead_and_moves_no_cursor(tmp_path):
 
 
 def test_a_resumed_run_deals_again_what_was_only_played_ahead(tmp_path):
-    first = make(tmp_path, max_steps=4, save_steps=1)
-    first.on_metrics = lambda step, metrics: step == 2 and 1 / 0
+    first = make(tmp_path, max_steps=4, save_steps=1, on_metrics=lambda step, metrics: step == 2 and 1 / 0)
     with pytest.raises(ZeroDivisionError):
         first.train()
     seen = set(Parrot.begun)
@@ -267,17 +270,15 @@ def test_an_update_in_mid_completion_gives_one_completion_two_versions(tmp_path)
     model = tiny()
     engine = TransformersEngine(copy.deepcopy(model))
     trainer = make(tmp_path, engine=engine)
-    trainer.weights_version = 1
+    trainer.learner.weights_version = 1
 
     async def play() -> tuple[tuple[int, int, int], ...]:
-        from agentenv.train.loop.sync import follow_trainer
-
         task = asyncio.create_task(
             engine.generate([1, 2], ae.Sampling(max_tokens=400, seed=0), stop_token_ids=())
         )
         while not engine.stats()["decodes"]:  # noqa: ASYNC110 - the worker is a thread
             await asyncio.sleep(0)
-        await follow_trainer(trainer)
+        await WeightSync(trainer.learner, engine, trainer.renderer).follow()
         return (await task).version_ranges
 
     ranges = asyncio.run(play())

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from agentenv.train.loop.loop import run_blocking
+from agentenv.core.threads import run_blocking
 from agentenv.train.objective.loss import SURROGATES
 from helpers.training import episode, group, tiny, trainer_of
 
@@ -41,10 +41,10 @@ def test_a_step_after_a_broken_one_has_its_own_gradient_only():
             raise Interrupted
         return SURROGATES["gpg"](x)
 
-    broken.loss_fn = second_fails
+    broken.learner.loss_fn = second_fails
     with pytest.raises(Interrupted):
         broken.step([group("a", [0.0, 1.0, 0.3])])
-    broken.loss_fn = None
+    broken.learner.loss_fn = None
 
     batch = [group("b", [0.0, 1.0, 0.7])]
     assert broken.step(batch)["grad_norm"] == whole.step(batch)["grad_norm"]
@@ -55,10 +55,14 @@ def test_a_gradient_that_is_not_finite_never_gives_the_engine_a_version_of_its_o
     told = []
 
     class Engine:
+        name = "recorded"
         model = trainer.model
 
         def updating(self, version):
             return _Recorded(version)
+
+        def weights_updated(self, version):
+            return version
 
     class _Recorded:
         def __init__(self, version):
@@ -71,9 +75,9 @@ def test_a_gradient_that_is_not_finite_never_gives_the_engine_a_version_of_its_o
             told.append(self.version())
 
     trainer.engine = Engine()
-    trainer.loss_fn = lambda x: x.logprobs_N * torch.nan
+    trainer.learner.loss_fn = lambda x: x.logprobs_N * torch.nan
     trainer.step([group("a", [0.0, 1.0, 0.3])])
-    trainer.loss_fn = None
+    trainer.learner.loss_fn = None
     trainer.step([group("a", [0.0, 1.0, 0.3])])
 
     assert told == [0, 1]

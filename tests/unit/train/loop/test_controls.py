@@ -71,7 +71,7 @@ def test_without_the_optimisers_state_a_resume_is_not_equal(tmp_path):
     whole.save(tmp_path / "half")
     forgetful = trainer_of()
     forgetful.resume(tmp_path / "half")
-    forgetful._optimizer = None
+    forgetful.learner._optimizer = None
     for batch in batches[2:]:
         whole.step(batch)
         forgetful.step(batch)

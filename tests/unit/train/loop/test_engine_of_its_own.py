@@ -48,7 +48,7 @@ class FromDisk(TransformersEngine):
         raise EngineError("takes no adapters")
 
 
-def make_trainer(tmp_path, engine_of, **settings):
+def make_trainer(tmp_path, engine_of, *, eval_tasks=None, **settings):
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **shape)).eval()
@@ -59,6 +59,7 @@ def make_trainer(tmp_path, engine_of, **settings):
         engine=engine_of(model),
         tokenizer=byte_tokenizer(),
         envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
+        eval_tasks=eval_tasks,
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
     )
 
@@ -86,8 +87,7 @@ def test_weights_that_did_not_arrive_stop_the_run_with_the_reason(tmp_path):
 
 
 def test_an_evaluation_is_of_the_present_weights(tmp_path):
-    trainer = make_trainer(tmp_path, FromDisk)
-    trainer.eval_tasks = [{"n": 1}]
+    trainer = make_trainer(tmp_path, FromDisk, eval_tasks=[{"n": 1}])
 
     trainer.evaluate()
     trainer.evaluate()
@@ -144,8 +144,7 @@ def test_connections_are_closed_with_the_event_loop_they_belong_to(tmp_path, fai
         async def disconnect(self):
             self.loops = (*self.loops, asyncio.get_running_loop())
 
-    trainer = make_trainer(tmp_path, OverTheWire, max_steps=1)
-    trainer.eval_tasks = [{"n": 1}]
+    trainer = make_trainer(tmp_path, OverTheWire, max_steps=1, eval_tasks=[{"n": 1}])
 
     for run in (trainer.train, trainer.evaluate):
         with pytest.raises(EngineError) if fails else nullcontext():
@@ -161,16 +160,14 @@ def test_each_process_evaluates_its_share_of_the_tasks(tmp_path):
         def gather(self, values):
             return list(values)
 
-    trainer = make_trainer(tmp_path, lambda _: None)
-    trainer.eval_tasks = [{"n": n} for n in range(5)]
-    trainer.policy.world = Second()
+    trainer = make_trainer(tmp_path, lambda _: None, eval_tasks=[{"n": n} for n in range(5)])
+    trainer.learner.policy.world = Second()
 
     assert trainer.evaluate()["eval/tasks"] == 2.0
 
 
 def test_held_out_tasks_that_never_end_are_not_evaluated_without_a_number(tmp_path, caplog):
-    trainer = make_trainer(tmp_path, lambda _: None)
-    trainer.eval_tasks = lambda seed: {"n": seed}
+    trainer = make_trainer(tmp_path, lambda _: None, eval_tasks=lambda seed: {"n": seed})
 
     assert trainer.evaluate() == {}
     assert "set eval_tasks" in caplog.text

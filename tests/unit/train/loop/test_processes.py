@@ -36,10 +36,10 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.train.batch import Row
-from agentenv.train.loop.sync import _push, sampling_engine
+from agentenv.train.loop.sync import open_engine, push
 from agentenv.train.model.shards import whole
 from agentenv.train.update import accumulate, assign_weights
-from agentenv.train.watch import Meter
+from agentenv.train.sums import Meter
 
 torch.set_num_threads(1)
 OUT, REDUCTIONS = sys.argv[1], sys.argv[2:]
@@ -76,12 +76,12 @@ def gradient(how, reduction, split):
     mine = rows if world.size == 1 else (rows[:split] if world.rank == 0 else rows[split:])
     total = float if how == "naive" else world.total
     assign_weights(mine, trainer.config, total=total)
-    accumulate(trainer.policy, mine, Meter())
-    world.add_gradients(trainer.optimizer)
-    grads = [one.grad for one in trainer.optimizer.masters]
+    accumulate(trainer.learner.policy, mine, Meter())
+    world.add_gradients(trainer.learner.optimizer)
+    grads = [one.grad for one in trainer.learner.optimizer.masters]
     grads = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in grads]
     flat = torch.cat([grad.detach().flatten() for grad in grads]) / (2 if how == "naive" else 1)
-    norm = trainer.optimizer.step(1e-3)
+    norm = trainer.learner.optimizer.step(1e-3)
     if world.rank == 0:
         torch.save((flat, norm), f"{OUT}/{how}-{reduction}-{split}")
 
@@ -195,7 +195,7 @@ def refusals(how):
     trainer = make(True, "token_mean", output_dir=f"{OUT}/{how}")
 
     try:
-        sampling_engine(trainer)
+        open_engine(trainer.learner, None, model_name="")
     except UsageError as error:
         assert "pass engine= with a copy" in str(error)
     else:
@@ -207,9 +207,9 @@ def refusals(how):
 
         load_adapter = load_weights
 
-    for push in (lambda: asyncio.run(_push(trainer, Broken(), None)), lambda: trainer.save("/dev/null/x")):
+    for share in (lambda: asyncio.run(push(trainer.learner, Broken(), None)), lambda: trainer.save("/dev/null/x")):
         try:
-            push()
+            share()
         except AgentEnvError as error:
             assert ("another process failed" in str(error)) == (trainer.world.rank == 1), error
         else:

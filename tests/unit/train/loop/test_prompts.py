@@ -8,7 +8,7 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import UsageError
-from agentenv.train.loop.loop import run_blocking
+from agentenv.core.threads import run_blocking
 from helpers.prompts import Long, trainer_of
 
 
@@ -38,7 +38,7 @@ def test_long_prompts_are_left_out_counted_and_never_played(tmp_path, caplog, op
 def test_looking_at_a_prompt_scores_nothing(tmp_path):
     trainer = trainer_of(tmp_path, max_prompt_length=300)
 
-    counts = run_blocking(trainer.rollouts.leave_out_long_prompts())
+    counts = run_blocking(trainer.rollouts.leave_out_long_prompts({}))
 
     assert counts["tasks/checked"] == 4  # no more than two steps of two tasks will meet
     assert sorted(set(Long.begun)) == sorted(Long.begun)
@@ -54,7 +54,7 @@ def test_a_context_that_holds_every_prompt_leaves_out_none(tmp_path):
 def test_the_check_can_be_turned_off(tmp_path):
     trainer = trainer_of(tmp_path, max_prompt_length=300, check_prompts=False)
 
-    run_blocking(trainer.rollouts.leave_out_long_prompts())
+    run_blocking(trainer.rollouts.leave_out_long_prompts({}))
 
     assert Long.begun == []
 
@@ -81,4 +81,4 @@ def test_endless_tasks_are_checked_as_far_as_the_run_goes(tmp_path):
 def test_a_task_that_fails_to_begin_is_not_called_too_long(tmp_path):
     trainer = trainer_of(tmp_path, tasks=[{"size": 3}, {"size": "no number"}], max_prompt_length=300)
 
-    assert run_blocking(trainer.rollouts.leave_out_long_prompts())["tasks/too_long"] == 0
+    assert run_blocking(trainer.rollouts.leave_out_long_prompts({}))["tasks/too_long"] == 0

@@ -11,12 +11,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
+from agentenv.core.threads import run_blocking
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.train.loop.loop import run_blocking
-from agentenv.train.loop.rollouts import Played
+from agentenv.train.loop.rollouts import EpisodeBatch
 from agentenv.train.loop.sync import sync_engine
 
 
@@ -30,7 +30,7 @@ class Parrot(ToolEnv):
         return len(answer) / 10
 
 
-def make_trainer(*, own_model: bool, **options) -> GRPOTrainer:
+def make_trainer(*, own_model: bool, envs=None, eval_tasks=None, limits=None, **options) -> GRPOTrainer:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300,
@@ -48,8 +48,9 @@ def make_trainer(*, own_model: bool, **options) -> GRPOTrainer:
         model=model,
         engine=engine,
         tokenizer=byte_tokenizer(),
-        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
-        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
+        envs=envs or EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
+        eval_tasks=eval_tasks,
+        limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
     )
 
 
@@ -57,11 +58,15 @@ def play_and_train(trainer: GRPOTrainer) -> dict[str, float]:
     return trainer.step(play(trainer, trainer.steps_done).groups)
 
 
-def play(trainer: GRPOTrainer, step: int = 0) -> Played:
-    async def batch() -> Played:
-        return await trainer.rollouts.refill(step, await trainer.rollouts.play(step, trainer.cursors))
+def play(trainer: GRPOTrainer, step: int = 0) -> EpisodeBatch:
+    async def played() -> EpisodeBatch:
+        batch = trainer.rollouts.begin(step, trainer.cursors)
+        await batch
+        while trainer.rollouts.refill(batch):
+            await batch
+        return batch
 
-    return run_blocking(batch())
+    return run_blocking(played())
 
 
 @pytest.mark.parametrize("options", [{}, {"lora": LoraOptions(r=8)}])
@@ -100,7 +105,7 @@ def test_without_a_sync_the_mismatch_shows_and_a_sync_ends_it():
 
     first = play_and_train(trainer)
     stale = play_and_train(trainer)
-    sync_engine(trainer)
+    sync_engine(trainer.engine, trainer.learner)
     synced = play_and_train(trainer)
 
     assert first["mismatch/k3"] < 1e-6
@@ -129,10 +134,9 @@ def test_a_checkpoint_takes_the_loop_up_where_it_was(tmp_path):
 
 
 def test_a_mixture_plays_every_environment_and_keeps_groups_apart(tmp_path):
-    trainer = make_trainer(own_model=False, groups_per_step=6)
     first = EnvSpec.of("test/One-v0", Parrot, tasks=[{"n": n} for n in range(5)])
     second = EnvSpec.of("test/Two-v0", Parrot, tasks=[{"n": n} for n in range(3)])
-    trainer.envs = [(first, 2.0), (second, 1.0)]
+    trainer = make_trainer(own_model=False, groups_per_step=6, envs=[(first, 2.0), (second, 1.0)])
 
     groups = play(trainer).groups
 
@@ -142,10 +146,14 @@ def test_a_mixture_plays_every_environment_and_keeps_groups_apart(tmp_path):
 
 
 def test_a_mixture_deals_tasks_by_its_weights():
-    trainer = make_trainer(own_model=False, groups_per_step=40, num_generations=1)
-    trainer.limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=1)
     often, seldom = (EnvSpec.of(f"test/{name}-v0", Parrot, tasks=[{"n": 1}]) for name in ("Often", "Seldom"))
-    trainer.envs = [(often, 9.0), (seldom, 1.0)]
+    trainer = make_trainer(
+        own_model=False,
+        groups_per_step=40,
+        num_generations=1,
+        envs=[(often, 9.0), (seldom, 1.0)],
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=1),
+    )
 
     cursors = play(trainer).cursors
 
@@ -162,8 +170,8 @@ def test_held_out_tasks_are_played_every_so_many_steps_and_at_the_end(tmp_path, 
         groups_per_step=1,
         num_generations=2,
         output_dir=str(tmp_path),
+        eval_tasks=[{"n": 7}],
     )
-    trainer.eval_tasks = [{"n": 7}]
 
     history = trainer.train()
 
@@ -172,11 +180,11 @@ def test_held_out_tasks_are_played_every_so_many_steps_and_at_the_end(tmp_path, 
 
 def test_the_tasks_of_a_mixture_are_dealt_evenly_over_the_processes():
     def dealt(rank: int, size: int) -> tuple[list[tuple[str, str]], Mapping[str, int]]:
-        trainer = make_trainer(own_model=False, groups_per_step=6)
         names = ("test/One-v0", "test/Two-v0", "test/Three-v0")
-        trainer.envs = [EnvSpec.of(name, Parrot, tasks=[{"n": n} for n in range(5)]) for name in names]
+        envs = [EnvSpec.of(name, Parrot, tasks=[{"n": n} for n in range(5)]) for name in names]
+        trainer = make_trainer(own_model=False, groups_per_step=6, envs=envs)
         trainer.world.rank, trainer.world.size = rank, size  # playing needs nothing of the others
-        played = run_blocking(trainer.rollouts.play(0, {}))
+        played = play(trainer)
         return [(group.trajectories[0].env_id, group.group_id) for group in played.groups], played.cursors
 
     whole, cursors = dealt(0, 1)
@@ -202,21 +210,21 @@ class Dull(ToolEnv):
 
 
 def test_refills_play_further_tasks_until_enough_groups_have_a_gradient():
-    trainer = make_trainer(own_model=False, refill_rounds=5)
-    trainer.envs = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in range(6)])
+    dull = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in range(6)])
+    trainer = make_trainer(own_model=False, refill_rounds=5, envs=dull)
 
     played = play(trainer)
 
     groups = played.groups
-    assert trainer.count_mixed(groups) == 2
+    assert trainer.learner.count_mixed(groups) == 2
     assert len({group.trajectories[0].task_id for group in groups}) == len(groups) <= 6
     assert played.cursors == {"test/Dull-v0": len(groups)}
     assert trainer.cursors == {}  # until they are trained on
 
 
 def test_refills_end_where_nothing_has_a_gradient():
-    trainer = make_trainer(own_model=False, refill_rounds=2)
-    trainer.envs = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in (0, 1, 3, 4)])
+    dull = EnvSpec.of("test/Dull-v0", Dull, tasks=[{"n": n} for n in (0, 1, 3, 4)])
+    trainer = make_trainer(own_model=False, refill_rounds=2, envs=dull)
 
     groups = play(trainer).groups
 

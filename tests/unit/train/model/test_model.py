@@ -23,8 +23,8 @@ from agentenv.train.batch import build_batch
 from agentenv.train.model import CostModel, Policy, pack_rows
 from agentenv.train.model.attention import Node
 from agentenv.train.model.packing import pad_rows, plan
+from agentenv.train.sums import Meter
 from agentenv.train.update import accumulate, assign_weights
-from agentenv.train.watch import Meter
 from helpers.training import episode, group, make_row, tiny, tiny_gpt2, trainer_of
 
 
@@ -173,11 +173,11 @@ def test_resume_is_bit_equal(tmp_path):
         second.step(batch)
 
     assert second.steps_done == whole.steps_done == 6
-    assert second.updates_done == whole.updates_done
-    assert second.tokens_seen == whole.tokens_seen == 6 * 2 * (3 * (6 + 2) + 3 + 4 + 5)
+    assert second.learner.updates_done == whole.learner.updates_done
+    assert second.learner.tokens_seen == whole.learner.tokens_seen == 6 * 2 * (3 * (6 + 2) + 3 + 4 + 5)
     for ours, truth in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, truth)
-    for ours, truth in zip(second.optimizer.masters, whole.optimizer.masters, strict=True):
+    for ours, truth in zip(second.learner.optimizer.masters, whole.learner.optimizer.masters, strict=True):
         assert torch.equal(ours, truth)
 
 
@@ -236,7 +236,7 @@ def test_a_resume_draws_the_random_numbers_that_would_have_come_next(tmp_path):
 def test_the_newest_checkpoints_are_kept_up_to_the_limit(tmp_path, limit, left):
     trainer = trainer_of(output_dir=str(tmp_path), save_total_limit=limit)
 
-    for trainer.steps_done in (8, 9, 10):
+    for trainer.learner.steps_done in (8, 9, 10):
         trainer.save_step()
 
     assert {one.name for one in (tmp_path / "checkpoints").iterdir()} == left
@@ -322,7 +322,7 @@ def test_an_unscored_member_is_left_out_of_the_statistics():
 
 def test_a_gradient_that_is_not_finite_changes_nothing():
     trainer = trainer_of()
-    trainer.loss_fn = lambda x: x.logprobs_N * math.inf
+    trainer.learner.loss_fn = lambda x: x.logprobs_N * math.inf
     before = [one.clone() for one in trainer.model.parameters()]
 
     metrics = trainer.step([group("a", [0.0, 1.0])])
@@ -368,10 +368,12 @@ def test_low_precision_gradients_are_summed_in_float32():
     trainer = trainer_of(tiny(0, torch.bfloat16), packing="padded", tokens_per_micro_batch=8)
     trainer.step([group("a", [0.0, 1.0, 0.3])])
 
-    assert {one.dtype for one in trainer.optimizer.masters} == {torch.float32}
+    assert {one.dtype for one in trainer.learner.optimizer.masters} == {torch.float32}
     assert all(
         torch.equal(one, master.to(torch.bfloat16))
-        for one, master in zip(trainer.optimizer.parameters, trainer.optimizer.masters, strict=True)
+        for one, master in zip(
+            trainer.learner.optimizer.parameters, trainer.learner.optimizer.masters, strict=True
+        )
     )
 
 
@@ -384,7 +386,7 @@ def test_micro_batches_of_a_real_model_do_not_change_the_update(packing, bound):
         trainer = trainer_of(tiny_gpt2(), loss_type="grpo", **options)
         rows = build_batch(batch, trainer.config).rows
         assign_weights(rows, trainer.config)
-        accumulate(trainer.policy, rows, Meter())
+        accumulate(trainer.learner.policy, rows, Meter())
         return torch.cat([one.grad.flatten() for one in trainer.model.parameters()])
 
     truth = gradient(packing="padded")

@@ -43,7 +43,7 @@ def test_an_8_bit_optimiser_keeps_8_bits_and_resumes_to_the_bit(tmp_path):
     with torch.compiler.set_stance("force_eager"):
         whole, resumed = trained_and_resumed(tmp_path, optim="torchao.optim:AdamW8bit")
 
-    states = whole.optimizer.inner.state.values()
+    states = whole.learner.optimizer.inner.state.values()
     assert any(type(one).__name__ == "OptimState8bit" for state in states for one in state.values())
     assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
     untrained = tiny(dtype=torch.float32, vocab_size=320)

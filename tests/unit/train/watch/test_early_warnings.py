@@ -88,7 +88,7 @@ def test_the_tokens_that_moved_most_come_first_with_their_divergence():
     batch = [training.group("a", [0.0, 1.0, 0.3]), training.group("b", [0.5, 0.0])]
     trainer = training.trainer_of(top_kl_tokens=4)
     rows = build_batch(batch, trainer.config).rows
-    before = score_rows(trainer.policy, rows)
+    before = score_rows(trainer.learner.policy, rows)
 
     trainer.step(batch)
 
@@ -133,7 +133,7 @@ def test_a_run_writes_the_tokens_with_their_text(tmp_path):
 
 def test_a_run_says_its_problems(tmp_path, caplog):
     trainer = prompts.trainer_of(tmp_path)
-    trainer.loss_fn = lambda x: x.logprobs_N * torch.inf
+    trainer.learner.loss_fn = lambda x: x.logprobs_N * torch.inf
 
     with caplog.at_level(logging.WARNING):
         trainer.train()

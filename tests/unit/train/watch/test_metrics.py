@@ -9,8 +9,9 @@ import pickle
 import pytest
 
 from agentenv.core import StopReason, ToolErrorKind, ToolResult, Trajectory, TrajectoryGroup, Turn
+from agentenv.train.sums import Mean, Spread
 from agentenv.train.watch import episode_metrics
-from agentenv.train.watch.metrics import JsonLines, Mean, Spread, update_metrics
+from agentenv.train.watch.metrics import JsonLines, update_metrics
 from agentenv.train.world import _merged
 
 

@@ -42,7 +42,7 @@ def inbox():
 
 
 def fail(trainer, message: str = "broken") -> None:
-    with pytest.raises(ValueError, match=message), Journal(trainer):
+    with pytest.raises(ValueError, match=message), Journal(trainer.learner):
         raise ValueError(message)
 
 
@@ -84,8 +84,7 @@ def test_without_addresses_nothing_is_written(tmp_path):
 def test_a_failing_run_sends_one_notice_and_raises_its_own_error(inbox, tmp_path, monkeypatch):
     address, received = inbox
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    trainer = trainer_of(tmp_path, notify=(address,))
-    trainer.on_metrics = lambda step, metrics: 1 / 0
+    trainer = trainer_of(tmp_path, notify=(address,), on_metrics=lambda step, metrics: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         trainer.train()
@@ -102,13 +101,12 @@ def test_a_run_that_ends_well_tells_nobody(inbox, tmp_path):
 
 def test_a_run_whose_other_processes_were_interrupted_first_is_interrupted_too(inbox, tmp_path):
     address, received = inbox
-    trainer = trainer_of(tmp_path, notify=(address,))
 
     def others_are_gone(step, metrics):
         signal.raise_signal(signal.SIGINT)
         raise RuntimeError("connection closed by peer")
 
-    trainer.on_metrics = others_are_gone
+    trainer = trainer_of(tmp_path, notify=(address,), on_metrics=others_are_gone)
     # A shell that starts the tests in the background lets them ignore interrupts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -120,8 +118,7 @@ def test_a_run_whose_other_processes_were_interrupted_first_is_interrupted_too(i
 
 
 def test_an_unreachable_address_does_not_hide_the_error(tmp_path):
-    trainer = trainer_of(tmp_path, notify=("json://127.0.0.1:9",))
-    trainer.on_metrics = lambda step, metrics: 1 / 0
+    trainer = trainer_of(tmp_path, notify=("json://127.0.0.1:9",), on_metrics=lambda step, metrics: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
 

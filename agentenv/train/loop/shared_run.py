@@ -1,76 +1,86 @@
-"""The run of `agentenv train`, also where torchrun started several processes of it."""
+"""The run directory of a training, also where torchrun started several processes of it.
+
+The first process opens and writes the run. The others send it their episodes and what the trainer noted
+about them; it writes what has come in after every step.
+"""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import typer
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.runs.store.writer import RunWriter
+from agentenv.train.loop.launch import Launch, LaunchFailed
 
-__all__ = ["Plan", "SharedRun"]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the first process of a launch tells the others."""
-
-    path: Path
-    config: Any
-    limits: Any
-    names: Mapping[str, float]
-    checkpoint: Path | None = None
+__all__ = ["SharedRun"]
 
 
-class SharedRun:
-    """A run that the first process of a launch opens and writes; the others send it their episodes."""
+class _Plan(Protocol):
+    @property
+    def path(self) -> Path: ...
 
-    def __init__(self, open_run: Callable[[], tuple[RunWriter, Plan]]) -> None:
+
+P = TypeVar("P", bound=_Plan)
+
+
+class SharedRun(Generic[P]):
+    """A run that the first process of a launch opens and writes; a context around the training.
+
+    Args:
+        open_run: called in the first process; returns the run's writer and the plan for all processes.
+
+    Raises:
+        LaunchFailed: In the other processes, where the first one could not open the run.
+    """
+
+    def __init__(self, open_run: Callable[[], tuple[RunWriter, P]]) -> None:
         self._writer: RunWriter | None = None
-        self._launch: Any = None
         self._failure = ""
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            self._launch = importlib.import_module("agentenv.train.loop.launch").Launch()
+        self._launch = Launch() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+        self._before: Any = None
+        if self._launch is not None and threading.current_thread() is threading.main_thread():
             # torchrun ends all processes when one fails: what was sent by then is still written.
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        self.is_first = self._launch is None or self._launch.is_first
+            self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
-        def opened() -> Plan:
+        def opened() -> P:
             self._writer, plan = open_run()
             return plan
 
         plan = opened() if self._launch is None else self._launch.agree_on(opened)
         if plan is None:
-            raise typer.Exit(1)  # the first process says why
-        self.plan: Plan = plan
+            raise LaunchFailed("the first process could not open the run; its error says why")
+        self.plan: P = plan
         self.id = plan.path.resolve().name
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the run."""
+        return self._writer is not None
 
     def append(self, trajectory: Trajectory) -> None:
         """Write a finished episode."""
         if self._writer is not None:
             self._writer.append(trajectory)
         else:
-            self._launch.send(("append", _line(trajectory), {}))
+            self._send("append", _line(trajectory), {})
 
     def annotate(self, trajectory: Trajectory, note: Mapping[str, object]) -> None:
         """Write what the trainer made of an episode."""
         if self._writer is not None:
             self._writer.annotate(trajectory, **note)
         else:
-            self._launch.send(("annotate", _line(trajectory), dict(note)))
+            self._send("annotate", _line(trajectory), dict(note))
 
     def keep_texts(self, backend: Any) -> None:
         """Write the text of each token id that occurs."""
@@ -84,8 +94,10 @@ class SharedRun:
         for what, value, note in self._launch.collect():
             if what == "fail":
                 self._failure = self._failure or value
+            elif what == "append":
+                self._writer.append(decode_trajectory(json.loads(value)))
             else:
-                getattr(self._writer, what)(decode_trajectory(json.loads(value)), **note)
+                self._writer.annotate(decode_trajectory(json.loads(value)), **note)
 
     def close(self, status: RunStatus) -> None:
         """Note how the run ended."""
@@ -93,16 +105,29 @@ class SharedRun:
         if self._writer is not None:
             self._writer.close(status)
 
+    def _send(self, what: str, value: str, note: dict[str, object]) -> None:
+        assert self._launch is not None  # a process alone writes itself
+        self._launch.send((what, value, note))
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        try:
+            self._end(kind, error, traceback)
+        finally:
+            if self._before is not None:
+                signal.signal(signal.SIGTERM, self._before)
+
+    def _end(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._writer is None:
             if isinstance(error, Exception):
                 with suppress(RuntimeError):  # the first process may be gone, and the cause of it
-                    self._launch.send(("fail", f"{type(error).__name__}: {error}", {}))
+                    self._send("fail", f"{type(error).__name__}: {error}", {})
             return
         with self._writer:
             self.collect()

@@ -1,0 +1,80 @@
+"""Ask a model something in messages and read its answer as text: for judges, users and summaries.
+
+An answer is text and never trained on, so unlike a turn of the policy it needs no token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentenv.core.errors import EngineUnavailable, UsageError
+from agentenv.core.messages import Message, text_of
+from agentenv.engine.base import ChatEngine, Engine, Sampling, Usage
+from agentenv.engine.factory import load_engine
+from agentenv.render.base import RendererProtocol
+
+__all__ = ["Answer", "TextModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model answered."""
+
+    text: str
+    usage: Usage
+    """Tokens of the question and of the answer."""
+
+
+class TextModel:
+    """A model that is asked in messages and answers in text, whichever kind of engine it has.
+
+    Args:
+        engine: a `ChatEngine`, or an `Engine` with `renderer`.
+        renderer: for an engine on tokens.
+        role: what the model is, for error messages, such as "a judge".
+
+    Raises:
+        UsageError: An engine on tokens has no renderer.
+    """
+
+    def __init__(
+        self, engine: Engine | ChatEngine, renderer: RendererProtocol | None = None, *, role: str = "a model"
+    ) -> None:
+        if not isinstance(engine, ChatEngine) and renderer is None:
+            raise UsageError(f"{role} played by an engine on tokens needs that model's renderer")
+        self._engine = engine
+        self._renderer = None if renderer is None else renderer.bind(())
+        self._role = role
+
+    @classmethod
+    def load(cls, model: str, *, role: str = "a model") -> TextModel:
+        """Load the model that a string names, with its renderer.
+
+        Raises:
+            ModelNotFound, UsageError, DependencyMissing, EngineUnavailable: See `load_engine`.
+        """
+        from agentenv.render.renderer import Renderer
+
+        loaded = load_engine(model)
+        return cls(loaded.engine, None if loaded.tokenizer is None else Renderer(loaded.tokenizer), role=role)
+
+    async def ask(self, messages: Sequence[Message], sampling: Sampling) -> Answer:
+        """Return the model's answer to a conversation.
+
+        Raises:
+            EngineError: The engine gave no answer.
+            RenderError: The model's chat template refuses these messages.
+        """
+        if isinstance(self._engine, ChatEngine):
+            said = await self._engine.chat(messages, (), sampling)
+            return Answer(text_of(said.message), said.usage)
+        assert self._renderer is not None
+        prompt_ids = self._renderer.start(messages)
+        completion = await self._engine.generate(
+            prompt_ids, sampling, stop_token_ids=self._renderer.stop_token_ids
+        )
+        if completion.finish_reason == "abort":
+            raise EngineUnavailable(f"the engine that plays {self._role} ended the request without an answer")
+        text = text_of(self._renderer.parse(completion.token_ids).message)
+        return Answer(text, Usage(len(prompt_ids), len(completion.token_ids)))

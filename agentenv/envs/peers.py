@@ -1,0 +1,110 @@
+"""Environments of others by name: `gymnasium:FrozenLake-v1`, `reasoning_gym:countdown` and their like.
+
+Here each name becomes a specification. The adapters, which play such an environment, know no
+specifications, and are imported when the first name of their kind is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from agentenv.core.by_name import did_you_mean
+from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.envs.spec import EnvSpec
+
+__all__ = ["PEERS", "test_seeds", "train_seeds"]
+
+
+def train_seeds(seed: int) -> dict[str, object]:
+    """Return the task of a seed; training uses the even ones."""
+    return {"seed": 2 * seed}
+
+
+def test_seeds(seed: int) -> dict[str, object]:
+    """Return the task of a seed; held-out tasks use the odd ones."""
+    return {"seed": 2 * seed + 1}
+
+
+def _gymnasium(id: str) -> EnvSpec:
+    from agentenv.envs.adapters.gym import GymnasiumText, known
+
+    known(id)
+    return EnvSpec.of(
+        f"gymnasium/{id.replace('/', '.')}",
+        GymnasiumText,
+        kwargs={"env": id},
+        tasks={"train": train_seeds, "test": test_seeds},
+        description=f"{id} of Gymnasium, played in text",
+    )
+
+
+def _reasoning_gym(name: str) -> EnvSpec:
+    from agentenv.envs.adapters.reasoning import ReasoningGym, datasets, rows
+
+    known = datasets()
+    if name not in known:
+        raise UnknownEnvironment(f"reasoning-gym has no data set {name!r}", remedy=did_you_mean(name, known))
+    return EnvSpec.of(
+        f"reasoning_gym/{name}-v0",
+        ReasoningGym,
+        tasks={"train": partial(rows, name, "train"), "test": partial(rows, name, "test")},
+        description=f"{name} of reasoning-gym",
+    )
+
+
+def _textarena(game: str) -> EnvSpec:
+    from agentenv.envs.adapters.arena import TextArena, games
+
+    known = games()
+    if game not in known:
+        raise UnknownEnvironment(f"textarena has no game {game!r}", remedy=did_you_mean(game, known))
+    return EnvSpec.of(
+        f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",
+        TextArena,
+        kwargs={"game": game},
+        tasks={"train": train_seeds, "test": test_seeds},
+        description=f"{game} of textarena",
+    )
+
+
+def _openenv(url: str) -> EnvSpec:
+    """Return the specification of a server's environment; nothing is connected yet."""
+    from agentenv.envs.adapters.openenv import OpenEnv
+
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"openenv:{url} needs a server's URL, as in openenv:http://127.0.0.1:8000")
+    name = "".join(letter if letter.isalnum() else "-" for letter in url.partition("//")[2]).strip("-")
+    return EnvSpec.of(
+        f"openenv/{name}-v0",
+        OpenEnv,
+        kwargs={"source": url},
+        tasks={"train": train_seeds, "test": test_seeds},
+        description=f"the OpenEnv environment at {url}",
+    )
+
+
+def _verifiers(name: str) -> EnvSpec:
+    from agentenv.envs.adapters.verifiers import Verifiers, rows, splits
+
+    return EnvSpec.of(
+        f"verifiers/{name.replace('/', '.')}-v0",
+        Verifiers,
+        kwargs={"source": name},
+        tasks={split: partial(rows, name, split) for split in splits(name)},
+        description=f"{name} of verifiers",
+    )
+
+
+PEERS: Mapping[str, Callable[[str], EnvSpec]] = {
+    "gymnasium": _gymnasium,
+    "reasoning_gym": _reasoning_gym,
+    "textarena": _textarena,
+    "openenv": _openenv,
+    "verifiers": _verifiers,
+}
+"""What makes the specification of a name, by the prefix before the colon.
+
+Each raises `UnknownEnvironment` where the package has nothing of this name, and `DependencyMissing` where
+the package is not installed.
+"""

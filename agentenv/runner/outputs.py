@@ -1,0 +1,67 @@
+"""The whole of each tool output that was cut, on disk for people."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from agentenv.core.messages import ToolResult
+from agentenv.runner.conversation.fit import Observation
+
+__all__ = ["FullOutputs", "file_name"]
+
+_log = logging.getLogger(__name__)
+
+
+class FullOutputs:
+    """Files with the whole of what was cut: `EPISODE/turn-003-call-1.txt` in a directory.
+
+    Args:
+        directory: made when the first output is kept.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    def keep(self, episode: str, turn: int, place: int, text: str) -> str:
+        """Write one output; return its path in the directory, empty if it could not be written."""
+        name = Path(file_name(episode)) / f"turn-{turn:03}-call-{place + 1}.txt"
+        try:
+            (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.directory / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+        except OSError as error:
+            _log.warning("the whole output is not kept: %s", error)
+            return ""
+        return name.as_posix()
+
+    async def keep_whole(
+        self, episode: str, turn: int, whole: Observation, shown: Observation
+    ) -> Observation:
+        """Keep the outputs of a turn that were cut; return what was shown with their files named."""
+        if shown.results == whole.results:
+            return shown
+        results = await asyncio.to_thread(self._keep_cut, episode, turn, whole.results, shown.results)
+        return replace(shown, results=results)
+
+    def _keep_cut(
+        self, episode: str, turn: int, whole: tuple[ToolResult, ...], shown: tuple[ToolResult, ...]
+    ) -> tuple[ToolResult, ...]:
+        named: list[ToolResult] = []
+        for place, (before, after) in enumerate(zip(whole, shown, strict=True)):
+            if after.content == before.content or not isinstance(before.content, str):
+                named.append(after)
+            else:
+                named.append(replace(after, full_output=self.keep(episode, turn, place, before.content)))
+        return tuple(named)
+
+
+def file_name(name: str) -> str:
+    """Return a name that is one file's, and no other name's: changed names carry a digest."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip(".")[:80]
+    if clean == name:
+        return clean
+    return f"{clean}-{hashlib.blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"

@@ -1,0 +1,194 @@
+"""What is trained, and how rows of tokens change it.
+
+The learner knows token ids, masks, log-probabilities and rewards. What plays the episodes (engines,
+environments, text) and what shows a run (metrics, notes, files) is put around it by `GRPOTrainer`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from agentenv.core.seeds import derive_seed
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.train.batch import AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
+from agentenv.train.config import GRPOConfig
+from agentenv.train.model.optim import MasterOptimizer, learning_rate
+from agentenv.train.model.policy import Policy, add_lora
+from agentenv.train.model.reference import Reference, episode_kl
+from agentenv.train.objective.loss_inputs import LossInputs
+from agentenv.train.sums import Meter, applies
+from agentenv.train.update import accumulate, assign_weights, minibatches, score_rows
+from agentenv.train.world import World
+
+__all__ = ["Learner"]
+
+log = logging.getLogger(__name__)
+
+
+class Learner:
+    """The policy in training with its optimiser, its reference and its counters.
+
+    Args:
+        model: a causal language model of transformers.
+        config: the run's options.
+        advantage_fn: the user's own advantages.
+        loss_fn: the user's own surrogate.
+        held_still: gives a context in which nothing samples from the weights, so that they may change.
+
+    Raises:
+        UsageError: The model cannot be trained.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: GRPOConfig,
+        *,
+        advantage_fn: AdvantageFn | None = None,
+        loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+        held_still: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.config = config
+        self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
+        self._held_still = held_still
+        torch.manual_seed(config.seed)
+        self.policy = Policy(model if config.lora is None else add_lora(model, config.lora), config)
+        for finding in self.policy.check():
+            log.warning("%s", finding)
+        self.reference = Reference(self.policy) if config.beta else None  # a sharded model has no copy
+        self.policy.shard()
+        self._optimizer: MasterOptimizer | None = None
+        self.steps_done = 0
+        """Batches that were trained on, also those in which there was nothing to train."""
+        self.updates_done = 0
+        """Optimiser steps applied by `update`."""
+        self.tokens_seen = 0
+        """Tokens of all episodes so far, prompts and observations included."""
+        self.weights_version = 0
+        """Goes up by one whenever the weights change, also in a warm-up."""
+
+    @property
+    def model(self) -> Any:
+        """The model in training; an engine in this process may share it."""
+        return self.policy.model
+
+    @property
+    def world(self) -> World:
+        """The processes that train together."""
+        return self.policy.world
+
+    @property
+    def optimizer(self) -> MasterOptimizer:
+        """The optimiser of `update`, made when first needed: after any warm-up."""
+        if self._optimizer is None:
+            self._optimizer = MasterOptimizer(self.model.parameters(), self.config)
+        return self._optimizer
+
+    # From episodes to rows ----------------------------------------------------------------
+
+    def batch(
+        self, groups: Sequence[TrajectoryGroup], demonstrations: Sequence[Trajectory] = ()
+    ) -> TrainBatch:
+        """Return the rows to train on, with their advantages; see `train.batch.build_batch`.
+
+        Raises:
+            UsageError: The trajectories were made with another tokenizer.
+        """
+        reference = self.reference if self.config.kl_in == "reward" else None
+        kl = None if reference is None else episode_kl(reference, groups, self.config.kl_estimator)
+        batch = build_batch(
+            groups,
+            self.config,
+            weights_version=self.weights_version,
+            max_length=self.policy.max_length,
+            vocab_size=self.policy.vocab_size,
+            advantage_fn=self.advantage_fn,
+            kl_in_reward=kl,
+            gather=self.world.gather,
+        )
+        add_demonstrations(batch, demonstrations, self.policy.max_length, self.policy.vocab_size)
+        return batch
+
+    def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
+        """Return how many groups of all processes have a gradient."""
+        return int(self.world.total(len({row.group for row in self.batch(groups).rows})))
+
+    def minibatches(self, rows: Sequence[Row], groups: Sequence[TrajectoryGroup]) -> list[list[Row]]:
+        """Deal the rows of this step out to its optimiser steps, whole groups at a time."""
+        seed = derive_seed(self.config.seed, "minibatches", self.steps_done)
+        count = self.config.num_minibatches
+        return minibatches(rows, groups, count, seed=seed, gather=self.world.gather)
+
+    # From rows to other weights -----------------------------------------------------------
+
+    def score_before(self, rows: Sequence[Row], *, passes: int) -> None:
+        """Score the rows under what stays fixed in a step: the proximal policy and the reference.
+
+        The proximal policy is the policy itself where a single update is made: it needs no pass of its own.
+        """
+        if self.config.old_logprobs == "recompute" and passes > 1:
+            for row, old_n in zip(rows, score_rows(self.policy, rows), strict=True):
+                row.old_n = old_n
+        if self.reference is not None:
+            self.reference.score(rows)
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update."""
+        return learning_rate(self.config, self.updates_done)
+
+    def update(self, rows: Sequence[Row], meter: Meter, *, moved: bool = False) -> tuple[float, float]:
+        """Make the next update of the run on these rows; return its loss and gradient norm.
+
+        Args:
+            rows: of one optimiser step.
+            meter: gets the sums of the micro-batches.
+            moved: whether an earlier update of the same batch has changed the weights.
+        """
+        loss, norm = self.apply(rows, self.optimizer, self.learning_rate, meter, moved=moved)
+        self.updates_done += applies(norm)
+        return loss, norm
+
+    def apply(
+        self,
+        rows: Sequence[Row],
+        optimizer: MasterOptimizer,
+        rate: float,
+        meter: Meter,
+        *,
+        moved: bool = False,
+    ) -> tuple[float, float]:
+        """Make one step of an optimiser on the rows; return loss and gradient norm."""
+        if not self.world.total(len(rows)):
+            return 0.0, 0.0
+        optimizer.zero_grad()  # an update that was broken off left some
+        assign_weights(rows, self.config, total=self.world.total)
+        loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn, moved=moved)
+        self.world.add_gradients(optimizer)
+        with self._held_still():
+            norm = optimizer.step(rate)
+            self.weights_version += applies(norm)
+        return loss, norm
+
+    # For checkpoints ----------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Return how far the training is."""
+        return {
+            "steps_done": self.steps_done,
+            "updates_done": self.updates_done,
+            "tokens_seen": self.tokens_seen,
+            "weights_version": self.weights_version,
+        }
+
+    def restore(self, counters: Mapping[str, int]) -> None:
+        """Take over what `counters` of an earlier process gave."""
+        self.steps_done = counters["steps_done"]
+        self.updates_done = counters["updates_done"]
+        self.tokens_seen = counters["tokens_seen"]
+        self.weights_version = counters["weights_version"]

@@ -1,0 +1,45 @@
+"""What a surrogate loss and the corrections of the sampler are computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentenv.train.config import GRPOConfig
+
+__all__ = ["LossInputs", "sequence_mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a surrogate sees: trained tokens only, flat, of one micro-batch of whole sequences.
+
+    All tensors have the shape `[N]`, and so has the loss that a `loss_fn` makes of them. Sums and means
+    over the batch are not its business: how the batch is split must not change the loss.
+    """
+
+    logprobs_N: Tensor
+    """lp; the only tensor with a gradient."""
+    old_N: Tensor
+    """Log-probabilities under the proximal policy."""
+    sampler_N: Tensor
+    """Log-probabilities as the sampler reported them."""
+    ref_N: Tensor | None
+    """Log-probabilities under the reference; None without one."""
+    advantages_N: Tensor
+    sequence_N: Tensor
+    """Index of each token's sequence, from 0."""
+    ratio_N: Tensor
+    """exp(lp - old), per token or, for GSPO, the sequence's geometric mean at each of its tokens."""
+    config: GRPOConfig
+    """The run's options."""
+
+
+def sequence_mean(values_N: Tensor, sequence_N: Tensor) -> Tensor:
+    """Return, at each token, the mean of the values over the token's sequence."""
+    num_sequences = int(sequence_N.max()) + 1
+    sums_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, values_N)
+    counts_S = values_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(values_N))
+    return (sums_S / counts_S.clamp(min=1))[sequence_N]

@@ -1,0 +1,206 @@
+"""What a training run is told, how that is kept in the run's directory, and how a run is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.settings import build
+from agentenv.engine.factory import check_options, weights_and_engine
+from agentenv.engine.hf.engine import TransformersEngine
+from agentenv.engine.hf.load import locate
+from agentenv.envs.registry import spec as find_spec
+from agentenv.envs.spec import EnvSpec
+from agentenv.runner.options import RunnerOptions
+from agentenv.runs.store.reader import find_run
+from agentenv.runs.store.writer import RunWriter
+from agentenv.train.config import GRPOConfig, refuse_groups_of_one
+from agentenv.train.loop.checkpoint import last_checkpoint, step_of
+from agentenv.train.loop.mixture import Envs, weighted
+
+__all__ = ["TrainPlan", "TrainRequest"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPlan:
+    """A training run that is open: the same in every process of a launch."""
+
+    path: Path
+    """The run's directory."""
+    envs: Mapping[str, float]
+    """Weights of the environments, by the names that they were given by."""
+    config: GRPOConfig
+    limits: RunLimits
+    runner: RunnerOptions
+    env: Mapping[str, Any]
+    """Keyword arguments of the environments."""
+    engine: Mapping[str, Any]
+    """Keyword arguments of the engine."""
+    demos: str = ""
+    """Name of the policy that the model is warmed up on; empty if it is not."""
+    checkpoint: Path | None = None
+    """Where a resumed run goes on; None in a new one."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.path.resolve().name
+
+    @property
+    def resumed_step(self) -> int:
+        """The step after which a resumed run goes on; 0 in a new one."""
+        return 0 if self.checkpoint is None else step_of(self.checkpoint)
+
+    def record(self) -> dict[str, Any]:
+        """Return what `run.json` keeps, as plain values."""
+        # An address of apprise may hold a password: it is given again when a run is resumed.
+        config = {name: value for name, value in asdict(self.config).items() if name != "notify"}
+        return {
+            "envs": dict(self.envs),
+            "train": config,
+            "limits": asdict(self.limits),
+            "runner": asdict(self.runner),
+            "env": dict(self.env),
+            "engine": dict(self.engine),
+            "demos": self.demos,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """A training run as the caller of `train` asks for it."""
+
+    envs: Envs = ()
+    model: str = ""
+    steps: int | None = None
+    group_size: int | None = None
+    seed: int | None = None
+    train: GRPOConfig | Mapping[str, Any] | None = None
+    limits: RunLimits | Mapping[str, Any] | None = None
+    runner: RunnerOptions | Mapping[str, Any] | None = None
+    env: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    runs_dir: str | Path = "runs"
+    resume: str | Path = ""
+    demos: str = ""
+
+    def open(self) -> tuple[RunWriter, TrainPlan]:
+        """Begin a run, or go on with a stopped one; return its writer and its plan.
+
+        Raises:
+            UsageError: Something named does not exist or is out of range; no directory is made then.
+            StoreError: The run cannot be found or written.
+        """
+        return self._go_on() if self.resume else self._begin()
+
+    def mixture(self, plan: TrainPlan) -> list[tuple[EnvSpec, float]]:
+        """Return the environments with weights and arguments; where the caller names none, the plan's."""
+        pairs = weighted(self.envs) or list(plan.envs.items())
+        return [(_spec(one).with_kwargs(plan.env), weight) for one, weight in pairs]
+
+    def _begin(self) -> tuple[RunWriter, TrainPlan]:
+        pairs = weighted(self.envs)
+        if not pairs:
+            raise UsageError("name at least one environment; `agentenv list` shows what is installed")
+        specs = [_spec(one).with_kwargs(self.env) for one, _ in pairs]
+        plan = TrainPlan(
+            path=Path(),
+            envs={one if isinstance(one, str) else one.id: weight for one, weight in pairs},
+            config=self._config(),
+            limits=_options(RunLimits, self.limits),
+            runner=_options(RunnerOptions, self.runner),
+            env=dict(self.env),
+            engine=dict(self.engine),
+            demos=self.demos,
+        )
+        for one in specs:
+            one.check_kwargs()
+        refuse_groups_of_one(plan.config)
+        _check_model(plan.config.model)
+        if plan.engine and not plan.config.engine:
+            check_options(TransformersEngine, "the engine in this process", plan.engine)
+        ids = tuple(one.id for one in specs)
+        writer = RunWriter.create(
+            ids[0],
+            kind="train",
+            root=self.runs_dir,
+            env_ids=ids,
+            model=plan.config.model,
+            seed=plan.config.seed,
+            config=plan.record(),
+        )
+        return writer, _in_directory(plan, writer.path)
+
+    def _config(self) -> GRPOConfig:
+        """Return the trainer's configuration; what is given as an argument wins over what `train` says."""
+        weights, engine = weights_and_engine(self.model)
+        named = {"model": weights or None, "max_steps": self.steps, "num_generations": self.group_size}
+        given = {name: value for name, value in {**named, "seed": self.seed}.items() if value is not None}
+        config = (
+            self.train if isinstance(self.train, GRPOConfig) else build(GRPOConfig, self.train or {}, given)
+        )
+        return replace(config, **given, engine=config.engine or engine)
+
+    def _go_on(self) -> tuple[RunWriter, TrainPlan]:
+        run = find_run(self.resume, self.runs_dir)
+        if run.info.kind != "train":
+            raise UsageError(f"run {run.id} is an evaluation; resume it with agentenv eval --resume {run.id}")
+        ids = tuple(_spec(one).id for one, _ in weighted(self.envs))
+        if ids and ids != tuple(run.info.env_ids):
+            raise UsageError(
+                f"run {run.id} is of {', '.join(run.info.env_ids)}; leave the environment out to resume it"
+            )
+        checkpoint = last_checkpoint(run.path)
+        if checkpoint is None:
+            raise UsageError(
+                f"run {run.id} has no checkpoint yet; start it again, with -o save_steps=1 to keep more"
+            )
+        record: Mapping[str, Any] = run.info.config
+        config = build(GRPOConfig, record["train"], {"notify": self._notify()})
+        plan = TrainPlan(
+            path=run.path,
+            envs=record["envs"],
+            config=replace(config, max_steps=max(config.max_steps, self.steps or 0)),
+            limits=build(RunLimits, record["limits"]),
+            runner=build(RunnerOptions, record["runner"]),
+            env=record["env"],
+            engine=record["engine"],
+            demos=record["demos"],
+            checkpoint=checkpoint,
+        )
+        return RunWriter.resume(run.path), _in_directory(plan, run.path)
+
+    def _notify(self) -> tuple[str, ...]:
+        if isinstance(self.train, GRPOConfig):
+            return self.train.notify
+        return (self.train or {}).get("notify", ())
+
+
+def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:
+    return replace(plan, path=path, config=replace(plan.config, output_dir=str(path)))
+
+
+def _spec(env: str | EnvSpec) -> EnvSpec:
+    return find_spec(env) if isinstance(env, str) else env
+
+
+def _options(kind: type[T], given: T | Mapping[str, Any] | None) -> T:
+    """Return options that are given as such, or as a mapping of their fields."""
+    if isinstance(given, kind):
+        return given
+    return build(kind, {} if given is None else dict(given))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _check_model(model: str) -> None:
+    """Refuse a model that is not there before a run directory is made."""
+    if not model:
+        raise UsageError("no model to train; name one (-m), such as ./SmolLM2 or a .gguf file")
+    if model == "mock":
+        raise UsageError("mock has no weights to train; name a model (-m), such as ./SmolLM2")
+    locate(model)

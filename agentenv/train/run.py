@@ -1,0 +1,179 @@
+"""Train a model with GRPO in a run directory, which can be stopped, resumed and viewed.
+
+The run keeps every episode as it finishes, metrics and checkpoints, and what each update made of each
+episode, which the viewer shows token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.limits import RunLimits
+from agentenv.core.threads import blocking
+from agentenv.core.trajectory import Trajectory
+from agentenv.envs.spec import EnvSpec
+from agentenv.runner.options import RunnerOptions
+from agentenv.runs.store.reader import Run
+from agentenv.runs.store.runinfo import RunStatus
+from agentenv.train.config import GRPOConfig
+from agentenv.train.loop.checkpoint import last_checkpoint
+from agentenv.train.loop.mixture import Envs
+from agentenv.train.loop.sft import DemonstrationPolicy, demonstrate, policy_of
+from agentenv.train.loop.shared_run import SharedRun
+from agentenv.train.plan import TrainPlan, TrainRequest
+from agentenv.train.trainer import GRPOTrainer
+
+__all__ = ["TrainResult", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What came out of a training."""
+
+    history: tuple[Mapping[str, float], ...]
+    """Metrics of each step that was made now; those of a resumed run's earlier steps are in the run."""
+    run: Run | None
+    """Episodes, metrics and checkpoints; None in all processes of a launch but the first."""
+    steps_done: int
+    """Steps of the whole run."""
+    checkpoint: Path | None
+    """The newest one, a plain Hugging Face directory; None where `save_steps` asked for none."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it; a checkpoint was written then."""
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """The last step's scores on held-out tasks, such as `eval/success`; empty if there are none."""
+        last = self.history[-1] if self.history else {}
+        return {name: value for name, value in last.items() if name.startswith("eval/")}
+
+
+def train(
+    envs: Envs = (),
+    model: str = "",
+    *,
+    steps: int | None = None,
+    group_size: int | None = None,
+    seed: int | None = None,
+    demos: DemonstrationPolicy | str = "",
+    num_demos: int = 128,
+    runs_dir: str | Path = "runs",
+    resume: str | Path = "",
+    train: GRPOConfig | Mapping[str, Any] | None = None,
+    limits: RunLimits | Mapping[str, Any] | None = None,
+    runner: RunnerOptions | Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    on_start: Callable[[TrainPlan], None] | None = None,
+    on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
+    on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> TrainResult:
+    """Train a model with GRPO on episodes of environments, and return what came out.
+
+    Ctrl-C ends it with a checkpoint of the last whole step. The processes of torchrun make one run.
+
+    Args:
+        envs: an id, a file, a module or an `EnvSpec`; several in a list, with weights in a mapping.
+        model: a directory, a Hub id, a .gguf file, or http://HOST:PORT/v1 of a vLLM server.
+        steps: training steps; a resumed run can only become longer.
+        group_size: episodes of each task, compared with each other.
+        seed: of the run.
+        demos: a scripted policy, or its `module:function`; the model is warmed up on what it shows.
+        num_demos: tasks that it shows.
+        runs_dir: directory of all runs.
+        resume: a stopped run that is to go on with the settings that it has.
+        train: the trainer's options; `model`, `steps`, `group_size` and `seed` win over them.
+        limits: of each episode.
+        runner: how many episodes at once, retries and history.
+        env: keyword arguments of the environments.
+        engine: keyword arguments of the engine.
+        on_start: called with the run's plan when its directory is open.
+        on_warmup: called with the demonstrations.
+        on_metrics: called after each step with its number and metrics.
+    """
+    policy, shown_by = policy_of(demos)
+    settings = (train, limits, runner, env or {}, engine or {})
+    request = TrainRequest(envs, model, steps, group_size, seed, *settings, runs_dir, resume, shown_by)
+    with SharedRun(request.open) as run:
+        training = _Training(run, request.mixture(run.plan), on_start, on_metrics)
+        training.begin(policy, num_demos, on_warmup)
+        try:
+            blocking()(training.trainer.run())
+        except KeyboardInterrupt:
+            training.interrupt()
+        return training.finish()
+
+
+class _Training:
+    """A training in an open run. Callbacks are called in the process that writes the run."""
+
+    def __init__(
+        self,
+        run: SharedRun[TrainPlan],
+        envs: Sequence[tuple[EnvSpec, float]],
+        on_start: Callable[[TrainPlan], None] | None,
+        on_metrics: Callable[[int, Mapping[str, float]], None] | None,
+    ) -> None:
+        self._run, self._envs, self._on_metrics = run, envs, on_metrics
+        self._history: list[Mapping[str, float]] = []
+        self._interrupted = False
+        plan = run.plan
+        if run.is_first and on_start is not None:
+            on_start(plan)
+        self.trainer = GRPOTrainer(
+            plan.config,
+            engine_options=plan.engine,
+            envs=envs,
+            limits=plan.limits,
+            runner=plan.runner,
+            on_metrics=self._stepped,
+            on_trajectory=run.append,
+            on_trained=run.annotate,
+        )
+        run.keep_texts(self.trainer.renderer.tokenizer.backend)
+
+    def begin(
+        self,
+        policy: DemonstrationPolicy | None,
+        num_demos: int,
+        on_warmup: Callable[[Sequence[Trajectory]], None] | None,
+    ) -> None:
+        """Take over the checkpoint of a resumed run; warm a new one up on demonstrations, if asked for."""
+        plan, trainer = self._run.plan, self.trainer
+        if plan.checkpoint is not None:
+            trainer.resume(plan.checkpoint)
+        elif policy is not None:
+            spec, seed = self._envs[0][0], plan.config.seed
+            tasks = islice(spec.task_set().shuffle(seed), num_demos)
+            shown = demonstrate(spec, tasks, policy, trainer.renderer, limits=plan.limits, seed=seed)
+            if self._run.is_first and on_warmup is not None:
+                on_warmup(shown)
+            trainer.warmup(shown, steps=max(1, len(shown) // 8), batch_size=8)
+
+    def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.collect()
+        self._history.append(metrics)
+        if self._run.is_first and self._on_metrics is not None:
+            self._on_metrics(step, metrics)
+
+    def interrupt(self) -> None:
+        """Keep what was trained by the last whole step."""
+        self._interrupted = True
+        if self.trainer.steps_done:
+            self.trainer.save_step()
+
+    def finish(self) -> TrainResult:
+        """Close the run and return what came out."""
+        self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
+        path = self._run.plan.path
+        return TrainResult(
+            tuple(self._history),
+            Run(path) if self._run.is_first else None,
+            self.trainer.steps_done,
+            last_checkpoint(path),
+            self._interrupted,
+        )

@@ -1,0 +1,49 @@
+"""Every example runs, shows what it promises, and is listed in the examples' README."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHOWS = {
+    "condense": ["condensed 2 times, reward 1.0"],
+    "done_policy": ["stop: 1 turns", "explain: 2 turns", "of assistant: I have opened the door."],
+    "function_user": ["We are 4.", "Thank you, goodbye.", "reward 1.0, ended by user_done"],
+    "group_policy": ["shrink: 3 usable members, 1 failed", "refill: 4 usable members, 2 failed"],
+    "long_outputs": ["characters cut", "all 7906 characters are in", "reward 1.0"],
+    "model_user": ["This kettle leaks.", "reward 1.0, ended by user_done"],
+    "repair_json": ["Strict: 'the call is not valid JSON", "Lenient: '5', mended: True"],
+    "router": ["2 tokens to train on", "0 tokens to train on, last span by 'other'", "answered 1 of 2"],
+    "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
+}
+"""Lines of each example's output; the demo and its plot have tests of their own."""
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_an_example_runs_and_shows_what_it_is_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    if name == "repair_json":
+        pytest.importorskip("json_repair", reason="needs the repair extra")
+    monkeypatch.chdir(tmp_path)
+
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+    shown = capsys.readouterr().out
+    assert [line for line in SHOWS[name] if line not in shown] == []
+
+
+def test_every_example_is_listed_and_tried():
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    listed = (EXAMPLES / "README.md").read_text()
+
+    assert [name for name in sorted(names) if f"[{name}.py]({name}.py)" not in listed] == []
+    assert names - {"demo", "plot_demo"} == set(SHOWS)
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_an_example_is_short(name: str):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60

@@ -1,0 +1,145 @@
+"""A user played by a model: what it sees, how it ends a conversation, and what its errors do."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentenv.core import EngineUnavailable, StopReason, UsageError
+from agentenv.engine import ChatCompletion, ScriptedEngine, ScriptedTurn, Usage
+from agentenv.envs import ToolEnv
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import ModelUser, Runner, RunnerOptions, UserTurn
+from agentenv.tools import tool
+
+TOKENIZER = byte_tokenizer()
+RENDERER = Renderer(TOKENIZER)
+
+
+class Shop(ToolEnv):
+    """Sells one thing and is told what the customer wants by a user."""
+
+    ends_on_text = False
+
+    def start(self, wish: str) -> str:
+        return "You sell fruit."
+
+    @tool
+    def stock(self) -> str:
+        "Say what is in stock."
+        return "apples"
+
+    def reward(self) -> float:
+        return 1.0
+
+
+def played_by(*turns, **options) -> tuple[ModelUser, ScriptedEngine]:
+    engine = ScriptedEngine(list(turns), tokenizer=TOKENIZER)
+    return ModelUser(engine, "You want {wish}.", renderer=RENDERER, **options), engine
+
+
+async def sell(user: ModelUser, *script: str):
+    engine = ScriptedEngine(list(script), tokenizer=TOKENIZER)
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=0))
+    return await runner.run_episode(Shop(), {"wish": "apples"}, user=user)
+
+
+async def test_the_model_sees_the_conversation_with_the_roles_turned_round_and_no_tools():
+    user, engine = played_by("Apples, please.", "Thanks. ###STOP###")
+    call = '<tool_call>{"name": "stock", "arguments": {}}</tool_call>'
+
+    record = await sell(user, "What do you want?", call, "Here they are.")
+
+    assert record.stop_reason is StopReason.USER_DONE
+    assert [request.prompt_text for request in engine.requests] == [
+        RENDERER.decode(RENDERER.start(turned))
+        for turned in (
+            [
+                {"role": "system", "content": "You want apples."},
+                {"role": "assistant", "content": "You sell fruit."},
+                {"role": "user", "content": "What do you want?"},
+            ],
+            [
+                {"role": "system", "content": "You want apples."},
+                {"role": "assistant", "content": "You sell fruit."},
+                {"role": "user", "content": "What do you want?"},
+                {"role": "assistant", "content": "Apples, please."},
+                {"role": "user", "content": "Here they are."},
+            ],
+        )
+    ]
+
+
+async def test_the_end_marker_ends_the_conversation_and_is_not_said():
+    user, _ = played_by("Thanks. ###STOP###", "###STOP###")
+    await user.start({}, seed=0)
+
+    last_words = await user.respond([{"role": "assistant", "content": "Here."}])
+    silence = await user.respond([{"role": "assistant", "content": "Here."}])
+
+    assert last_words == UserTurn("Thanks.", done=True)
+    assert silence == UserTurn(None, done=True)
+
+
+async def test_a_user_that_opens_speaks_before_the_policy():
+    user, engine = played_by("Hello!", "###STOP###", opens=True)
+
+    record = await sell(user, "Hello, what do you want?")
+
+    assert [message["content"] for message in record.messages[:2]] == ["You sell fruit.", "Hello!"]
+    assert "(The assistant waits for you to speak.)" in engine.requests[0].prompt_text
+
+
+async def test_the_same_seed_draws_the_same_words_and_each_turn_has_a_seed_of_its_own():
+    user, engine = played_by("a", "b", "c", "d")
+
+    for _ in range(2):
+        await user.start({}, seed=5)
+        await user.respond([])
+        await user.respond([])
+
+    first, second, again, once_more = (request.sampling.seed for request in engine.requests)
+    assert first != second
+    assert (first, second) == (again, once_more)
+
+
+async def test_episodes_do_not_share_a_user():
+    user, _ = played_by()
+
+    one = user.fresh()
+    await one.start({"wish": "pears"}, seed=1)
+
+    assert vars(user)["_instructions"] == "You want {wish}."
+
+
+async def test_a_chat_engine_plays_a_user_too():
+    class Chat:
+        name = "chat"
+        max_context_tokens = None
+
+        async def chat(self, messages, tools, sampling, *, deadline_s=None):
+            return ChatCompletion({"role": "assistant", "content": "Apples."}, Usage(), "stop")
+
+        async def close(self): ...
+
+    user = ModelUser(Chat(), "Buy.")
+    await user.start({}, seed=0)
+
+    assert await user.respond([{"role": "assistant", "content": "Yes?"}]) == "Apples."
+
+
+@pytest.mark.parametrize(
+    "fault", [ScriptedTurn(error=EngineUnavailable("down")), ScriptedTurn(text="A", finish_reason="abort")]
+)
+async def test_an_engine_that_fails_aborts_the_episode_and_scores_nothing(fault: ScriptedTurn):
+    user, _ = played_by(fault)
+
+    record = await sell(user, "What do you want?")
+
+    assert record.stop_reason is StopReason.ABORTED
+    assert record.reward is None
+    assert not record.trainable
+
+
+def test_an_engine_on_tokens_without_a_renderer_is_refused():
+    with pytest.raises(UsageError, match="a user played by an engine on tokens needs"):
+        ModelUser(ScriptedEngine(["Hi."]), "Buy.")

@@ -1,0 +1,215 @@
+"""`ae.train`: one call makes a run that can be viewed, stopped and resumed, as `agentenv train` does."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.core import StoreError, UsageError
+from agentenv.engine.hf.scheduler import Scheduler
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.runs.store import RunStatus
+from agentenv.train import GRPOConfig
+from agentenv.train.loop import save_tokenizer
+
+
+class Echo(ToolEnv):
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, digits: int = 1) -> None:
+        self.made.append(digits)
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+def echo(name: str = "test/Echo-v0") -> EnvSpec:
+    tasks = {"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
+    return EnvSpec.of(name, Echo, tasks=tasks)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(path)
+    save_tokenizer(tokenizer, path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Echo.made.clear()
+
+
+def train(model: str = "", envs=None, *, settings=None, **options):
+    settings = {"groups_per_step": 2, "learning_rate": 0.01, "save_steps": 1, **(settings or {})}
+    options = {"steps": 2, "group_size": 2, **options}
+    limits = {"max_turns": 1, "max_tokens_per_turn": 4}
+    return ae.train(echo() if envs is None else envs, model, train=settings, limits=limits, **options)
+
+
+def test_a_training_keeps_episodes_notes_metrics_and_checkpoints(model):
+    started, stepped = [], []
+
+    result = train(model, on_start=started.append, on_metrics=lambda step, metrics: stepped.append(step))
+
+    assert (result.steps_done, stepped, result.interrupted) == (2, [1, 2], False)
+    assert [line["step"] for line in result.run.metrics()] == [1, 2]
+    assert (len(result.run), result.run.status) == (8, RunStatus.FINISHED)
+    assert {note["step"] for note in result.run.annotations().values()} == {1, 2}
+    assert result.run.vocabulary()
+    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
+    assert result.evaluation["eval/tasks"] == 1.0
+    assert result.history[-1]["eval/reward"] == result.evaluation["eval/reward"]
+    assert (started[0].id, started[0].resumed_step) == (result.run.id, 0)
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings(model):
+    first = train(model, settings={"learning_rate": 0.02}, seed=5)
+    started = []
+
+    again = train(resume="last", steps=3, seed=6, on_start=started.append)
+
+    assert again.run.id == first.run.id
+    assert [line["step"] for line in again.run.metrics()] == [1, 2, 3]
+    assert (again.steps_done, len(again.history), len(again.run)) == (3, 1, 12)
+    assert (started[0].resumed_step, started[0].config.seed, started[0].config.learning_rate) == (2, 5, 0.02)
+
+
+def test_a_resumed_run_never_becomes_shorter(model):
+    first = train(model, steps=2)
+
+    again = train(resume=first.run.path, steps=1)
+
+    assert (again.steps_done, again.history) == (2, ())
+
+
+def test_arguments_win_over_the_trainers_options(model):
+    config = GRPOConfig(max_steps=7, num_generations=3, groups_per_step=1, check_prompts=False)
+    plans = []
+
+    ae.train(echo(), model, steps=1, train=config, limits={"max_tokens_per_turn": 2}, on_start=plans.append)
+
+    kept = plans[0].config
+    assert (kept.max_steps, kept.num_generations, kept.groups_per_step) == (1, 3, 1)
+    assert kept.output_dir == str(plans[0].path)
+
+
+def test_arguments_of_the_environment_reach_every_one_of_a_mixture_and_a_resumed_run(model):
+    mixture = [(echo("test/One-v0"), 1.0), (echo("test/Two-v0"), 1.0)]
+
+    train(model, mixture, env={"digits": 4}, settings={"groups_per_step": 4, "check_prompts": False})
+    assert set(Echo.made) == {4}
+    Echo.made.clear()
+    train(envs=mixture, resume="last", steps=3)
+
+    assert set(Echo.made) == {4}
+
+
+def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
+    def interrupt(step: int, metrics: object) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    # A shell that starts the tests in the background lets them ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = train(model, steps=9999, settings={"save_steps": 0}, on_metrics=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (result.interrupted, result.run.status) == (True, RunStatus.INTERRUPTED)
+    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
+    assert len(result.history) == 2
+
+
+def test_a_training_that_fails_leaves_a_failed_run(model):
+    def fail(step: int, metrics: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(model, on_metrics=fail)
+
+    assert ae.find_run("last").status is RunStatus.FAILED
+
+
+def say_ten(messages, task, random):
+    return {"role": "assistant", "content": "ten"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
+    policies = ModuleType("policies")
+    policies.say_ten = say_ten
+    monkeypatch.setitem(sys.modules, "policies", policies)
+    shown = []
+
+    demos = "policies:say_ten" if named else say_ten
+    result = train(model, demos=demos, num_demos=3, steps=1, on_warmup=shown.extend)
+
+    assert [one.messages[-1]["content"] for one in shown] == ["ten"] * 3
+    assert result.history[0]["weights_version"] == 2.0  # one update of the warm-up, one of the step
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"envs": []}, "at least one environment"),
+        ({"model": ""}, "no model to train"),
+        ({"model": "mock"}, "no weights to train"),
+        ({"model": "./nowhere/at/all"}, "nowhere"),
+        ({"group_size": 1}, "can never train"),
+        ({"settings": {"learning_rat": 1}}, "did you mean 'learning_rate'"),
+        ({"runner": {"concurency": 1}}, "did you mean 'concurrency'"),
+        ({"env": {"digts": 1}}, "takes no such arguments"),
+        ({"engine": {"max_bach": 1}}, "did you mean 'max_batch'"),
+        ({"demos": "no_such_module:policy"}, "module:function"),
+        ({"envs": {"test/Echo-v0": 0}}, "must be more than 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_a_directory_is_made(model, options, says, tmp_path):
+    with pytest.raises(UsageError, match=says):
+        train(**{"model": model, **options})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_other_environments_is_not_resumed(model):
+    train(model)
+
+    with pytest.raises(UsageError, match="leave the environment out"):
+        train(envs=echo("test/Other-v0"), resume="last")
+
+
+def test_an_unknown_run_is_not_resumed():
+    with pytest.raises(StoreError, match="no run 'gone'"):
+        ae.train(resume="gone")
+
+
+def test_options_of_the_engine_reach_it(model, monkeypatch):
+    batches = []
+
+    def scheduler(*args, **options):
+        batches.append(options["max_batch"])
+        return Scheduler(*args, **options)
+
+    monkeypatch.setattr("agentenv.engine.hf.engine.Scheduler", scheduler)
+    train(model, steps=1, engine={"max_batch": 3})
+
+    assert batches == [3]
