@@ -5,6 +5,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 MODEL  ?=
 SEED   ?= 0
+JOBS   ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
@@ -37,8 +38,10 @@ $(VENV)/.peers: $(VENV)/.dev
 	$(PIP) --no-deps verl # its sample classes are read, not a cluster started
 	touch $@
 
+# A file's tests stay in one process, so that they share its fixtures. `coverage report -m` shows what is not covered.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 180 -m 'not slow and not engine and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report= --timeout 180 \
+	  -m 'not slow and not engine and not gpu'
 
 # Two lanes: most of these tests use one core.
 test-engines: $(VENV)/.peers

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +37,32 @@ def _guarded_connect(self: socket.socket, address: object) -> None:
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", _guarded_connect)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave properties and whole runs out of what is covered: tracing would double their time."""
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(tests).parts[0] in {"property", "e2e"}:
+            item.add_marker("untraced")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Take coverage's tracer away while a test marked `untraced` runs, and its fixtures.
+
+    pytest-cov's own marker does not do so in a process of pytest-xdist, where it starts two tracers.
+    """
+    tracer, of_threads = sys.gettrace(), threading.gettrace()
+    if tracer is None or item.get_closest_marker("untraced") is None:
+        return (yield)
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
+        threading.settrace(of_threads)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -49,6 +49,7 @@ async def test_a_call_never_waits_behind_a_busy_thread_while_there_is_room() -> 
         await long.future
 
 
+@pytest.mark.untraced  # until the hung thread wakes, CPython 3.11 goes round in circles in a traced loop
 async def test_an_abandoned_call_gives_its_place_to_the_next() -> None:
     pool = ThreadPool("tool", max_threads=1)
     release = threading.Event()

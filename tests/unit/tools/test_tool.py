@@ -315,6 +315,7 @@ async def test_a_coroutine_that_refuses_to_stop_is_left_behind(monkeypatch: pyte
     assert result.error_kind is ToolErrorKind.TIMEOUT
 
 
+@pytest.mark.untraced  # until the hung thread wakes, CPython 3.11 goes round in circles in a traced loop
 async def test_a_hung_thread_is_left_behind_named_and_counted() -> None:
     release = threading.Event()
 

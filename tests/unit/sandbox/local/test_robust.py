@@ -61,6 +61,16 @@ def folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("agentenv-sandbox-*"))
 
 
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(monkeypatch: pytest.MonkeyPatch):
+    """Let `folders` see nothing of sandboxes that other processes make at the same time."""
+    with tempfile.TemporaryDirectory(prefix="robust-") as folder:
+        Path(folder).chmod(0o755)  # a jail may run as another user
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
 @pytest.fixture(params=TIERS)
 def tier(request):
     async def probe() -> None:
