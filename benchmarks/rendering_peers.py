@@ -41,7 +41,7 @@ class Trial:
         self.tokenizer = tokenizer
         self.renderer = Renderer(tokenizer, cases.TOOLS)
         self.template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-        reader = self.renderer._found.reader
+        reader = self.renderer._diagnosis.reader
         self.as_text = reader is not None and reader.habits.json_arguments
 
     def text(self, messages: list[dict], *, prompt: bool = True, tools: bool = False) -> str:
@@ -125,7 +125,7 @@ class Trial:
         """Whether content with the turn's closer gives a control token more."""
 
         def count(content: str) -> int:
-            control = self.renderer._found.control.ids
+            control = self.renderer._diagnosis.control.ids
             return sum(token_id in control for token_id in method(kind, content))
 
         return count(f"a {self.end(kind)} b") > count("a b")
@@ -146,7 +146,7 @@ class Trial:
                 return_dict=False,
                 sanitize_control_tokens=True,
             )
-            return sum(token_id in self.renderer._found.control.ids for token_id in ids)
+            return sum(token_id in self.renderer._diagnosis.control.ids for token_id in ids)
 
         return any(
             count(f"a {token} b") > count("a b") for token in ("</think>", "<tool_call>", "<|im_end|>")

@@ -22,16 +22,16 @@ cases = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(cases)
 
 NOTES = (
-    ("no tool turns: ", "no tool turns"),
+    ("no usable tool turns: ", "no tool turns"),
     ("drops earlier thinking", "drops earlier thinking"),
     ("written as JSON", "results as JSON strings"),
     ("lose white space", "content stripped"),
     ("changed by the template", "content changed"),
-    ("one call a turn", "one call a turn"),
-    ("does not tell the model", "tools not shown"),
-    ("no grammar reads", "call format unknown"),
+    ("one call per turn", "one call a turn"),
+    ("does not describe the tools", "tools not shown"),
+    ("no grammar can parse", "call format unknown"),
     ("with tools", "tools move to the last user turn"),
-    ("not among the model's stop", "stop token added"),
+    ("not a stop token of the model", "stop token added"),
 )
 
 
@@ -48,7 +48,9 @@ def row(source: str, file: Path) -> tuple[str, str]:
     notes = [note for mark, note in NOTES if any(mark in text for text in said)]
     detail = "; ".join(notes)
     if report.verdict in {"refused", "no_tool_role"} and report.reasons:
-        detail = "; ".join([report.reasons[0].removeprefix("no tool turns: "), *notes[1:]])
+        detail = "; ".join(
+            [report.reasons[0].removeprefix("the template has no usable tool turns: "), *notes[1:]]
+        )
     ends = " / ".join(f"`{end}`" for end in dict.fromkeys(report.closers.values()))
     grammar = report.grammar if report.verdict in {"fast", "history"} else ""
     cells = (f"{source}/{file.stem}", report.verdict, ends.replace("|", "\\|"), short(grammar), short(detail))

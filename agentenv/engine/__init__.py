@@ -1,4 +1,4 @@
-"""Engines: tokens in, exactly the sampled tokens and their log-probabilities out."""
+"""Engines take token ids and return exactly the sampled tokens with their log-probabilities."""
 
 from __future__ import annotations
 

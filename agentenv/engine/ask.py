@@ -1,6 +1,6 @@
-"""Ask a model something in messages and read its answer as text: for judges, users and summaries.
+"""Send messages to a model and read its answer as text, as judges, simulated users and summaries do.
 
-An answer is text and never trained on, so unlike a turn of the policy it needs no token ids.
+The answer is never trained on, so unlike a turn of the policy it needs no token ids.
 """
 
 from __future__ import annotations
@@ -19,37 +19,40 @@ __all__ = ["Answer", "TextModel"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model answered."""
+    """The answer of a model, as text."""
 
     text: str
     usage: Usage
-    """Tokens of the question and of the answer."""
+    """Token counts of the question and of the answer."""
 
 
 class TextModel:
-    """A model that is asked in messages and answers in text, whichever kind of engine it has.
+    """A model that takes messages and answers in text, with either kind of engine.
 
     Args:
-        engine: a `ChatEngine`, or an `Engine` with `renderer`.
-        renderer: for an engine on tokens.
-        role: what the model is, for error messages, such as "a judge".
+        engine: a `ChatEngine`, or an `Engine` together with `renderer`.
+        renderer: the renderer of the model; an `Engine` needs one.
+        role: role of the model in error messages, such as "a judge".
 
     Raises:
-        UsageError: An engine on tokens has no renderer.
+        UsageError: The engine works on tokens and there is no renderer.
     """
 
     def __init__(
         self, engine: Engine | ChatEngine, renderer: RendererProtocol | None = None, *, role: str = "a model"
     ) -> None:
         if not isinstance(engine, ChatEngine) and renderer is None:
-            raise UsageError(f"{role} played by an engine on tokens needs that model's renderer")
+            raise UsageError(
+                f"{role} has an engine that works on tokens, but no renderer",
+                remedy="pass the renderer of that model",
+            )
         self._engine = engine
         self._renderer = None if renderer is None else renderer.bind(())
         self._role = role
 
     @classmethod
     def load(cls, model: str, *, role: str = "a model") -> TextModel:
-        """Load the model that a string names, with its renderer.
+        """Load the model that a model string names, together with its renderer.
 
         Raises:
             ModelNotFound, UsageError, DependencyMissing, EngineUnavailable: See `load_engine`.
@@ -63,18 +66,18 @@ class TextModel:
         """Return the model's answer to a conversation.
 
         Raises:
-            EngineError: The engine gave no answer.
+            EngineError: The engine returned no answer.
             RenderError: The model's chat template refuses these messages.
         """
         if isinstance(self._engine, ChatEngine):
-            said = await self._engine.chat(messages, (), sampling)
-            return Answer(text_of(said.message), said.usage)
+            answer = await self._engine.chat(messages, (), sampling)
+            return Answer(text_of(answer.message), answer.usage)
         assert self._renderer is not None
         prompt_ids = self._renderer.start(messages)
         completion = await self._engine.generate(
             prompt_ids, sampling, stop_token_ids=self._renderer.stop_token_ids
         )
         if completion.finish_reason == "abort":
-            raise EngineUnavailable(f"the engine that plays {self._role} ended the request without an answer")
+            raise EngineUnavailable(f"the engine of {self._role} ended the request without an answer")
         text = text_of(self._renderer.parse(completion.token_ids).message)
         return Answer(text, Usage(len(prompt_ids), len(completion.token_ids)))

@@ -1,7 +1,7 @@
-"""The one seam to a model: tokens in, tokens and logprobs out.
+"""The interface to every model: an engine takes token ids and returns sampled tokens with logprobs.
 
-An engine gives exactly the tokens it sampled with one finite logprob each, at the sampling
-temperature, or raises. The stop token stays in `token_ids`.
+An engine returns exactly the tokens it sampled, each with one finite logprob at the sampling
+temperature, or it raises an error. The stop token stays in `token_ids`.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ __all__ = [
 ]
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-"""Why one completion ended: a stop token, the length, or the engine gave up."""
+"""Why a completion ended: `stop` (a stop token), `length` (the limit), `abort` (the engine gave up)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the tokens of one completion are drawn.
+    """Settings for sampling the tokens of one completion.
 
     Raises:
         UsageError: A value is outside its range.
     """
 
     temperature: NonNegativeFloat = 1.0
-    """0 means greedy: for evaluation only, its logprobs are those at T = 1."""
+    """Sampling temperature; 0 means greedy, which is for evaluation only and returns logprobs at T = 1."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Sample from the likeliest tokens whose probabilities sum to this; 1 means all tokens."""
     top_k: NonNegativeInt = 0
-    """0 means no limit."""
+    """Sample from this many likeliest tokens; 0 means no limit."""
     min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Leave out tokens less likely than this share of the likeliest token; 0 leaves out none."""
     max_tokens: PositiveInt = 1024
-    """The runner lowers it to what the budgets leave."""
+    """Most tokens of the completion; the runner lowers it to what the budgets leave."""
     seed: int | None = None
-    """Seed of this request; the runner derives it from run seed, task, member and turn."""
+    """Seed of the request; the runner derives it from run seed, task, member and turn."""
     adapter: str | None = None
-    """Name of a LoRA; the base model when None."""
+    """Name of a LoRA adapter; None means the base model."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
     @property
     def untrainable_reason(self) -> str:
-        """Why completions drawn this way must not be trained on; empty if they may."""
+        """Why completions sampled with these settings must not be trained on; empty if they may be."""
         if self.temperature == 0:
             return "sampled at temperature 0: a greedy sample has no gradient estimate"
         if self.top_p < 1 or self.top_k > 0 or self.min_p > 0:
@@ -65,36 +67,36 @@ class Sampling:
         return ""
 
     def record(self) -> dict[str, JsonValue]:
-        """Return the values as plain JSON for a turn's record."""
+        """Return the settings as plain JSON for the record of a turn."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled for one prompt."""
+    """The tokens that an engine sampled for one prompt."""
 
     token_ids: tuple[int, ...]
-    """As sampled, the stop token included."""
+    """The token ids as sampled, the stop token included."""
     logprobs: tuple[float, ...]
-    """One for each token: natural log at the sampling temperature (at T = 1 for greedy)."""
+    """Natural log-probability of each token at the sampling temperature (at T = 1 for greedy)."""
     finish_reason: FinishReason
     version_ranges: tuple[tuple[int, int, int], ...] = ()
-    """`(weights_version, start, end)` in order, covering the tokens."""
+    """Ranges `(weights_version, start, end)` in order, which cover all tokens."""
     queue_s: float = 0.0
-    """Time before the request was worked on."""
+    """Seconds that the request waited before the engine began to work on it."""
     sampled_by_policy: bool = True
-    """False if another model than the policy wrote the tokens: recorded, never trained."""
+    """False if a model other than the policy wrote the tokens, which are then recorded but not trained on."""
 
 
 class Engine(Protocol):
-    """Makes tokens from tokens. Safe to call many times at once from one event loop."""
+    """A model that continues token ids; many calls may run at once on one event loop."""
 
     name: str
-    """The model string, for records."""
+    """The model string, which is stored in records."""
     weights_version: int
-    """Version of the weights that sample now; raised by each update."""
+    """Version of the weights that are in use now; each update raises it."""
     max_context_tokens: int | None
-    """The model's own limit of prompt and completion together."""
+    """Limit of the model for prompt and completion together; None if there is none or it is unknown."""
 
     async def generate(
         self,
@@ -108,19 +110,19 @@ class Engine(Protocol):
         """Sample one completion.
 
         Args:
-            prompt_ids: the whole context, always; read only.
-            sampling: how to draw.
-            stop_token_ids: ids that end the completion; the one sampled stays in it.
-            session_id: episode id, a hint for caches and routing; a miss is never an error.
-            deadline_s: seconds from now after which the engine gives up ("abort").
+            prompt_ids: the whole context; the engine must not change it.
+            sampling: the sampling settings.
+            stop_token_ids: ids that end the completion; the sampled one stays in it.
+            session_id: id of the episode, used for caches and routing; an unknown id is not an error.
+            deadline_s: seconds after which the engine gives up and returns "abort".
 
         Raises:
-            EngineError: No completion with exact tokens and logprobs could be made.
+            EngineError: The engine could not return exact tokens with logprobs.
         """
         ...
 
     async def release(self, session_id: str) -> None:
-        """Forget what is cached for an episode."""
+        """Forget everything that is cached for an episode."""
         ...
 
     async def close(self) -> None:
@@ -130,26 +132,26 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Connected(Protocol):
-    """An engine with connections that belong to an event loop; it makes others on the next loop."""
+    """An engine whose connections belong to an event loop; it opens new ones on the next loop."""
 
     async def disconnect(self) -> None:
-        """Close them before the loop ends."""
+        """Close the connections before the event loop ends."""
         ...
 
 
 @runtime_checkable
 class MayBeUntrainable(Protocol):
-    """An engine whose completions may be of no use for training, for example without exact logprobs."""
+    """An engine whose completions may be unfit for training, for example because logprobs are not exact."""
 
     @property
     def untrainable_reason(self) -> str:
-        """Why its completions must not be trained on; empty if they may."""
+        """Why the completions must not be trained on; empty if they may be."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as an API counted them."""
+    """Token counts and cost as an API reports them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -160,7 +162,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """What a chat API answered."""
+    """The answer of a chat API."""
 
     message: Message
     usage: Usage
@@ -169,7 +171,7 @@ class ChatCompletion:
 
 @runtime_checkable
 class ChatEngine(Protocol):
-    """A model that only speaks text: evaluation only, its episodes are not trainable."""
+    """A model that returns text only; its episodes can be evaluated but not trained on."""
 
     name: str
     max_context_tokens: int | None
@@ -182,10 +184,10 @@ class ChatEngine(Protocol):
         *,
         deadline_s: float | None = None,
     ) -> ChatCompletion:
-        """Answer a conversation.
+        """Return the answer to a conversation.
 
         Raises:
-            EngineError: The API gave no usable answer.
+            EngineError: The API returned no usable answer.
         """
         ...
 

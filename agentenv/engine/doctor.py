@@ -1,6 +1,6 @@
-"""Ask an engine what it promises: tokens, log-probability scale, stop tokens, seeds, abort, limit.
+"""Test whether an engine keeps its contract: tokens, logprob scale, stop tokens, seeds, abort, limit.
 
-Everything is asked through the engine's own contract, so that one set of questions fits them all.
+All checks use the common `Engine` interface, so the same checks fit every engine.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from agentenv.engine.vllm.server import VLLMServerEngine
 __all__ = ["EngineFinding", "examine_engine", "examine_model"]
 
 PROMPT = "I am a"
-"""Much can follow it, so that single draws differ."""
+"""Prompt of the checks; many continuations are likely, so that single draws differ."""
 DRAWS = 32
-"""Single tokens drawn at each temperature to see the scale of the log-probabilities."""
+"""Number of tokens sampled at each temperature to find the scale of the log-probabilities."""
 SLOPE_ERROR = 0.25
+"""Tolerance of the measured factor between the log-probabilities at two temperatures."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFinding:
-    """One question to an engine."""
+    """The result of one check of an engine."""
 
     name: str
     ok: bool | None
-    """None if the question does not apply or could not be decided."""
+    """None if the check does not apply or could not be decided."""
     detail: str
 
     def line(self) -> str:
@@ -41,14 +42,14 @@ class EngineFinding:
 
 
 class EngineExamination:
-    """The questions to one engine, with the prompt they use."""
+    """The checks of one engine, and the prompt that they use."""
 
     def __init__(self, engine: Engine, prompt: list[int]) -> None:
         self._engine = engine
         self._prompt = prompt
 
     async def run(self) -> list[EngineFinding]:
-        """Ask everything; a question that fails is a finding, never an exception."""
+        """Run all checks; an error in a check becomes a finding and is not raised."""
         questions: dict[str, Callable[[], Awaitable[tuple[bool | None, str]]]] = {
             "tokens": self.tokens,
             "scale": self.scale,
@@ -68,36 +69,36 @@ class EngineExamination:
         return findings
 
     async def tokens(self) -> tuple[bool | None, str]:
-        """Sampled tokens come back with one finite log-probability each."""
+        """Check that each sampled token comes with one finite log-probability."""
         began = monotonic()
         done = await self._draw(max_tokens=16, seed=1)
         size = len(done.token_ids)
         exact = len(done.logprobs) == size == 16 and all(map(isfinite, done.logprobs))
         covered = bool(done.version_ranges) and done.version_ranges[-1][2] == size
         versions = ", ".join(str(version) for version, _, _ in done.version_ranges)
-        said = (
+        counts = (
             f"{size} tokens, {len(done.logprobs)} log-probabilities, weights version {versions or 'not said'}"
         )
-        return exact and covered, f"{said}, {size / (monotonic() - began):.0f} tokens/s"
+        return exact and covered, f"{counts}, {size / (monotonic() - began):.0f} tokens/s"
 
     async def scale(self) -> tuple[bool | None, str]:
-        """Differences of log-probabilities between tokens double from T = 1 to T = 0.5."""
+        """Check that differences between log-probabilities double from T = 1 to T = 0.5."""
         at_one, at_half = await self._table(1.0), await self._table(0.5)
         common = sorted(at_one.keys() & at_half.keys())
         pairs = [(left, right) for left in common for right in common if left < right]
         weight = sum((at_one[left] - at_one[right]) ** 2 for left, right in pairs)
         if weight < 1e-3:
-            return None, "too few different tokens were drawn to tell"
+            return None, "undecided: too few different tokens were sampled"
         moved = sum((at_one[a] - at_one[b]) * (at_half[a] - at_half[b]) for a, b in pairs) / weight
-        said = f"factor {moved:.2f} from T = 1 to T = 0.5 over {len(common)} tokens (2 is right)"
+        detail = f"factor {moved:.2f} from T = 1 to T = 0.5 over {len(common)} tokens (2 is right)"
         if abs(moved - 1) < SLOPE_ERROR:
-            said += (
+            detail += (
                 ": not at the sampling temperature; start the server with --logprobs-mode processed_logprobs"
             )
-        return abs(moved - 2) < SLOPE_ERROR, said
+        return abs(moved - 2) < SLOPE_ERROR, detail
 
     async def stop_token(self) -> tuple[bool | None, str]:
-        """The stop token ends the completion and stays in it."""
+        """Check that the stop token ends the completion and stays in it."""
         free = await self._draw(max_tokens=8, seed=2)
         stop = free.token_ids[3]
         done = await self._draw(max_tokens=8, seed=2, stop=(stop,))
@@ -105,25 +106,28 @@ class EngineExamination:
         return kept, f"ended with {done.finish_reason!r}, the stop token {'stays' if kept else 'is missing'}"
 
     async def seed(self) -> tuple[bool | None, str]:
-        """A seed gives the same tokens again, also beside other requests."""
+        """Check that a seed reproduces the tokens, alone and beside other requests."""
         alone = await self._draw(max_tokens=12, seed=3)
         among, *_ = await asyncio.gather(*(self._draw(max_tokens=12, seed=seed) for seed in (3, 4, 5, 6)))
         same = alone.token_ids == among.token_ids
         other = (await self._draw(max_tokens=12, seed=7)).token_ids != alone.token_ids
         if not other:
-            return False, "another seed gave the same tokens"
+            return False, "a different seed returned the same tokens"
         return same or None, "same tokens alone and in a batch" if same else (
             "not the same tokens in a batch: rounding depends on the batch"
         )
 
     async def greedy(self) -> tuple[bool | None, str]:
-        """Temperature 0 always gives the same tokens."""
+        """Check that temperature 0 always returns the same tokens."""
         first, second = [await self._draw(max_tokens=8, temperature=0.0, seed=seed) for seed in (1, 2)]
         same = first.token_ids == second.token_ids
-        return same, "the same tokens twice" if same else "different tokens: it is not greedy"
+        return (
+            same,
+            "the same tokens twice" if same else "the tokens differ, so the engine does not sample greedily",
+        )
 
     async def abort(self) -> tuple[bool | None, str]:
-        """A deadline ends a request, and the engine goes on."""
+        """Check that a deadline ends a request and the engine still works afterwards."""
         began = monotonic()
         room = (self._engine.max_context_tokens or 4096) - len(self._prompt)
         done = await self._draw(max_tokens=max(1, room), seed=8, deadline_s=0.2)
@@ -135,15 +139,15 @@ class EngineExamination:
         return took < 5, f"after {took:.2f} s with {len(done.token_ids)} tokens; the next request worked"
 
     async def context(self) -> tuple[bool | None, str]:
-        """A prompt over the limit is refused in words."""
+        """Check that a prompt over the limit is refused with ContextTooLong."""
         limit = self._engine.max_context_tokens
         if limit is None:
-            return None, "the engine names no limit"
+            return None, "the engine has no known limit"
         try:
             await self._draw(max_tokens=1, prompt=(self._prompt * (limit // len(self._prompt) + 1))[:limit])
         except ContextTooLong:
             return True, f"{limit} tokens, a longer prompt is refused"
-        return False, f"a prompt of {limit} tokens was taken"
+        return False, f"a prompt of {limit} tokens was accepted"
 
     async def _table(self, temperature: float) -> dict[int, float]:
         draws = (self._draw(max_tokens=1, temperature=temperature, seed=seed) for seed in range(DRAWS))
@@ -168,10 +172,10 @@ class EngineExamination:
 
 
 async def examine_engine(engine: Engine, prompt: list[int]) -> list[EngineFinding]:
-    """Ask an engine everything.
+    """Run all checks on an engine.
 
     Args:
-        engine: what is asked.
+        engine: the engine to check.
         prompt: a few tokens of ordinary text.
     """
     findings = await EngineExamination(engine, prompt).run()
@@ -185,24 +189,24 @@ async def examine_engine(engine: Engine, prompt: list[int]) -> list[EngineFindin
 
 
 async def examine_chat(engine: ChatEngine) -> list[EngineFinding]:
-    """Ask a chat engine for one answer."""
+    """Check that a chat engine returns an answer."""
     no_tokens = EngineFinding("tokens", None, "text only: its episodes can be evaluated, not trained on")
     try:
-        said = await engine.chat([{"role": "user", "content": "Say hello."}], (), Sampling(max_tokens=32))
+        answer = await engine.chat([{"role": "user", "content": "Say hello."}], (), Sampling(max_tokens=32))
     except AgentEnvError as error:
         return [no_tokens, EngineFinding("chat", False, f"{type(error).__name__}: {error}")]
-    usage = said.usage
+    usage = answer.usage
     counted = f"{usage.prompt_tokens} prompt and {usage.completion_tokens} completion tokens"
-    return [no_tokens, EngineFinding("chat", True, f"answered ({said.finish_reason}); usage: {counted}")]
+    return [no_tokens, EngineFinding("chat", True, f"answered ({answer.finish_reason}); usage: {counted}")]
 
 
 async def examine_model(loaded: LoadedModel) -> list[EngineFinding]:
-    """Ask a loaded model everything; what `agentenv doctor -m` prints."""
+    """Run all checks on a loaded model; `agentenv doctor -m` prints the findings."""
     if isinstance(loaded.engine, ChatEngine) or loaded.tokenizer is None:
         assert isinstance(loaded.engine, ChatEngine)
         return await examine_chat(loaded.engine)
     prompt = loaded.tokenizer.encode(PROMPT)
     findings = await examine_engine(loaded.engine, prompt)
     if loaded.engine.name == "mock":
-        return [replace(each, ok=each.ok or None) for each in findings]
+        return [replace(finding, ok=finding.ok or None) for finding in findings]
     return findings

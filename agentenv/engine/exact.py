@@ -1,4 +1,4 @@
-"""What every engine checks before it hands tokens out: exact, finite, stopped where asked."""
+"""Checks that every engine makes before it returns a completion."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from agentenv.engine.base import Completion, FinishReason
 __all__ = ["VERSION_LABEL", "exact_completion", "room_for", "version_ranges"]
 
 LOWEST_LOGPROB = -9000.0
-"""vLLM writes -9999 for minus infinity, because JSON has no infinity."""
+"""Lower log-probabilities count as minus infinity, which vLLM writes as -9999 because JSON has none."""
 VERSION_LABEL = "agentenv-"
-"""How our weights versions are named on a server."""
+"""Prefix of the labels under which a server stores our weights versions."""
 
 
 def room_for(name: str, prompt: Sequence[int], max_tokens: int, limit: int | None) -> int:
-    """Return how many tokens may be sampled.
+    """Return how many tokens may be sampled after a prompt.
 
     Raises:
         UsageError: The prompt is empty.
-        ContextTooLong: The prompt leaves no room for one token.
+        ContextTooLong: The prompt leaves no room for a single token.
     """
     if not prompt:
-        raise UsageError("the prompt is empty; an engine needs at least one token")
+        raise UsageError("the prompt is empty", remedy="pass at least one token")
     if limit is None:
         return max_tokens
     if len(prompt) >= limit:
         raise ContextTooLong(
-            f"the prompt has {len(prompt)} tokens and {name} takes {limit} with the completion"
+            f"the prompt has {len(prompt)} tokens, and {name} takes {limit} together with the completion"
         )
     return min(max_tokens, limit - len(prompt))
 
@@ -46,40 +46,44 @@ def exact_completion(
     ranges: tuple[tuple[int, int, int], ...],
     queue_s: float = 0.0,
 ) -> Completion:
-    """Return a completion, or say why what an engine gave is none.
+    """Check the output of an engine and return it as a completion.
 
     Raises:
-        EngineError: Tokens and log-probabilities do not fit together, are not finite, or the
-            completion did not end as it may.
+        EngineError: Tokens and log-probabilities differ in number, a log-probability is not finite,
+            or the completion did not end in a valid way.
     """
     if len(logprobs) != len(tokens):
-        raise EngineError(f"{name} gave {len(tokens)} tokens, but {len(logprobs)} log-probabilities")
+        raise EngineError(f"{name} returned {len(tokens)} tokens, but {len(logprobs)} log-probabilities")
     if not all(isfinite(value) and value > LOWEST_LOGPROB for value in logprobs):
-        raise EngineError(f"{name} gave a log-probability that is not finite")
+        raise EngineError(f"{name} returned a log-probability that is not finite")
     if reason not in {"stop", "length", "abort"} or (not tokens and reason != "abort"):
-        raise EngineError(f"{name} ended with {reason!r} after {len(tokens)} tokens")
+        raise EngineError(
+            f"{name} returned {len(tokens)} tokens with the finish reason {reason!r}, which is not valid"
+        )
     if reason == "stop" and tokens[-1] not in stop:
-        raise EngineError(f"{name} stopped at token {tokens[-1]}, which is no stop token of the request")
+        raise EngineError(f"{name} stopped at token {tokens[-1]}, which is not a stop token of the request")
     return Completion(tuple(tokens), tuple(logprobs), cast("FinishReason", reason), ranges, queue_s=queue_s)
 
 
 def version_ranges(
     spans: Iterable[tuple[str, int, int]], length: int, version: int
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the versions that an engine names, where they are ours and cover the tokens.
+    """Return the weights version of each token, as ranges.
+
+    The versions that the engine reports are used if they are ours and cover all tokens.
 
     Args:
-        spans: `(label, start, end)` as the engine names them; may be empty.
+        spans: `(label, start, end)` as the engine reports them; may be empty.
         length: number of tokens.
-        version: the version at the time of the request, which holds otherwise.
+        version: the version at the time of the request, which is used in all other cases.
     """
     if not length:
         return ()
-    named = [
+    reported = [
         (int(label.removeprefix(VERSION_LABEL)), start, end)
         for label, start, end in spans
         if label.startswith(VERSION_LABEL)
     ]
-    covered = bool(named) and named[0][1] == 0 and named[-1][2] == length
-    joined = all(left[2] == right[1] for left, right in pairwise(named))
-    return tuple(named) if covered and joined else ((version, 0, length),)
+    covered = bool(reported) and reported[0][1] == 0 and reported[-1][2] == length
+    joined = all(left[2] == right[1] for left, right in pairwise(reported))
+    return tuple(reported) if covered and joined else ((version, 0, length),)

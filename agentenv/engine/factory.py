@@ -1,4 +1,4 @@
-"""From a model string to an engine and its tokenizer. Backends are imported only when named."""
+"""Load the engine and the tokenizer that a model string names; only the named backend is imported."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ FORMS = "hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An engine with the tokenizer that its renderer needs."""
+    """An engine, together with the tokenizer that its renderer needs."""
 
     engine: Engine | ChatEngine
     tokenizer: ChatTokenizer | None
-    """None for a ChatEngine, which renders by itself."""
+    """The tokenizer; None for a ChatEngine, which renders messages itself."""
 
     @property
     def speaks_tokens(self) -> bool:
-        """True if the engine gives token ids; false if it can only be evaluated as a chat."""
+        """True if the engine returns token ids; False if it can only be evaluated as a chat."""
         return self.tokenizer is not None
 
 
 def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) -> LoadedModel:
-    """Load what a model string names.
+    """Load the engine that a model string names.
 
     Example:
         >>> from agentenv.engine import load_engine
@@ -48,12 +48,12 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
 
     Args:
         model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `openai:NAME`, `scripted:...` or `mock`.
-        tokenizer: directory of the tokenizer, where it is not the model's own.
-        options: passed to the engine; unknown ones are refused.
+        tokenizer: directory of the tokenizer, if it differs from that of the model.
+        options: keyword options of the engine; unknown options are refused.
 
     Raises:
-        ModelNotFound: The string names nothing that can be loaded.
-        UsageError: The form or an option is unknown.
+        ModelNotFound: The string names no model that can be loaded.
+        UsageError: The form of the string or an option is unknown.
         DependencyMissing: The engine's package is not installed.
         EngineUnavailable: A server does not answer.
     """
@@ -75,19 +75,21 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
 
 
 def weights_and_engine(model: str) -> tuple[str, str]:
-    """Return where the weights that a model string names lie, and what samples if not the trainer itself.
+    """Return the path of the weights that a model string names, and the model string of the engine.
+
+    The engine is empty if the trainer itself generates the episodes.
 
     Raises:
         EngineUnavailable: A server does not answer.
         ModelNotFound: A server's weights are not on this machine.
-        UsageError: A server gives no token ids, so that there is nothing to train on.
+        UsageError: A server returns no token ids, so that there is nothing to train on.
     """
     kind, _, rest = model.partition(":")
     if kind in {"http", "https"}:
         probe = import_module("agentenv.engine.vllm.probe").probe
         report = probe(model.partition(",")[0])
         if report.route == "chat":
-            raise UsageError(f"{model} can be evaluated but not trained on: it gives no token ids")
+            raise UsageError(f"{model} can be evaluated but not trained on, because it returns no token ids")
         if report.model_path is None or not Path(report.model_path).exists():
             raise ModelNotFound(
                 f"the weights that {model} serves ({report.model_path}) are not on this machine",
@@ -108,7 +110,9 @@ def _hint(model: str, kinds: list[str]) -> str:
 
 def _mock(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     if rest:
-        raise UsageError(f"mock takes nothing behind a colon, but got {rest!r}")
+        raise UsageError(
+            f"the model string mock takes nothing after a colon, but got {rest!r}", remedy="write mock"
+        )
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
     return LoadedModel(_build(MockEngine, "mock", options, codec), codec)
 
@@ -140,7 +144,9 @@ def _script(path: str) -> list[TurnLike]:
         or not turns
         or not all(isinstance(turn, str | dict | list) for turn in turns)
     ):
-        raise UsageError(f"the script {path} must be a list of turns: texts, assistant messages or token ids")
+        raise UsageError(
+            f"the script {path} must be a list of turns (texts, assistant messages or lists of token ids)"
+        )
     return turns
 
 
@@ -182,7 +188,7 @@ def _http(model: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedM
 
 def _openai(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     if tokenizer is not None:
-        raise UsageError("openai: models speak text only and take no tokenizer")
+        raise UsageError("openai: models work on text and take no tokenizer", remedy="leave tokenizer out")
     engine_type = import_module("agentenv.engine.openai_chat").OpenAIChatEngine
     return LoadedModel(_build(engine_type, f"openai:{rest}", options, rest), None)
 
@@ -198,9 +204,9 @@ def check_options(target: Callable[..., Any], model: str, options: Mapping[str, 
     """Refuse options that an engine does not take.
 
     Args:
-        target: makes the engine; its keyword-only parameters are the options.
-        model: its name, for the message.
-        options: as they were given.
+        target: class or function that makes the engine; its keyword-only parameters are the options.
+        model: name of the model for the error message.
+        options: the options to check.
 
     Raises:
         UsageError: An option is unknown.

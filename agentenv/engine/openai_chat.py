@@ -1,11 +1,11 @@
-"""OpenAI-compatible chat APIs: evaluation only, for they give no exact tokens.
+"""An engine for OpenAI-compatible chat APIs, for evaluation only, because they return no exact tokens.
 
-1. Tools are the API's own. A server that refuses them is asked again in the text protocol, and
-   from then on always.
-2. A parameter that a model refuses (temperature on reasoning models, say) is left out from then on,
-   with one warning.
-3. Rate limits, connection errors and server errors are retried by the SDK, which honours
-   `Retry-After`; a deadline ends the waiting.
+1. Tools go through the API. If a server refuses them, this request and all later ones use the text
+   protocol.
+2. A parameter that a model refuses, such as temperature on reasoning models, is left out from then
+   on, and a warning is logged once.
+3. The SDK retries after rate limits, connection errors and server errors, and honours `Retry-After`;
+   a deadline ends the waiting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PASSING = {
     "server_error",
     "overloaded_error",
 }
-"""Codes and types of errors, also in the middle of a stream, after which another try may work."""
+"""Codes and types of errors after which a retry may succeed; they may also occur within a stream."""
 MAY_BE_LEFT_OUT = ("temperature", "top_p", "seed", "stream_options", "top_k", "min_p")
 CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
@@ -57,19 +57,19 @@ class OpenAIChatEngine:
     """Chat with a model behind an OpenAI-compatible API.
 
     Args:
-        model: the model's name at the API.
-        base_url: the API's address; the SDK's own (OPENAI_BASE_URL, else OpenAI) if None.
-        api_key: the SDK's own (OPENAI_API_KEY) if None.
-        name: the model string, for records.
-        stream: read the answer as it comes; for proxies that cut long silent answers off.
-        text_tools: describe tools in the system message instead of through the API.
-        max_retries: of each request, by the SDK.
-        timeout_s: of each attempt.
-        concurrency: requests in flight; the others wait.
-        max_context_tokens: the model's limit, where it is known.
-        price_in: price of a million prompt tokens, for APIs that name no cost.
+        model: name of the model at the API.
+        base_url: address of the API; OPENAI_BASE_URL if None, or else that of OpenAI.
+        api_key: key for the API; OPENAI_API_KEY if None.
+        name: the model string, which is stored in records.
+        stream: read the answer as a stream; needed for proxies that cut off long silent answers.
+        text_tools: describe tools in the system message and not through the API.
+        max_retries: how often the SDK retries each request.
+        timeout_s: time limit of each attempt in seconds.
+        concurrency: most requests in flight at the same time; further requests wait.
+        max_context_tokens: context limit of the model, if it is known.
+        price_in: price of a million prompt tokens, for APIs that report no cost.
         price_out: price of a million completion tokens.
-        extra: sent with each request as it is.
+        extra: further parameters, sent unchanged with each request.
 
     Raises:
         UsageError: There is no API key.
@@ -96,7 +96,7 @@ class OpenAIChatEngine:
         address = base_url or os.environ.get("OPENAI_BASE_URL") or f"https://{OFFICIAL}/v1"
         if not (api_key or os.environ.get("OPENAI_API_KEY")):
             if OFFICIAL in address:
-                raise UsageError(f"openai:{model} needs a key: set OPENAI_API_KEY, or pass api_key")
+                raise UsageError(f"openai:{model} needs a key", remedy="set OPENAI_API_KEY, or pass api_key")
             api_key = "none"
         self.name = name or f"openai:{model}"
         self.max_context_tokens = max_context_tokens
@@ -123,15 +123,17 @@ class OpenAIChatEngine:
         *,
         deadline_s: float | None = None,
     ) -> ChatCompletion:
-        """Answer a conversation; see `agentenv.engine.base.ChatEngine`.
+        """Return the answer to a conversation; see `agentenv.engine.base.ChatEngine`.
 
         Raises:
             ContextTooLong: The API says that the conversation does not fit.
-            EngineUnavailable: The API could not be reached, or stayed busy.
-            EngineError: The API refused, or gave no usable answer.
+            EngineUnavailable: The API could not be reached, or was overloaded.
+            EngineError: The API refused the request, or returned no usable answer.
         """
         if sampling.adapter is not None:
-            raise UsageError(f"{self.name} takes no adapter, but got {sampling.adapter!r}")
+            raise UsageError(
+                f"{self.name} takes no adapter, but got {sampling.adapter!r}", remedy="leave adapter out"
+            )
         self._settle()
         try:
             async with asyncio.timeout(deadline_s), self._room:
@@ -163,7 +165,7 @@ class OpenAIChatEngine:
                 raise wrong(f"{self.name}: {type(error).__name__}: {error.message}") from error
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineError(
-                    f"{self.name} answered no chat completion: {type(error).__name__}: {error}"
+                    f"{self.name} did not answer with a chat completion: {type(error).__name__}: {error}"
                 ) from error
 
     async def _send(self, body: dict[str, Any]) -> Any:
@@ -173,7 +175,7 @@ class OpenAIChatEngine:
         return await joined(await completions.create(**body, stream=True))
 
     def _settle(self) -> None:
-        """Begin anew on another event loop: connections and whoever waited belong to the old one."""
+        """Start afresh on a new event loop: connections and waiting requests belong to the old one."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
@@ -217,38 +219,41 @@ class OpenAIChatEngine:
             extra.pop(name, None)
         return {**body, "extra_body": extra} if extra else body
 
-    def _adapt(self, said: str, body: Mapping[str, Any]) -> bool:
-        """Change what is sent so that the API may take it; False if nothing is left to change."""
-        lower = said.lower()
+    def _adapt(self, reason: str, body: Mapping[str, Any]) -> bool:
+        """Change later requests so that the API may accept them; return False if nothing can be changed."""
+        lower = reason.lower()
         for name in MAY_BE_LEFT_OUT:
             sent = name in body or name in body.get("extra_body", {})
             if sent and re.search(rf"\b{name}\b", lower):
                 self._refused.add(name)
-                _log.warning("%s refuses %r (%s); it is left out from now on", self.name, name, said)
+                _log.warning("%s refuses %r (%s); it is left out from now on", self.name, name, reason)
                 return True
         if "tools" in body and re.search(r"\btools?\b|function.?call", lower):
             self._text_tools = True
-            _log.warning("%s takes no tools (%s); they are described in the system message", self.name, said)
+            _log.warning(
+                "%s takes no tools (%s); they are described in the system message", self.name, reason
+            )
             return True
         return False
 
     def _completion(self, answer: Any) -> ChatCompletion:
         if not answer.choices:
-            # Proxies answer 200 with what their upstream said.
+            # Some proxies answer with status 200 and the error of the server behind them.
             body: Any = getattr(answer, "error", None)
             wrong = EngineUnavailable if passing(body) else EngineError
-            raise wrong(
-                f"{self.name} answered no choice: {message_of({'error': body}) if body else 'no reason'}"
-            )
+            reason = message_of({"error": body}) if body else "no reason given"
+            raise wrong(f"{self.name} answered without a choice: {reason}")
         choice = answer.choices[0]
         if choice.finish_reason not in FINISHES:
-            raise EngineError(f"{self.name} ended with {choice.finish_reason!r}")
-        said = choice.message
-        text = said.content or getattr(said, "refusal", None) or ""
+            raise EngineError(
+                f"{self.name} ended the answer with the unknown finish reason {choice.finish_reason!r}"
+            )
+        answered = choice.message
+        text = answered.content or getattr(answered, "refusal", None) or ""
         message: Message = {"role": "assistant", "content": text}
-        if thought := thinking(said):
+        if thought := thinking(answered):
             message["reasoning_content"] = thought
-        calls = [call_message(call, index) for index, call in enumerate(said.tool_calls or ())]
+        calls = [call_message(call, index) for index, call in enumerate(answered.tool_calls or ())]
         if self._text_tools and not calls:
             message["content"], calls = calls_in(text)
         if calls:
@@ -275,7 +280,7 @@ def openai_module() -> Any:
     """Return the openai package.
 
     Raises:
-        DependencyMissing: It is not installed.
+        DependencyMissing: The openai package is not installed.
     """
     try:
         import openai
@@ -294,13 +299,13 @@ def refused(name: str, said: str) -> EngineError:
 
 
 def passing(body: object) -> bool:
-    """Return whether an API's error says that another try may work."""
+    """Return True if the error of an API means that a retry may succeed."""
     said: Mapping[str, object] = cast("Any", body) if isinstance(body, Mapping) else {}
     return any(str(said.get(name)) in PASSING for name in ("code", "type"))
 
 
 def thinking(said: Any) -> str:
-    """Return the reasoning text of a message or a piece of one, by the two names it has."""
+    """Return the reasoning text of a message or of a piece of one; APIs have two names for it."""
     for name in ("reasoning_content", "reasoning"):
         text = getattr(said, name, None)
         if isinstance(text, str) and text:
@@ -309,12 +314,12 @@ def thinking(said: Any) -> str:
 
 
 def detail(usage: Any, group: str, field: str) -> int:
-    """Return a count inside a usage's details, 0 where the API leaves it out."""
+    """Return a count from the details of a usage, or 0 if the API leaves it out."""
     return getattr(getattr(usage, group, None), field, None) or 0
 
 
 def call_message(call: Any, index: int) -> ToolCallMessage:
-    """Return a tool call of the API in our shape, with an id even where the API gave none."""
+    """Return a tool call of the API as a message entry; a call without id gets one."""
     function = call.function
     return {
         "id": call.id or f"call_{index}",
@@ -324,7 +329,7 @@ def call_message(call: Any, index: int) -> ToolCallMessage:
 
 
 def in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> list[Any]:
-    """Return a conversation with its tools, calls and results written out as text."""
+    """Return a conversation in which tools, calls and results are written as text."""
     from agentenv.render.text_protocol import TextProtocol
 
     plain = [dict(message) for message in messages]
@@ -332,15 +337,15 @@ def in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]
 
 
 def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
-    """Return a text without its `<tool_call>` blocks, and the calls in them that can be read."""
+    """Return a text without its valid `<tool_call>` blocks, and the calls from these blocks."""
     calls: list[ToolCallMessage] = []
 
-    def read(found: re.Match[str]) -> str:
+    def read(match: re.Match[str]) -> str:
         try:
-            written = json.loads(found.group(1))
+            written = json.loads(match.group(1))
             name, arguments = str(written["name"]), json.dumps(written.get("arguments", {}))
         except (ValueError, KeyError):
-            return found.group(0)
+            return match.group(0)
         calls.append(
             {
                 "id": f"call_{len(calls)}",
@@ -354,7 +359,7 @@ def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
 
 
 async def joined(chunks: AsyncIterator[Any]) -> Any:
-    """Put a streamed answer together in the shape of a whole one."""
+    """Join the chunks of a streamed answer into one answer of the usual form."""
     content: list[str] = []
     thought: list[str] = []
     calls: dict[int, SimpleNamespace] = {}
@@ -369,7 +374,7 @@ async def joined(chunks: AsyncIterator[Any]) -> Any:
             for part in choice.delta.tool_calls or ():
                 add_call_part(calls, part)
     if finish is None:
-        raise ValueError("the stream ended before the answer did")
+        raise ValueError("the stream ended in the middle of the answer")
     message = SimpleNamespace(
         content="".join(content),
         reasoning_content="".join(thought),
@@ -379,7 +384,7 @@ async def joined(chunks: AsyncIterator[Any]) -> Any:
 
 
 def add_call_part(calls: dict[int, SimpleNamespace], part: Any) -> None:
-    """Add one streamed piece of a tool call to what came before."""
+    """Add a streamed piece of a tool call to the pieces before it."""
     call = calls.setdefault(
         part.index, SimpleNamespace(id="", function=SimpleNamespace(name="", arguments=""))
     )

@@ -1,7 +1,7 @@
-"""Two models behind one engine: a stronger one answers when the policy is unsure.
+"""An engine of two models: a stronger helper answers when the policy is unsure.
 
-Its tokens are marked as not sampled by the policy, so that they are recorded and never trained.
-The idea is that of twinkle's RouterSampler; here the policy's own completion decides.
+The tokens of the helper are marked as not sampled by the policy: they are recorded and never trained
+on. The idea comes from twinkle's RouterSampler; here the completion of the policy decides.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ __all__ = ["LessSureThan", "RouterEngine"]
 
 @dataclass(frozen=True, slots=True)
 class LessSureThan:
-    """True for completions whose tokens were less likely, on average, than a limit."""
+    """Returns True for completions whose mean log-probability is below a limit."""
 
     mean_logprob: float = -1.0
+    """The limit."""
 
     def __call__(self, completion: Completion) -> bool:
-        """Say whether the policy was unsure of a completion."""
+        """Return True if the policy was unsure of this completion."""
         size = len(completion.logprobs)
         return size > 0 and sum(completion.logprobs) / size < self.mean_logprob
 
 
 class RouterEngine:
-    """Sample from the policy, and from a helper where the policy is unsure.
+    """Sample from the policy, and from a helper when the policy is unsure.
 
-    Both must have the same tokenizer: the helper gets the policy's token ids.
+    Both must have the same tokenizer, because the helper gets the token ids of the policy.
 
     Args:
-        policy: the model that is trained.
-        helper: the model that answers instead.
-        unsure: looks at the policy's completion and says whether the helper should answer.
-        helper_sampling: how the helper draws; as the request says if None.
+        policy: engine of the model that is trained.
+        helper: engine of the model that answers in place of the policy.
+        unsure: function that takes a completion of the policy and returns True if the helper should
+            answer; `LessSureThan()` if None.
+        helper_sampling: sampling settings of the helper; those of the request if None.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class RouterEngine:
         helper_sampling: Sampling | None = None,
     ) -> None:
         if policy is helper:
-            raise UsageError("policy and helper must be two engines: the helper's tokens are never trained")
+            raise UsageError("policy and helper are the same engine", remedy="pass two different engines")
         self.name = f"{policy.name} with {helper.name}"
         self.routed = 0
-        """Completions that the helper wrote."""
+        """Number of completions that the helper wrote."""
         self._policy = policy
         self._helper = helper
         self._unsure = unsure or LessSureThan()
@@ -61,12 +63,12 @@ class RouterEngine:
 
     @property
     def policy(self) -> Engine:
-        """The engine whose weights follow the trainer."""
+        """The engine that gets the weights of the trainer."""
         return self._policy
 
     @property
     def weights_version(self) -> int:
-        """The policy's version."""
+        """Weights version of the policy."""
         return self._policy.weights_version
 
     @weights_version.setter
@@ -75,7 +77,7 @@ class RouterEngine:
 
     @property
     def max_context_tokens(self) -> int | None:
-        """The smaller limit of the two."""
+        """The smaller of the two context limits."""
         limits = [engine.max_context_tokens for engine in (self._policy, self._helper)]
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -116,15 +118,15 @@ class RouterEngine:
         return replace(second, sampled_by_policy=False)
 
     async def release(self, session_id: str) -> None:
-        """Forget what both keep for an episode."""
+        """Forget everything that both engines cache for an episode."""
         await asyncio.gather(self._policy.release(session_id), self._helper.release(session_id))
 
     async def disconnect(self) -> None:
-        """Close the connections that either has on this event loop."""
+        """Close the connections of both engines on this event loop."""
         for engine in (self._policy, self._helper):
             if isinstance(engine, Connected):
                 await engine.disconnect()
 
     async def close(self) -> None:
-        """Close both."""
+        """Close both engines."""
         await asyncio.gather(self._policy.close(), self._helper.close())

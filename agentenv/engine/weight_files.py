@@ -1,4 +1,4 @@
-"""Look at a directory of weights before vLLM reads it: a read that fails half-way leaves vLLM broken."""
+"""Check a directory of weights before vLLM reads it, because a read that fails half-way breaks vLLM."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agentenv.core.errors import EngineError
 
 __all__ = ["context_limit", "require_weights"]
 
+# Entries of `config.json` that must agree for weights to fit a running model.
 SHAPE = (
     "model_type",
     "hidden_size",
@@ -23,41 +24,43 @@ SHAPE = (
 
 
 def require_weights(path: str | Path, served: str | Path | None, *, remote: bool = False) -> None:
-    """Refuse a directory that holds no weights, or those of a model of another shape.
+    """Refuse a directory that has no weights, or the weights of a model of another shape.
 
     Args:
-        path: what is to be read.
-        served: where the present weights came from, as far as it is known and lies on this machine.
-        remote: the reader sees other files, so that a path which is not here may be there.
+        path: directory of the new weights.
+        served: directory of the present weights, if it is known and on this machine.
+        remote: whether vLLM runs on another machine, where a path that is missing here may exist.
 
     Raises:
-        EngineError: The directory cannot be read; nothing was changed.
+        EngineError: The weights cannot be loaded; nothing was changed.
     """
-    place = Path(path)
-    if remote and not place.exists():
+    directory = Path(path)
+    if remote and not directory.exists():
         return
-    if not any(place.glob("*.safetensors")):
-        raise EngineError(f"cannot load weights from {path}: there is no *.safetensors; nothing was changed")
-    new, old = _config(place), {} if served is None else _config(Path(served))
+    if not any(directory.glob("*.safetensors")):
+        raise EngineError(
+            f"cannot load weights from {path}: it has no *.safetensors file; nothing was changed"
+        )
+    new, old = _config(directory), {} if served is None else _config(Path(served))
     for name in SHAPE:
         if name in new and name in old and new[name] != old[name]:
             raise EngineError(
-                f"cannot load weights from {path}: they are of another model, with {name} {new[name]} "
-                f"instead of {old[name]}; nothing was changed"
+                f"cannot load weights from {path}: they belong to another model, whose {name} is {new[name]} "
+                f"and not {old[name]}; nothing was changed"
             )
 
 
 def context_limit(path: str | Path) -> int | None:
-    """Return how many tokens a model directory says that the model takes; None if it does not say."""
+    """Return the context limit in the configuration of a model directory, or None if it has none."""
     config = _config(Path(path))
     text = config.get("text_config")
     limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return limit if isinstance(limit, int) else None
 
 
-def _config(place: Path) -> Mapping[str, Any]:
+def _config(directory: Path) -> Mapping[str, Any]:
     try:
-        found: Any = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        config: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

@@ -1,9 +1,10 @@
-"""Bring a trainer's weights to the engine that samples, and check that they arrived.
+"""Bring the weights of a trainer to the engine that samples, and check that they arrived.
 
-The in-process transformers engine shares the model: only its caches are dropped. vLLM reads a
-directory that both can see: a LoRA in place, or full weights with the prefix cache dropped. The
-check scores a few completions with the trainer's weights: right weights differ by the noise of the
-number format, wrong weights, temperature or template by a thousand times as much.
+The in-process transformers engine shares the model with the trainer, so only its caches are dropped.
+vLLM reads the weights from a directory that both can access: either a LoRA adapter, or full weights,
+after which the prefix cache is dropped. The check scores a few completions with the weights of the
+trainer. If all is right, the log-probabilities differ by rounding only; with wrong weights, temperature
+or template the difference is a thousand times as large.
 """
 
 from __future__ import annotations
@@ -28,55 +29,57 @@ RATIO_EDGE = 0.2
 LARGEST_EXPONENT = 60.0
 
 Scorer = Callable[[Sequence[int], Sequence[int]], "Sequence[float] | Awaitable[Sequence[float]]"]
-"""From prompt ids and completion ids to the trainer's log-probabilities of the completion."""
+"""Function of prompt ids and completion ids that returns the trainer's logprobs of the completion."""
 
 
 @runtime_checkable
 class HoldsModel(Protocol):
-    """An engine that samples from a torch model in this process, which a trainer may share."""
+    """An engine that samples from a torch model in this process; a trainer may share the model."""
 
     name: str
     model: Any
 
     def updating(self, version: int | Callable[[], int] | None = None) -> AbstractContextManager[None]:
-        """Hold the engine still while weights change; the version is that of the new ones."""
+        """Pause the engine while weights change; `version` is that of the new weights."""
         ...
 
     def weights_updated(self, version: int | None = None) -> int:
-        """Take note that the weights have changed, and forget what was computed with the old ones."""
+        """Tell the engine that the weights changed, so that it drops what the old ones computed."""
         ...
 
 
 @runtime_checkable
 class WeightReader(Protocol):
-    """An engine that reads new weights from a directory; both return the version that samples now."""
+    """An engine that reads new weights from a directory; both methods return the new weights version."""
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
-        """Replace the full weights."""
+        """Replace the full weights by those in a directory."""
         ...
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
-        """Load a LoRA, in place of one of its name."""
+        """Load a LoRA adapter, which replaces an adapter of the same name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """How far the engine's log-probabilities are from the trainer's, on sampled tokens."""
+    """How far the log-probabilities of engine and trainer differ on the same sampled tokens."""
 
     tokens: int
+    """Number of tokens compared."""
     k3: float
     """Mean of r - 1 - log r, with r the ratio trainer / engine: an estimate of the divergence
     (Schulman, "Approximating KL Divergence", 2020)."""
     outside: float
     """Share of tokens whose ratio is outside 1 ± 0.2."""
     abs_mean: float
+    """Mean absolute difference of the log-probabilities."""
     worst: float
-    """Largest absolute difference."""
+    """Largest absolute difference of the log-probabilities."""
 
     @property
     def problem(self) -> str:
-        """What is wrong; empty if the weights agree."""
+        """Description of the disagreement; empty if the weights agree."""
         if self.k3 <= MOST_K3 and self.outside <= MOST_OUTSIDE:
             return ""
         return (
@@ -97,15 +100,15 @@ def compare_logprobs(engine: Sequence[float], trainer: Sequence[float]) -> SyncR
     """Compare log-probabilities of the same tokens.
 
     Raises:
-        UsageError: There are none, or not equally many.
+        UsageError: The lists are empty, differ in length, or hold values that are not finite.
     """
     if len(engine) != len(trainer) or not engine:
         raise UsageError(
-            f"log-probabilities to compare: {len(engine)} of the engine, {len(trainer)} of the trainer"
+            f"cannot compare {len(engine)} log-probabilities of the engine with {len(trainer)} of the trainer"
         )
     differences = [theirs - ours for ours, theirs in zip(engine, trainer, strict=True)]
     if not all(map(isfinite, differences)):
-        raise UsageError("log-probabilities to compare must be finite")
+        raise UsageError("a log-probability of the engine or of the trainer is not finite")
     ratios = [exp(min(difference, LARGEST_EXPONENT)) for difference in differences]
     terms = [ratio - 1 - difference for ratio, difference in zip(ratios, differences, strict=True)]
     size = len(differences)
@@ -129,17 +132,17 @@ async def check_sync(
     """Sample a few completions and compare the engine's log-probabilities with the trainer's.
 
     Args:
-        engine: what samples.
-        score: the trainer's log-probabilities, at the sampling temperature.
-        prompts: a few prompts.
-        sampling: how to draw; 32 tokens at T = 1 if None.
+        engine: the engine to check.
+        score: function that returns the trainer's log-probabilities at the sampling temperature.
+        prompts: token ids of a few prompts.
+        sampling: the sampling settings; 32 tokens at T = 1 if None.
         stop_token_ids: ids that end a completion.
     """
     drawn = sampling or Sampling(max_tokens=32, seed=0)
-    asked = (engine.generate(prompt, drawn, stop_token_ids=stop_token_ids) for prompt in prompts)
+    requests = (engine.generate(prompt, drawn, stop_token_ids=stop_token_ids) for prompt in prompts)
     ours: list[float] = []
     theirs: list[float] = []
-    for prompt, done in zip(prompts, await asyncio.gather(*asked), strict=True):
+    for prompt, done in zip(prompts, await asyncio.gather(*requests), strict=True):
         scored = score(prompt, done.token_ids)
         theirs += await scored if isinstance(scored, Awaitable) else scored
         ours += done.logprobs
@@ -155,28 +158,31 @@ async def push_weights(
     adapter: str | None = None,
     state_dict: dict[str, Any] | None = None,
 ) -> int:
-    """Bring a model's weights to an engine, by the way the engine has.
+    """Bring the weights of a model to an engine, in the way that the engine supports.
 
     Args:
-        engine: a transformers engine (shared or not), or one on vLLM.
-        model: the trainer's model.
-        version: of the weights.
-        directory: where weights are written for vLLM; it must be able to read it. The last two
-            versions are kept.
-        adapter: name of the LoRA to push; the full weights if None.
-        state_dict: the weights, where they were gathered from several processes; the model's own if None.
+        engine: the transformers engine that shares the model, or a vLLM engine.
+        model: the model of the trainer.
+        version: version of the weights.
+        directory: directory into which weights are written for vLLM, which must be able to read it;
+            the last two versions are kept.
+        adapter: name of the LoRA adapter to push; None means the full weights.
+        state_dict: weights that were gathered from several processes; those of the model if None.
 
     Returns:
-        The version that samples now.
+        The weights version of the engine.
 
     Raises:
-        EngineError: The engine refused.
-        UsageError: The engine has no way to take weights.
+        EngineError: The engine refused the weights.
+        UsageError: The engine cannot take new weights.
     """
     if isinstance(engine, HoldsModel) and engine.model is model:
         return engine.weights_updated(version)
     if not isinstance(engine, WeightReader):
-        raise UsageError(f"{engine.name} has no way to take new weights")
+        raise UsageError(
+            f"{engine.name} cannot take new weights",
+            remedy="use a vLLM engine, or a transformers engine that shares the model of the trainer",
+        )
     target = await asyncio.to_thread(save, model, Path(directory), version, adapter, state_dict)
     if adapter is None:
         done = await engine.load_weights(target, version=version)
@@ -189,7 +195,7 @@ async def push_weights(
 def save(
     model: Any, directory: Path, version: int, adapter: str | None, state_dict: dict[str, Any] | None = None
 ) -> Path:
-    """Write weights, or one adapter, as vLLM reads them; return where."""
+    """Write the weights, or one adapter, in the form that vLLM reads; return the directory."""
     target = directory.resolve() / f"weights-{version}"
     gathered = {} if state_dict is None else {"state_dict": state_dict}
     if adapter is None:
@@ -197,7 +203,7 @@ def save(
         return target
     model.save_pretrained(target, selected_adapters=[adapter], **gathered)
     nested = target / adapter
-    if nested.is_dir():  # peft puts every adapter but "default" into a folder of its name
+    if nested.is_dir():  # peft puts every adapter except "default" into a folder with its name
         for file in nested.iterdir():
             file.rename(target / file.name)
         nested.rmdir()
@@ -205,12 +211,12 @@ def save(
 
 
 def drop_old(directory: Path, version: int, *, keep: int) -> None:
-    """Delete all weights in a directory but the newest ones up to a version.
+    """Delete all weights in a directory except the newest `keep` versions up to `version`.
 
-    Higher versions were left there by another run: they must not push out those in use.
+    Higher versions are left over from another run, and must not displace those in use.
     """
-    found = {int(path.name.removeprefix("weights-")): path for path in directory.glob("weights-*")}
-    kept = sorted(number for number in found if number <= version)[-keep:]
-    for number, path in found.items():
+    paths = {int(path.name.removeprefix("weights-")): path for path in directory.glob("weights-*")}
+    kept = sorted(number for number in paths if number <= version)[-keep:]
+    for number, path in paths.items():
         if number not in kept:
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Messages to tokens by appending only, and tokens back to messages."""
+"""Renderers turn messages into token ids, only ever appending, and turn sampled ids back into messages."""
 
 from __future__ import annotations
 

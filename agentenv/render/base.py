@@ -1,4 +1,4 @@
-"""What the runner asks of a renderer: messages to tokens by appending, tokens to a message."""
+"""The interface between the runner and a renderer, and the results that a renderer returns."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall
 __all__ = ["ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"]
 
 Verdict: TypeAlias = Literal["fast", "history", "no_tool_role", "refused"]
-"""How a template is rendered: from what is new; with the history; by the text protocol; not at all."""
+"""How a template is rendered.
+
+`fast`: only the new messages are rendered. `history`: the earlier messages are rendered with them.
+`no_tool_role`: tools go through the text protocol. `refused`: the template cannot be rendered exactly.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A completion, read from its token ids."""
+    """The message and the tool calls that were read from the token ids of a completion."""
 
     message: Message
-    """Role assistant; `content` without calls and thinking, which stand in their own keys."""
+    """The assistant message; calls and thinking are in keys of their own and not in `content`."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Every call in order, each with its status; those with status ok are in `message`."""
+    """Every call in order, each with its status; `message` holds only those with status ok."""
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """For the model: what is wrong with each malformed call."""
-        wrong = (CallStatus.OK, CallStatus.IN_THINKING)
-        return tuple(call.error for call in self.tool_calls if call.status not in wrong)
+        """Texts that tell the model what is wrong with each malformed call."""
+        no_error = (CallStatus.OK, CallStatus.IN_THINKING)
+        return tuple(call.error for call in self.tool_calls if call.status not in no_error)
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """What the template doctor found."""
+    """The findings of the template doctor."""
 
     verdict: Verdict
     reasons: tuple[str, ...] = ()
@@ -41,21 +45,21 @@ class TemplateReport:
     grammar: str = "text"
     """Name of the tool-call grammar that completions are parsed with."""
     closers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What ends an assistant turn, by kind: `text`, `call`."""
+    """The control string that ends an assistant turn, by kind of turn: `text` or `call`."""
 
 
 class RendererProtocol(Protocol):
-    """The part of a renderer that the runner uses; bound to one episode's tools."""
+    """The part of a renderer that the runner uses; each renderer is bound to the tools of one episode."""
 
     report: TemplateReport
     stop_token_ids: tuple[int, ...]
 
     def bind(self, tools: Sequence[Mapping[str, JsonValue]]) -> RendererProtocol:
-        """Return a renderer for these tool schemas; cheap, the doctor's work is shared."""
+        """Return a renderer for these tool schemas; this is cheap, because the diagnosis is shared."""
         ...
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """Render an episode's first prompt: the only full render of an episode.
+        """Render the first prompt of an episode; nothing later in the episode is rendered in full.
 
         Raises:
             RenderError: The template refuses these messages.
@@ -72,22 +76,22 @@ class RendererProtocol(Protocol):
         """Return the ids to append after the sampled ones, up to the next generation prompt.
 
         Raises:
-            RenderError: The template cannot say how the conversation goes on.
+            RenderError: The template cannot render these messages after the completion.
         """
         ...
 
     def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
-        """Read a completion; never raises for what the model wrote."""
+        """Parse a completion; text that the model wrote wrongly never raises an error."""
         ...
 
     def count(self, text: str) -> int:
-        """Tokens of untrusted text, as it would be rendered."""
+        """Return how many tokens an untrusted text takes when it is rendered."""
         ...
 
     def trim(self, text: str, max_tokens: int) -> str:
-        """Return text of at most `max_tokens` tokens: head and tail around a marker."""
+        """Cut text to at most `max_tokens` tokens: its head and its tail with a marker between them."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, control tokens visible."""
+        """Decode token ids to text that shows control tokens."""
         ...

@@ -1,10 +1,10 @@
-"""Control tokens: which strings they are, and how untrusted text is kept from becoming one.
+"""Find the control strings of a tokenizer, and keep untrusted text from becoming control tokens.
 
 A control string is one that the tokenizer maps to a single id with a meaning of its own: `<|im_end|>`,
 `<tool_call>`, `[INST]`. Untrusted text may contain such strings. Before it is rendered, a private-use
-character (the mark) goes in after the first character of each of them; after rendering, the text
-is split at the marks and its pieces are encoded one by one, so that no control string is ever
-whole. The mark itself is never encoded: the model reads the same characters.
+character (the mark) is inserted after the first character of each of them. After rendering, the text
+is split at the marks and its pieces are encoded one by one, so that no control string is encoded as
+a whole. The mark itself is never encoded, so the model reads the same characters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["SENTINEL", "ControlSet", "Neutraliser", "clean_unicode"]
 
 SENTINEL = "SENTINELq7Zk3vXw9"
-"""Plain letters and digits, so that no template changes it; stands for what the model wrote."""
+"""Placeholder for what the model wrote; it has only letters and digits, which no template changes."""
 
 _MARKS = tuple(chr(code) for code in (*range(0xE0F0, 0xE100), *range(0xF0E00, 0xF0E40)))
 _PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z", re.DOTALL)
@@ -42,7 +42,7 @@ class ControlSet:
         "strings",
     )
 
-    # Invariant: everything but `_inside` is made once from `strings`: the same for all texts of a template.
+    # Invariant: everything except `_inside` is computed once from `strings` and never changes afterwards.
 
     def __init__(self, strings: Mapping[str, int], *, normalized: bool = False) -> None:
         self.strings = dict(strings)
@@ -59,10 +59,10 @@ class ControlSet:
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, template: str) -> ControlSet:
-        """Collect the control strings: all special tokens, and added ones that look like markup.
+        """Collect the control strings: all special tokens, and added tokens that look like markup.
 
-        Tokens that are not flagged special count when they have the form `<|...|>`, or look like
-        another markup and are named by the template, or speak of tools or thinking. Other added
+        A token that is not flagged special is a control token if it has the form `<|...|>`, or if it
+        looks like other markup and either stands in the template or names tools or thinking. Other added
         tokens (line breaks and HTML tags in some vocabularies) are plain text.
         """
         strings: dict[str, int] = {}
@@ -75,41 +75,41 @@ class ControlSet:
 
     @property
     def needs_normalized_check(self) -> bool:
-        """True if a string can become a control string by the tokenizer's normaliser."""
+        """True if the tokenizer's normaliser can turn another string into a control string."""
         return self._normalized
 
     def finditer(self, text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-        """Yield `(position, string)` of the control strings as a tokenizer matches them."""
+        """Yield `(position, string)` for each control string, matched as a tokenizer matches them."""
         if self._pattern is not None:
             for match in self._pattern.finditer(text, start):
                 yield match.start(), match.group()
 
     def may_begin(self, text: str) -> bool:
-        """False if no character of the text could begin a control string: a fast first look."""
+        """Return False if no character of the text could begin a control string; this check is fast."""
         return any(character in text for character in self._first)
 
     def inside(self, tag: str) -> tuple[tuple[int, str], ...]:
-        """Return `(offset, string)` of the control strings that stand in a tag."""
-        found = self._inside.get(tag)
-        if found is None:
-            found = tuple((tag.index(string), string) for string in self.strings if string in tag)
-            self._inside[tag] = found
-        return found
+        """Return `(offset, string)` for each control string inside a tag."""
+        strings = self._inside.get(tag)
+        if strings is None:
+            strings = tuple((tag.index(string), string) for string in self.strings if string in tag)
+            self._inside[tag] = strings
+        return strings
 
     def starts(self, text: str) -> list[int]:
         """Return every position where a control string begins, overlapping ones included."""
-        found: list[int] = []
+        positions: list[int] = []
         if self._pattern is None or not self.may_begin(text):
-            return found
+            return positions
         match = self._pattern.search(text)
         while match is not None:
-            found.append(match.start())
-            # From the next character, not behind the match: a mark in one string may leave another whole.
+            positions.append(match.start())
+            # Control strings may overlap, and a mark in one of them can leave another one whole.
             match = self._pattern.search(text, match.start() + 1)
-        return found
+        return positions
 
     def partial_end(self, text: str) -> int:
-        """Return how many characters at the end begin a control string; less than two count as none."""
+        """Return how many characters (at least two, else 0) at the end of the text begin a control string."""
         end = text[-self._longest :] if self._longest else ""
         if not self.may_begin(end):
             return 0
@@ -119,17 +119,17 @@ class ControlSet:
         return 0
 
     def completes(self, text: str) -> bool:
-        """True if a text begins with all of a control string but its first character."""
+        """Return True if the text begins with a control string that lacks its first character."""
         return text[:1] in self._rest_prefixes and any(
             text[:length] in self._rests for length in self._rest_lengths
         )
 
     def may_join(self, texts: Sequence[str]) -> bool:
-        """True if a text's last character could begin a control string that whole texts go on with."""
+        """Return True if one text may end with the start of a control string that another completes."""
         return any(text.endswith(self._first) for text in texts) and not self._rest_prefixes.isdisjoint(texts)
 
     def ends_with_first(self, text: str) -> bool:
-        """True if the last character could begin a control string."""
+        """Return True if the last character could begin a control string."""
         return text.endswith(self._first)
 
     def __contains__(self, text: str) -> bool:
@@ -137,9 +137,9 @@ class ControlSet:
 
 
 class Neutraliser:
-    """Marks untrusted text for one render; one mark character for all of its strings.
+    """Inserts marks into the untrusted strings of one render, all with the same mark character.
 
-    The mark is a private-use character that none of the strings contains, so nothing is lost.
+    The mark is a private-use character that none of the strings contains, so removing it loses nothing.
     """
 
     __slots__ = ("_control", "_may_join", "_tokenizer", "mark", "used")
@@ -152,18 +152,18 @@ class Neutraliser:
         joined = "".join(texts)
         self.mark = next((mark for mark in _MARKS if mark not in joined), _MARKS[-1])
         self.used = False
-        """True once a mark was put in: only then does a rendered text have to be split."""
+        """True once a mark was inserted; only then must the rendered text be split."""
 
     def text(self, text: str) -> str:
-        """Return the text with marks in it; without control strings it is returned as it is."""
+        """Return the text with marks inserted; a text without control strings is returned unchanged."""
         completes = self._control.completes(text)
         if not completes and text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
             return text
         text = clean_unicode(text)
-        if self.mark in text:  # only when the text holds every candidate
+        if self.mark in text:  # this happens only if the texts contain every candidate for the mark
             text = text.replace(self.mark, "\ufffd")
-        # Each cut stands inside a string that could become a control string: here, or together with what
-        # another untrusted text puts directly before or behind this one.
+        # Each cut is inside a string that could become a control string, either in this text or together
+        # with another untrusted text that is rendered directly before or after it.
         cuts = [position + 1 for position in self._control.starts(text)]
         if completes:
             cuts.append(1)
@@ -181,7 +181,7 @@ class Neutraliser:
         return self.mark.join(self._checked(piece) for piece in pieces)
 
     def value(self, value: object) -> object:
-        """Return a JSON value with every string in it marked, keys included."""
+        """Return a JSON value in which all strings, keys included, have their marks."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, (dict, Mapping)):
@@ -192,9 +192,9 @@ class Neutraliser:
         return value
 
     def split(self, rendered: str) -> list[str]:
-        """Split a rendered text at the marks; also where a template wrote them as JSON escapes.
+        """Split a rendered text at the marks, also at marks that a template wrote as JSON escapes.
 
-        A sentinel in untrusted text was marked only so that it is not found: it is made whole again.
+        A sentinel in untrusted text was marked only so that it is not mistaken for ours; its mark is removed.
         """
         if not self.used:
             return [rendered]
@@ -207,7 +207,7 @@ class Neutraliser:
         return rendered.split(self.mark)
 
     def _checked(self, piece: str) -> str:
-        """Break a piece that the tokenizer's normaliser would turn into a control string."""
+        """Put marks between all characters of a piece that the normaliser would make a control string."""
         if not self._control.needs_normalized_check or piece.isascii():
             return piece
         normalizer = self._tokenizer.backend.normalizer
@@ -218,7 +218,7 @@ class Neutraliser:
 
 
 def clean_unicode(text: str) -> str:
-    """Return text that can be encoded: surrogate pairs joined, lone surrogates as U+FFFD."""
+    """Return text that can be encoded: surrogate pairs are joined, lone surrogates become U+FFFD."""
     if text.isascii():
         return text
     try:

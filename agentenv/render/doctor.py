@@ -1,7 +1,7 @@
-"""The template doctor: watches what a template does with probes, and says how to render with it.
+"""The template doctor renders small probe conversations to find out how a template must be rendered.
 
-Nothing is keyed to a model's name. Each finding comes from rendering a small conversation; what
-cannot be rendered exactly is refused in words, with a remedy.
+Nothing depends on the name of the model. A template that cannot be rendered exactly is refused, and
+the report says why and what to do.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Diagnosis:
     report: TemplateReport
     control: ControlSet
     reader: TailReader | None
-    """None if the verdict is `refused`."""
+    """Renders what follows a turn; None if the verdict is `refused`."""
     ends: Mapping[Kind, TurnEnd]
     stop_token_ids: tuple[int, ...]
     grammar: Grammar = GRAMMARS["text"]
     thinking_open: str = ""
     leads: tuple[str, ...] = ()
-    """Patterns of headers that the model writes before its own words."""
+    """Patterns of the headers that the model writes at the start of its turn, before its own text."""
 
 
 _KNOWN: WeakKeyDictionary[ChatTokenizer, dict[tuple[object, ...], Diagnosis]] = WeakKeyDictionary()
@@ -59,15 +59,15 @@ def diagnose(
 ) -> Diagnosis:
     """Examine a template.
 
-    A tokenizer remembers its diagnoses: a second renderer costs nothing.
+    Diagnoses are cached for each tokenizer, so a second renderer costs nothing.
 
     Args:
-        tokenizer: whose control tokens count.
-        template_source: the template.
-        stop_token_ids: ids at which generation ends, besides the tokenizer's.
+        tokenizer: the tokenizer, which defines the control tokens.
+        template_source: Jinja source of the template; None if the model has none.
+        stop_token_ids: ids that end generation, in addition to those of the tokenizer.
         template_kwargs: values for the template.
-        text_protocol: leave the template's own tool turns aside.
-        grammar_named: calls will be read by a grammar that the user named, known to us or not.
+        text_protocol: do not use the tool turns of the template.
+        grammar_named: the user named a grammar, so none has to be recognised.
     """
     values = repr(sorted(template_kwargs.items()))
     key = (template_source, tuple(stop_token_ids), values, text_protocol, grammar_named)
@@ -109,7 +109,7 @@ def _examine(
         examination.run(template)
     except RenderError as error:
         remedy = (
-            "pass one as chat_template"
+            "pass a template as chat_template"
             if not template_source
             else "pass a chat_template that renders its turns"
         )
@@ -131,25 +131,26 @@ def _examine(
     )
 
 
-def with_grammar(found: Diagnosis, grammar: str | Grammar, tokenizer: ChatTokenizer) -> Diagnosis:
-    """Return the diagnosis with a grammar that the user named.
+def with_grammar(diagnosis: Diagnosis, grammar: str | Grammar, tokenizer: ChatTokenizer) -> Diagnosis:
+    """Return the diagnosis with its grammar replaced by one that the user named.
 
     Raises:
         UsageError: There is no grammar of this name.
-        DependencyMissing: It is read by a package that is not installed.
+        DependencyMissing: The grammar needs a package that is not installed.
     """
     if isinstance(grammar, str):
-        grammar = _named(found, grammar, tokenizer)
-    return replace(found, grammar=grammar, report=replace(found.report, grammar=grammar.name))
+        grammar = _named(diagnosis, grammar, tokenizer)
+    report = replace(diagnosis.report, grammar=grammar.name)
+    return replace(diagnosis, grammar=grammar, report=report)
 
 
-def _named(found: Diagnosis, name: str, tokenizer: ChatTokenizer) -> Grammar:
+def _named(diagnosis: Diagnosis, name: str, tokenizer: ChatTokenizer) -> Grammar:
     package, _, parser = name.partition(":")
     if parser and package == "vllm":
-        return replace(found.grammar, name=name, whole=None, foreign=vllm_parser(parser, tokenizer))
+        return replace(diagnosis.grammar, name=name, whole=None, foreign=vllm_parser(parser, tokenizer))
     if parser and package == "renderers":
-        foreign = renderers_parser(parser, tokenizer, found.thinking_open)
-        return replace(found.grammar, name=name, whole=None, foreign=foreign)
+        foreign = renderers_parser(parser, tokenizer, diagnosis.thinking_open)
+        return replace(diagnosis.grammar, name=name, whole=None, foreign=foreign)
     if name not in GRAMMARS:
         known = f"{', '.join(GRAMMARS)}, vllm:NAME, renderers:NAME"
         raise UsageError(
@@ -162,12 +163,12 @@ def doctor_report(path: str | Path, *, chat_template: str | None = None) -> str:
     """Return the doctor's findings on a model directory or GGUF file, as text for a person.
 
     Raises:
-        ModelNotFound: There is no tokenizer.
+        ModelNotFound: The path holds no tokenizer.
     """
     tokenizer = ChatTokenizer.load(path)
-    found = diagnose(tokenizer, chat_template or tokenizer.chat_template, (), {})
-    report = found.report
-    stops = [tokenizer.backend.id_to_token(token_id) or "?" for token_id in found.stop_token_ids]
+    diagnosis = diagnose(tokenizer, chat_template or tokenizer.chat_template, (), {})
+    report = diagnosis.report
+    stops = [tokenizer.backend.id_to_token(token_id) or "?" for token_id in diagnosis.stop_token_ids]
     lines = [
         f"template of {path}",
         f"  verdict        {report.verdict}: {_MEANING[report.verdict]}",
@@ -176,15 +177,15 @@ def doctor_report(path: str | Path, *, chat_template: str | None = None) -> str:
         *(f"  {kind} turns end  {closer}" for kind, closer in report.closers.items()),
         f"  tool calls     {report.grammar}",
         f"  stop tokens    {' '.join(stops) or 'none'}",
-        f"  control tokens {len(found.control.strings)}",
+        f"  control tokens {len(diagnosis.control.strings)}",
         *(f"  warning        {warning}" for warning in report.warnings),
     ]
     return "\n".join(lines)
 
 
 _MEANING: Mapping[Verdict, str] = {
-    "fast": "a turn is rendered from what is new",
-    "history": "a turn is rendered with the earlier messages, and only its tail is used",
-    "no_tool_role": "tools go through the text protocol; text turns are rendered from what is new",
+    "fast": "each turn is rendered from its new messages alone",
+    "history": "each turn is rendered together with the earlier messages, and only the new end is used",
+    "no_tool_role": "tools go through the text protocol; turns are rendered from their new messages alone",
     "refused": "this template cannot be rendered exactly",
 }

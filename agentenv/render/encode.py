@@ -1,4 +1,4 @@
-"""Encode rendered text piece by piece, each piece as it is encoded in the middle of a text."""
+"""Encode rendered text piece by piece, so that each piece gets the ids it would have inside a longer text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GUARDS = ("\n", "0", "é", "a", "\u4e00", "=", "\t")
 
 
 class PieceEncoder:
-    """Encodes text after a control token, and text that goes on after other text.
+    """Encodes text that follows a control token or other text.
 
-    A piece is encoded behind an anchor, a control token, whose id is dropped: so it gets no prefix
-    space and no start-of-text treatment that it would not get in the whole text.
+    Each piece is encoded after a control token, the anchor, whose id is then dropped. The piece
+    therefore gets no prefix space and no start-of-text treatment that it would not get in the whole text.
     """
 
     __slots__ = ("_anchor", "_anchor_id", "_prefixes", "_tokenizer")
@@ -39,14 +39,14 @@ class PieceEncoder:
         self._prefixes = bool(self._anchor) and self._decoded_after_anchor("a") != "a"
 
     def start(self, pieces: Sequence[str]) -> list[int]:
-        """Encode the beginning of a text; later pieces go on after it."""
+        """Encode a text from its beginning; each later piece continues the one before it."""
         ids = self._tokenizer.encode(pieces[0])
         for piece in pieces[1:]:
             ids += self._continue(piece)
         return ids
 
     def after(self, anchor: str, pieces: Sequence[str]) -> list[int]:
-        """Encode text that stands after a control token (empty: any); later pieces go on."""
+        """Encode text that follows the control token `anchor` (any control token if it is empty)."""
         ids = self._after(anchor, pieces[0])
         for piece in pieces[1:]:
             ids += self._continue(piece)
@@ -61,7 +61,7 @@ class PieceEncoder:
         return self._tokenizer.encode(anchor + piece)[1:]
 
     def _continue(self, piece: str) -> list[int]:
-        """Encode a piece that follows other text, where some tokenizers would add a space."""
+        """Encode a piece that follows other text, without the space that some tokenizers add in front."""
         if not piece or not self._prefixes:
             return self._after("", piece)
         for guard in _GUARDS:
@@ -69,7 +69,9 @@ class PieceEncoder:
             ids = self._after("", guard + piece)
             if ids[: len(before)] == before and len(ids) > len(before):
                 return ids[len(before) :]
-        raise RenderError(f"the tokenizer joins {piece[:20]!r} to whatever stands before it")
+        raise RenderError(
+            f"the tokenizer merges {piece[:20]!r} with any text before it, so it cannot be encoded alone"
+        )
 
     def _decoded_after_anchor(self, text: str) -> str:
         return self._tokenizer.decode(self._after("", text))

@@ -1,4 +1,4 @@
-"""The template doctor's checks: each renders a small conversation and looks at what came out."""
+"""The checks of the template doctor: each renders a small conversation and inspects the result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<\uff5c[^\uff5c<>{}'\"\s]+\uf
 
 
 class Examination:
-    """One template under examination; each check adds to the findings."""
+    """The examination of one template; each check adds to its findings."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class Examination:
         self.grammar: Grammar = GRAMMARS["hermes"]
         self.thinking_open = ""
         self.leads: list[str] = []
-        """Patterns of headers that the model writes before its own words."""
+        """Patterns of the headers that the model writes at the start of its turn, before its own text."""
         self.reader: TailReader
 
     def run(self, template: ChatTemplate) -> None:
-        """Learn habits, turn ends, verdict and grammar.
+        """Find out the habits of the template, how its turns end, the verdict and the grammar.
 
         Raises:
             RenderError: Not even text turns can be rendered.
@@ -97,7 +97,7 @@ class Examination:
         self._watch_unregistered()
 
     def report(self) -> TemplateReport:
-        """Return the findings."""
+        """Return the findings as a report."""
         closers = {kind: end.end for kind, end in self.ends.items()}
         return TemplateReport(
             self.verdict,
@@ -116,10 +116,10 @@ class Examination:
         return [PROBE_TOOL] if self.reader.habits.tools_needed else None
 
     def _try(self, check: Callable[[], TurnEnd], names: Sequence[str], at_most: int) -> TurnEnd:
-        """Run a check under the fewest habits with which it passes.
+        """Run a check with as few of the named habits switched on as it needs to pass.
 
         Raises:
-            RenderError: It passes under none of them; the error is the one without habits.
+            RenderError: The check fails with every combination; the error is that of the first try.
         """
         before = self.reader
         first: RenderError | None = None
@@ -144,7 +144,7 @@ class Examination:
             self._set(system_role=False)
 
     def _learn_lead(self) -> None:
-        """See what a template writes between the prompt and a turn's words: the model samples it."""
+        """Find the text between the prompt and the content of a turn, which the model samples itself."""
         try:
             prompt = self.reader.render([USER], tools=self._tools())
             whole = self.reader.render(
@@ -156,7 +156,7 @@ class Examination:
             self.leads.append(re.escape(lead))
 
     def _renders(self, messages: Sequence[Plain]) -> bool:
-        """True if a conversation is rendered and its probe stands in it."""
+        """Return True if the template renders the conversation and the result contains the probe."""
         try:
             return PROBE in self.reader.render(messages, tools=self._tools())
         except RenderError:
@@ -169,34 +169,34 @@ class Examination:
         names = ("json_arguments", "null_content", "empty_tools", "two_calls", "tools_needed")
         if self.text_protocol:
             self.verdict = "no_tool_role"
-            self.reasons.append("the text protocol was asked for")
+            self.reasons.append("the text protocol was requested")
             return
         try:
             self.ends["call"] = self._try(check, names, 3)
             shown = self.reader.render([USER], tools=[PROBE_TOOL])
             if "get_weather" not in shown:
                 self.warnings.append(
-                    "the template does not tell the model its tools: describe them in the system message, "
-                    "or pass protocol=TextProtocol()"
+                    "the template does not describe the tools to the model: describe them in the system "
+                    "message, or pass protocol=TextProtocol()"
                 )
         except RenderError as error:
             self.ends.pop("call", None)
             self.verdict = "no_tool_role"
-            self.reasons.append(f"no tool turns: {error}")
+            self.reasons.append(f"the template has no usable tool turns: {error}")
             self.remedy = (
-                "tools are told and answered in plain text; for the model's own format pass a chat_template"
-                " (and its stop tokens) with a tool role"
+                "tools are described and answered in plain text; to use the model's own format, pass a "
+                "chat_template with a tool role (and its stop tokens)"
             )
 
     def _watch_stops(self) -> None:
         for kind, end in self.ends.items():
             if not end.known_stop:
                 self.warnings.append(
-                    f"{kind} turns end with {end.end}, which was not among the model's stop tokens: added"
+                    f"{kind} turns end with {end.end}, which was not a stop token of the model and was added"
                 )
 
     def _watch_several_calls(self) -> None:
-        """See whether two calls and two results fit into one turn."""
+        """Check whether one turn may have two calls and two results."""
         calls = [probe_call(), probe_call(1)]
         results = [probe_message("call"), probe_message("call", index=1)]
         try:
@@ -207,10 +207,13 @@ class Examination:
                 self.reader.tail(calls, results, tools=self._tools())
             except RenderError:
                 self._set(one_call=False)
-            self.warnings.append(f"one call a turn: {error}; the results of several are appended one by one")
+            self.warnings.append(
+                f"the template renders one call per turn: {error}; the results of several calls are appended "
+                "one by one"
+            )
 
     def _watch_ids(self) -> None:
-        """See whether a call id of another form than nine letters and digits is refused."""
+        """Check whether the template refuses call ids that are not nine letters and digits."""
         call: Plain = {**probe_call(), "id": "call_0123456789"}
         result = {**probe_message("call"), "tool_call_id": call["id"]}
         try:
@@ -219,22 +222,22 @@ class Examination:
             self._set(nine_ids=True)
 
     def _choose_grammar(self) -> None:
-        """Find the grammar that reads a rendered call back; some templates break with two arguments."""
+        """Find the grammar that parses a rendered call; some templates can only render one argument."""
         for arguments in (_ARGUMENTS, {"city": _ARGUMENTS["city"]}, {"n": _ARGUMENTS["n"]}):
             once, twice = self._rendered_calls(arguments, 1), self._rendered_calls(arguments, 2)
-            found = recognise(once, ("get_weather", arguments), [PROBE_TOOL], self.control, twice)
-            if found is not None:
-                self.grammar = found
-                self._learn_call_lead(found, once)
+            grammar = recognise(once, ("get_weather", arguments), [PROBE_TOOL], self.control, twice)
+            if grammar is not None:
+                self.grammar = grammar
+                self._learn_call_lead(grammar, once)
                 return
         if self.grammar_named:
             return
         self.ends.pop("call")
         self.verdict = "no_tool_role"
-        self.reasons.append("no grammar reads the tool calls that this template writes")
+        self.reasons.append("no grammar can parse the tool calls that this template writes")
         self.remedy = (
-            "tools are told and answered in plain text; for the model's own format name its grammar= "
-            "(one of ours, one you made, vllm:NAME or renderers:NAME)"
+            "tools are described and answered in plain text; to use the model's own format, pass grammar= "
+            "(the name of a built-in grammar, a Grammar, vllm:NAME or renderers:NAME)"
         )
 
     def _learn_call_lead(self, grammar: Grammar, written: Sequence[str]) -> None:
@@ -245,7 +248,7 @@ class Examination:
                 self.leads.append(lead.replace("get_weather", r"[^<>\n]*"))
 
     def _rendered_calls(self, arguments: Mapping[str, object], count: int) -> list[str]:
-        """Return a turn of calls as a template writes it, cut at its likely ends."""
+        """Return a turn with calls as the template writes it, once for each likely end of the turn."""
         shaped: object = json.dumps(arguments) if self.reader.habits.json_arguments else dict(arguments)
         function: Plain = {"name": "get_weather", "arguments": shaped}
         calls = [{**probe_call(i), "type": "function", "function": function} for i in range(count)]
@@ -260,11 +263,13 @@ class Examination:
         return self._written(prompt, whole)
 
     def _written(self, prompt: str, whole: str) -> list[str]:
-        """Return what the model would have sampled, from the likely starts of its turn."""
+        """Return the text that the model would have sampled, once for each likely end of the turn."""
         shared = 0
         while shared < min(len(prompt), len(whole)) and prompt[shared] == whole[shared]:
             shared += 1
-        if shared < len(prompt):  # the prompt's end is not kept: go back to where a tag may begin
+        if shared < len(
+            prompt
+        ):  # the template rewrote the end of the prompt: go back to where a tag may begin
             shared = max(whole.rfind(mark, 0, shared) for mark in ("\n", ">", "]")) + 1
         text = whole[shared:]
         ends = [
@@ -275,7 +280,7 @@ class Examination:
         return list(dict.fromkeys((text[: ends[-1]], text[: ends[0]]) if ends else (text,)))
 
     def _watch_context(self) -> None:
-        """See whether what follows a turn depends on what stood before it."""
+        """Check whether the text after a turn depends on the messages before the turn."""
         for kind in self.ends:
             calls = [probe_call()] if kind == "call" else []
             for name, before, tools in self._contexts():
@@ -287,8 +292,10 @@ class Examination:
                     )
                 elif difference and self.verdict == "fast":
                     self.verdict = "history"
-                    self.reasons.append(f"what follows a {kind} turn depends on {name}")
-                    self.remedy = "pass the earlier messages as history; a turn then costs their length"
+                    self.reasons.append(f"the text after a {kind} turn depends on {name}")
+                    self.remedy = (
+                        "pass the earlier messages as history; each turn then takes longer as they grow"
+                    )
 
     def _differs(
         self,
@@ -334,7 +341,7 @@ class Examination:
         return contexts
 
     def _watch_content(self) -> None:
-        """See whether tool results, or users' words without tools, reach the model as they are."""
+        """Check whether tool results (user messages if there are no tools) reach the model unchanged."""
         kind: Kind = "call" if "call" in self.ends else "text"
         calls = [probe_call()] if kind == "call" else []
         message = probe_message(kind, f"{PROBE}{_AWKWARD}{PROBE}")
@@ -342,7 +349,7 @@ class Examination:
             inner = self.reader.tail(calls, [message], tools=self._tools())
             outer = self.reader.tail(calls, [probe_message(kind, f" {PROBE}\n")], tools=self._tools())
         except RenderError as error:
-            self.warnings.append(f"content with quotes and line breaks is refused: {error}")
+            self.warnings.append(f"the template refuses content with quotes and line breaks: {error}")
             return
         what = "tool results" if kind == "call" else "messages"
         if f"{PROBE}{_AWKWARD}{PROBE}" in inner:
@@ -354,7 +361,7 @@ class Examination:
             self.warnings.append(f"{what} are changed by the template")
 
     def _watch_thinking(self) -> None:
-        """See whether the prompt opens the thinking, and whether earlier thinking is rewritten."""
+        """Check whether the prompt opens the thinking, and whether earlier thinking is rewritten."""
         try:
             text = self.reader.render([{"role": "user", "content": PROBE}], tools=self._tools())
         except RenderError:
@@ -373,7 +380,7 @@ class Examination:
             )
 
     def _forgets(self, turn: Plain) -> bool:
-        """True if a turn's thinking is rendered at the end of a conversation, and not later."""
+        """Return True if thinking is rendered only while its turn is the last of the conversation."""
         try:
             now = self.reader.render([USER, turn], tools=self._tools(), generation_prompt=False)
             later = self.reader.render([USER, turn, USER], tools=self._tools())

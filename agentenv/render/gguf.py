@@ -1,6 +1,6 @@
 """Read the tokenizer of a GGUF file from its header, without gguf and transformers.
 
-Only byte-level BPE whose splitting rule is known is read here; for the rest `read_gguf` returns None.
+Only byte-level BPE tokenizers with a known splitting rule are read; for all others `read_gguf` returns None.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KNOWN = {*_DIGITS_APART, "gpt-2"}
 
 
 def read_gguf(file: Path) -> GgufTokenizer | None:
-    """Return the tokenizer of a GGUF file, or None if it is of a kind that is not read here."""
+    """Return the tokenizer of a GGUF file, or None if this module cannot read its kind."""
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             return None

@@ -1,9 +1,9 @@
-"""The renderer: messages to tokens by appending only, tokens back to a message.
+"""The renderer turns messages into token ids by appending only, and token ids back into a message.
 
-1. Sampled ids are never decoded and encoded again: `extend` returns only what comes after them.
-2. `extend` costs the length of what is new, whatever the length of the conversation.
+1. Sampled ids are never decoded and encoded again: `extend` returns only the ids after them.
+2. The cost of `extend` depends on the new messages only, not on the length of the conversation.
 3. No string from a message, a tool or a schema can become a control token.
-4. What a template cannot render exactly is refused with the reason and the remedy.
+4. Messages that a template cannot render exactly are refused with the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _TRIM_MARK = "\n... [{cut} characters cut] ...\n"
 
 
 class Renderer:
-    r"""Renders one model's chat; bound to the tools of one episode.
+    r"""Render the chats of one model; a renderer is bound to the tools of one episode.
 
     Args:
         tokenizer: a `ChatTokenizer`, or a fast tokenizer or processor of transformers.
         tools: tool schemas in OpenAI's shape.
-        chat_template: Jinja source instead of the tokenizer's own.
-        stop_token_ids: ids at which generation ends, besides the tokenizer's.
+        chat_template: Jinja source to use in place of the tokenizer's template.
+        stop_token_ids: ids that end generation, in addition to those of the tokenizer.
         template_kwargs: values for the template, such as `enable_thinking`.
-        protocol: tell tools in plain text in this way, whatever the template can do; None: in plain
-            text only where the template has no place for tools.
-        grammar: how calls are written, by name (`agentenv.render.parse.GRAMMARS`), as a grammar of
-            your own, or `vllm:NAME` and `renderers:NAME` for a parser of those packages; None: what
-            the doctor recognised.
+        protocol: always describe tools in plain text, in the way that this protocol says; if None, the
+            renderer does so only where the template has no place for tools.
+        grammar: how the model writes calls: a name (`agentenv.render.parse.GRAMMARS`), a grammar of
+            your own, or `vllm:NAME` or `renderers:NAME` for a parser of those packages; if None, the
+            grammar that the doctor recognised.
 
     Raises:
         UsageError: There is no grammar of this name.
-        DependencyMissing: The grammar is read by a package that is not installed.
+        DependencyMissing: The grammar needs a package that is not installed.
 
     Example:
         >>> from agentenv.render import Renderer, byte_tokenizer
@@ -73,7 +73,7 @@ class Renderer:
         self.tokenizer = ChatTokenizer.of(tokenizer)
         self._protocol = protocol or TextProtocol()
         template = chat_template or self.tokenizer.chat_template
-        found = diagnose(
+        diagnosis = diagnose(
             self.tokenizer,
             template,
             stop_token_ids,
@@ -82,29 +82,29 @@ class Renderer:
             grammar_named=grammar is not None,
         )
         if grammar is not None:
-            found = with_grammar(found, grammar, self.tokenizer)
-        self._found: Diagnosis = found
-        self._encoder = PieceEncoder(self.tokenizer, self._found.control)
-        self._names = {token_id: string for string, token_id in self._found.control.strings.items()}
-        self.report: TemplateReport = self._found.report
-        self.stop_token_ids: tuple[int, ...] = self._found.stop_token_ids
+            diagnosis = with_grammar(diagnosis, grammar, self.tokenizer)
+        self._diagnosis: Diagnosis = diagnosis
+        self._encoder = PieceEncoder(self.tokenizer, self._diagnosis.control)
+        self._names = {token_id: string for string, token_id in self._diagnosis.control.strings.items()}
+        self.report: TemplateReport = self._diagnosis.report
+        self.stop_token_ids: tuple[int, ...] = self._diagnosis.stop_token_ids
         self._set_tools(tools)
 
     def bind(self, tools: Sequence[Mapping[str, JsonValue]]) -> Renderer:
-        """Return a renderer for these tool schemas; the doctor's work is shared."""
+        """Return a renderer for these tool schemas; both renderers share one diagnosis."""
         bound = copy.copy(self)
         bound._set_tools(tools)  # noqa: SLF001 - of the same class
         return bound
 
     def start(self, messages: Sequence[Message]) -> list[int]:
-        """Render an episode's first prompt: the only full render of an episode.
+        """Render the first prompt of an episode; nothing later in the episode is rendered in full.
 
         Raises:
             RenderError: The template refuses these messages.
         """
         reader = self._reader()
         plain_tools = cast("list[Mapping[str, object]]", self.tools)
-        neutral = Neutraliser(self._found.control, self.tokenizer, _strings([*messages, *plain_tools]))
+        neutral = Neutraliser(self._diagnosis.control, self.tokenizer, _strings([*messages, *plain_tools]))
         plain = [self._plain(message, neutral) for message in messages]
         tools = cast("list[Mapping[str, object]]", neutral.value(plain_tools))
         if self._uses_protocol:
@@ -123,20 +123,20 @@ class Renderer:
         """Return the ids to append after the sampled ones, up to the next generation prompt.
 
         Args:
-            sampled_ids: the completion as sampled; only its last id is looked at.
-            tool_calls: the completion's calls; those that the new messages answer count.
+            sampled_ids: the completion as sampled; only its last id is used.
+            tool_calls: the calls of the completion; only those that the new messages answer are used.
             new_messages: tool results and other messages that follow the completion.
-            history: the messages before the completion, for a template whose verdict is `history`.
+            history: the messages before the completion; needed only if the verdict is `history`.
 
         Raises:
-            RenderError: The template cannot say how the conversation goes on.
+            RenderError: The template cannot render these messages after the completion.
         """
         reader = self._reader()
         answered = _answered(tool_calls, new_messages)
         with_history = self.report.verdict == "history"
         before = list(history or ()) if with_history else []
         neutral = Neutraliser(
-            self._found.control, self.tokenizer, _strings([*answered, *new_messages, *before])
+            self._diagnosis.control, self.tokenizer, _strings([*answered, *new_messages, *before])
         )
         new = [self._plain(message, neutral) for message in new_messages]
         calls = [cast("Plain", neutral.value(call)) for call in answered]
@@ -149,28 +149,28 @@ class Renderer:
         tail = self._tail(reader, calls, new, before, neutral, history_given=history is not None)
         last = self._names.get(sampled_ids[-1], "") if len(sampled_ids) else ""
         if not last and len(sampled_ids) and sampled_ids[-1] in self.stop_token_ids:
-            last = self._found.ends[kind].end
-        cut = reader.cut(self._found.ends[kind], tail, last)
+            last = self._diagnosis.ends[kind].end
+        cut = reader.cut(self._diagnosis.ends[kind], tail, last)
         return self._encoder.after(cut.after, neutral.split(cut.text))
 
     def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
-        """Read a completion; never raises for what the model wrote."""
+        """Parse a completion; text that the model wrote wrongly never raises an error."""
         ids = list(token_ids)
         while ids and ids[-1] in self._reading.end_ids:
             ids.pop()
-        turn = TurnText.decode(ids, self.tokenizer, self._found.control, self._names)
+        turn = TurnText.decode(ids, self.tokenizer, self._diagnosis.control, self._names)
         ended = len(ids) < len(token_ids)
         seed = blake2b(repr(ids).encode(), digest_size=16).digest()
         return self._reading.read(turn, self._tool_index, seed, ended=ended)
 
     def count(self, text: str) -> int:
-        """Tokens of untrusted text, as it would be rendered."""
+        """Return how many tokens an untrusted text takes when it is rendered."""
         return len(self._encode_untrusted(text))
 
     def trim(self, text: str, max_tokens: int) -> str:
-        """Return text of at most `max_tokens` tokens: head and tail around a marker.
+        """Cut text to at most `max_tokens` tokens: its head and its tail with a marker between them.
 
-        Long text is first cut by characters, so that a huge output costs no more than its ends.
+        A long text is cut by characters first, so that only its two ends have to be encoded.
         """
         window = max(64, 16 * max_tokens)
         if len(text) <= window and self.count(text) <= max_tokens:
@@ -196,7 +196,7 @@ class Renderer:
         return self._whole(head_ids[: max(0, max_tokens)])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, control tokens visible."""
+        """Decode token ids to text that shows control tokens."""
         return self.tokenizer.decode(token_ids)
 
     @property
@@ -207,17 +207,17 @@ class Renderer:
         self.tools = tuple(tools)
         self._tool_index = ToolIndex.of(self.tools)
         self._reading = TurnReader(
-            self._found.grammar,
-            self._found.control.strings,
+            self._diagnosis.grammar,
+            self._diagnosis.control.strings,
             frozenset(self.stop_token_ids),
-            self._found.thinking_open,
-            self._found.leads,
+            self._diagnosis.thinking_open,
+            self._diagnosis.leads,
         )
 
     def _reader(self) -> TailReader:
-        if self._found.reader is None:
+        if self._diagnosis.reader is None:
             raise RenderError("; ".join(self.report.reasons), remedy=self.report.remedy)
-        return self._found.reader
+        return self._diagnosis.reader
 
     def _tail(
         self,
@@ -234,8 +234,8 @@ class Renderer:
             return reader.tail(calls, new, tools=cast("Any", tools))
         if not history_given:
             raise RenderError(
-                "this template's turns depend on earlier messages: pass history=, the messages "
-                "before the completion"
+                "the turns of this template depend on earlier messages",
+                remedy="pass history=, the messages before the completion",
             )
         while before and before[-1]["role"] == "assistant":
             before = before[:-1]
@@ -250,7 +250,7 @@ class Renderer:
         )
 
     def _plain(self, message: Message, neutral: Neutraliser) -> Plain:
-        """Return a message in the template's form, with every string safe to render."""
+        """Return a message in the form that the template expects, with every string safe to render."""
         rest = {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
         plain = cast("Plain", neutral.value(rest))
         nine = self._reader().habits.nine_ids
@@ -287,16 +287,16 @@ class Renderer:
         return neutral.value(parsed) if isinstance(parsed, dict) else neutral.text(arguments)
 
     def _encode_untrusted(self, text: str) -> list[int]:
-        neutral = Neutraliser(self._found.control, self.tokenizer, [text])
+        neutral = Neutraliser(self._diagnosis.control, self.tokenizer, [text])
         return self._encoder.after("", neutral.split(neutral.text(text)))
 
     def _whole(self, token_ids: Sequence[int]) -> str:
-        """Decode a slice of ids without the broken characters at its ends."""
+        """Decode a slice of ids and drop the characters that the slice cut in half."""
         return self.tokenizer.decode(token_ids).strip("\ufffd")
 
 
 def _answered(tool_calls: Sequence[ToolCall], new_messages: Sequence[Message]) -> list[Plain]:
-    """Return the calls that the leading tool messages answer, in their order."""
+    """Return the calls that the leading tool messages answer, in the order of those messages."""
     names = {call.id: call.name for call in tool_calls if call.status is not CallStatus.IN_THINKING}
     answered: list[Plain] = []
     for message in new_messages:
@@ -314,9 +314,9 @@ def _taken_ids(messages: Sequence[Plain]) -> set[object]:
 
 
 def _renamed(entries: Sequence[Plain], key: str, taken: set[object]) -> list[Plain]:
-    """Return calls or results with other ids where a template would mix them up with earlier ones.
+    """Return calls or results with new ids where their ids were already used by earlier calls.
 
-    A completion that is sampled twice has the same call ids twice.
+    Call ids are derived from the completion, so a completion that is sampled twice repeats its ids.
     """
     return [
         {**entry, key: _nine(f"{entry[key]}/{len(taken)}")} if entry.get(key) in taken else entry
@@ -325,7 +325,7 @@ def _renamed(entries: Sequence[Plain], key: str, taken: set[object]) -> list[Pla
 
 
 def _nine(call_id: object) -> str:
-    """Return a call id as nine letters and digits; one that has this form stays."""
+    """Return a call id of nine letters and digits; an id that has this form is not changed."""
     text = str(call_id)
     if len(text) == 9 and text.isascii() and text.isalnum():
         return text
@@ -342,7 +342,7 @@ def _text_content(message: Message) -> str:
         if part.get("type") != "text":
             raise RenderError(
                 f"a {message['role']} message has a part of type {part.get('type')!r}: images and other "
-                "media cannot be rendered to tokens yet",
+                "media cannot be rendered to token ids yet",
                 remedy="send text, or use a chat engine",
             )
     return "".join(part.get("text", "") for part in content)
@@ -350,16 +350,16 @@ def _text_content(message: Message) -> str:
 
 def _strings(value: object) -> list[str]:
     """Return every string inside messages and schemas."""
-    found: list[str] = []
+    strings: list[str] = []
     waiting = [value]
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
-            found.append(value)
+            strings.append(value)
         elif isinstance(value, (dict, Mapping)):
             entries = cast("Mapping[object, object]", value)
             waiting += entries.keys()
             waiting += entries.values()
         elif isinstance(value, (list, tuple)):
             waiting += cast("Sequence[object]", value)
-    return found
+    return strings

@@ -1,10 +1,10 @@
-"""What a template writes after an assistant turn: found with a sentinel, never by comparing renders.
+"""Find the text that a template writes after an assistant turn, by means of a sentinel.
 
-A small conversation is rendered whose assistant turn is a sentinel; the text after the sentinel is
-what follows any assistant turn, up to the next generation prompt. History is not rendered, so a
-template may rewrite it, and a turn costs the length of what is new. How an assistant turn ends is
-learnt once for each kind of turn: `text`, and `call` (the turn has tool calls and their results
-follow).
+A small conversation is rendered in which the sentinel stands for the content of the assistant turn.
+The text after the sentinel, up to the next generation prompt, is what follows any assistant turn.
+The history is not rendered: the template may rewrite it, and the cost depends on the new messages
+only. How an assistant turn ends is learnt once for each kind of turn: `text`, and `call` (the turn
+has tool calls, and their results follow).
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ __all__ = ["PROBE", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
 
 Kind: TypeAlias = Literal["text", "call"]
 Plain: TypeAlias = dict[str, object]
-"""A message as a template reads it."""
+"""A message in the form that a template reads."""
 
 PROBE = "PROBEk8Jx2Qm5W"
-"""Unique text: stands for a new message where a template is only watched."""
+"""Unique text that stands for the content of a new message while a template is examined."""
 
 USER: Plain = {"role": "user", "content": "u"}
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What a template was seen to ask of its messages."""
+    """The form of messages that a template was found to need."""
 
     json_arguments: bool = False
-    """Call arguments must be JSON text, not objects."""
+    """Call arguments must be JSON text and not objects."""
     content_parts: bool = False
-    """Content must be a list of parts, not text."""
+    """Content must be a list of parts and not text."""
     tools_needed: bool = False
-    """It cannot be rendered without tools."""
+    """The template cannot be rendered without tools."""
     empty_tools: bool = False
-    """Without tools it must get an empty list."""
+    """The template must get an empty list if there are no tools."""
     one_call: bool = False
-    """It refuses more than one call in a turn."""
+    """The template refuses more than one call in a turn."""
     two_calls: bool = False
-    """It ends a turn only after two calls; one is padded with another."""
+    """The template ends a turn only after two calls, so a single call is rendered twice."""
     nine_ids: bool = False
     """Call ids must be nine letters and digits."""
     null_content: bool = False
-    """A turn with calls must have no content at all."""
+    """The content of a turn with calls must be None."""
     system_role: bool = True
-    """It has a place for a system message."""
+    """The template can render a system message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +58,23 @@ class TurnEnd:
     """How an assistant turn of one kind ends."""
 
     end: str
-    """The control string with which the turn ends."""
+    """The control string that ends the turn."""
     closer: str | None
-    """The same where the template writes it as part of the turn; None: it opens the next one."""
+    """The same string if the template writes it as part of the turn; None if it opens the next turn."""
     known_stop: bool = True
-    """Generation ends here by a stop token that was known; else `end` must become one."""
+    """True if generation already stops at the end of the turn; if False, `end` must become a stop token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The text to append, and the control string that stands before it (empty: any)."""
+    """The text to append, and the control string before it (empty if any may stand there)."""
 
     after: str
     text: str
 
 
 class TailReader:
-    """Reads the tail of a template under its habits."""
+    """Renders with a template, in the form that its habits ask for, and returns the tail."""
 
     __slots__ = ("control", "habits", "stop_strings", "template")
 
@@ -93,7 +93,7 @@ class TailReader:
         tools: Sequence[Mapping[str, object]] | None = None,
         generation_prompt: bool = True,
     ) -> str:
-        """Render messages in the form that the template asks for."""
+        """Render messages in the form that the template needs."""
         if self.habits.content_parts:
             messages = [_as_parts(message) for message in messages]
         tools = list(tools) if tools else [] if self.habits.empty_tools else None
@@ -111,26 +111,26 @@ class TailReader:
         """Return the text after an assistant turn.
 
         Args:
-            calls: the turn's calls as `{"id", "name"}`; none for a text turn.
+            calls: the calls of the turn as `{"id", "name"}`; empty for a text turn.
             new: the messages that follow the turn.
             before: the conversation before the turn.
-            tools: schemas, where the template needs them or the history counts.
-            generation_prompt: open the next assistant turn.
+            tools: tool schemas, if the template needs them or the earlier messages matter.
+            generation_prompt: whether to open the next assistant turn.
 
         Raises:
             RenderError: The template refuses the turn or leaves it out.
         """
         turn = self.assistant(calls)
         text = self.render([*before, turn, *new], tools=tools, generation_prompt=generation_prompt)
-        # Each call of the turn holds a sentinel; what follows the turn stands behind the last of them.
-        found = text.rfind(SENTINEL)
-        if found < 0:
+        # Each call of the turn holds a sentinel, so the tail begins after the last one.
+        position = text.rfind(SENTINEL)
+        if position < 0:
             what = "an assistant turn's tool calls" if calls else "an assistant turn's text"
             raise RenderError(f"the template leaves out {what}")
-        return text[found + len(SENTINEL) :]
+        return text[position + len(SENTINEL) :]
 
     def assistant(self, calls: Sequence[Plain]) -> Plain:
-        """Return the assistant turn with the sentinel where the model's own words stand."""
+        """Return an assistant turn that has the sentinel in place of the model's own text."""
         if not calls:
             return {"role": "assistant", "content": SENTINEL}
         if self.habits.one_call:
@@ -152,7 +152,7 @@ class TailReader:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> TurnEnd:
-        """Find how a turn of this kind ends; `ends` are those of other kinds.
+        """Find out how a turn of this kind ends; `ends` holds the ends of the other kinds.
 
         Raises:
             RenderError: The template has no such turn, or no control token ends it.
@@ -166,14 +166,15 @@ class TailReader:
         try:
             last = self.tail(calls, [], tools=tools, generation_prompt=False)
         except RenderError:
-            last = ""  # templates may refuse a conversation that ends with an assistant turn
+            last = ""  # some templates refuse a conversation that ends with an assistant turn
         end = self._candidate(kind, written, last, ends)
         between = written[: written.index(end)]
         if kind == "text" and end not in self.stop_strings and self._plain_text(between).strip():
             raise RenderError(
-                f"plain text {between.strip()!r} is between the assistant's words and {end!r}: either "
-                "that is no end of a turn (pass the model's stop tokens as stop_token_ids), or control "
-                "tokens of the template are not registered in the tokenizer (add them as special tokens)"
+                f"the template writes the plain text {between.strip()!r} between the assistant's text and "
+                f"{end!r}",
+                remedy=f"if {end!r} does not end a turn, pass the model's stop tokens as stop_token_ids; if "
+                "the text is a control token, register it in the tokenizer as a special token",
             )
         stops_in_last = any(string in self.stop_strings for _, string in self.control.finditer(last))
         closes = any(string == end for _, string in self.control.finditer(last))
@@ -184,9 +185,9 @@ class TailReader:
         """Return what to append after a turn whose last sampled token is the string `last`.
 
         Raises:
-            RenderError: The end of the turn does not stand in the tail.
+            RenderError: The tail does not contain the end of the turn.
         """
-        # A turn that the model ended itself is not ended again; one that was cut gets the template's end.
+        # A turn that the model ended is not ended again; a turn that was cut off gets the template's end.
         if turn_end.closer is not None:
             for position, string in self.control.finditer(tail):
                 if string == turn_end.closer:
@@ -200,15 +201,15 @@ class TailReader:
                         return Cut(string, tail[position + len(string) :])
                     return Cut("", tail[position:])
         raise RenderError(
-            f"{turn_end.end!r}, which ends an assistant turn, is not written in this conversation"
+            f"in this conversation the template does not write {turn_end.end!r}, which ends an assistant turn"
         )
 
     def _candidate(self, kind: Kind, written: str, last: str, ends: Mapping[Kind, TurnEnd]) -> str:
         in_written = [string for _, string in self.control.finditer(written)]
         in_last = [string for _, string in self.control.finditer(last)]
         stops_written = [string for string in in_written if string in self.stop_strings]
-        # From the surest sign to the weakest: a stop token that the turn has with and without a turn behind
-        # it; a stop token behind the turn; then strings that are no known stop.
+        # The checks go from the strongest evidence to the weakest: first a stop token that is written whether
+        # or not another turn follows, then a stop token after the turn, then strings that are no known stops.
         for string in in_last:
             if string in self.stop_strings and string in in_written:
                 return string
@@ -227,15 +228,16 @@ class TailReader:
             if guess := self._unknown_closer(in_written, last, ends):
                 return guess
         raise RenderError(
-            f"no control token ends an assistant turn with {'tool calls' if kind == 'call' else 'text'}: "
-            "pass the model's stop tokens as stop_token_ids"
+            f"no control token ends an assistant turn with {'tool calls' if kind == 'call' else 'text'}",
+            remedy="pass the model's stop tokens as stop_token_ids",
         )
 
     def _unknown_closer(self, in_written: Sequence[str], last: str, ends: Mapping[Kind, TurnEnd]) -> str:
-        """Return the string that closes a call turn although it is no known stop, or "".
+        """Return a string that closes a call turn although it is not a known stop, or "".
 
-        Taken only where text turns have a closer too, the turn alone ends with the string, and the
-        string stands once in a turn of two calls: so it closes the turn and not a call.
+        The string must meet three conditions: text turns have a closer too, a call turn without
+        successor ends with the string, and a turn with two calls has it only once. It then closes
+        the turn and not a single call.
         """
         text_end = ends.get("text")
         string = self._at_end(last, in_written)
@@ -245,14 +247,14 @@ class TailReader:
             both = self.render([USER, self.assistant([probe_call(), probe_call(1)])], generation_prompt=False)
         except RenderError:
             return ""
-        return string if [one for _, one in self.control.finditer(both)].count(string) == 1 else ""
+        return string if [other for _, other in self.control.finditer(both)].count(string) == 1 else ""
 
     def _at_end(self, last: str, in_written: Sequence[str]) -> str:
-        """Return the control string with which a last turn ends and which a past turn has too, or ""."""
-        found = list(self.control.finditer(last))
-        if not found:
+        """Return the control string at the end of `last` if it is also in `in_written`, else ""."""
+        matches = list(self.control.finditer(last))
+        if not matches:
             return ""
-        position, string = found[-1]
+        position, string = matches[-1]
         return "" if last[position + len(string) :].strip() or string not in in_written else string
 
     def _plain_text(self, text: str) -> str:
@@ -265,12 +267,12 @@ class TailReader:
 
 
 def probe_call(index: int = 0) -> Plain:
-    """Return a call as the probes make it; the id suits templates that want nine characters."""
+    """Return a call for a probe; its id has the nine characters that some templates need."""
     return {"id": f"probe000{index + 1}", "name": "get_weather"}
 
 
 def probe_message(kind: Kind, content: str = PROBE, index: int = 0) -> Plain:
-    """Return the message that follows a probed turn."""
+    """Return the message that follows the assistant turn of a probe."""
     if kind == "text":
         return {"role": "user", "content": content}
     call = probe_call(index)

@@ -1,6 +1,6 @@
-"""Run a chat template exactly as transformers runs it, without transformers.
+"""Render chat templates exactly as transformers does, without importing transformers.
 
-The environment is the same: Jinja's immutable sandbox, trimmed blocks, loop controls, a `tojson`
+The Jinja environment is the same: the immutable sandbox, trimmed blocks, loop controls, a `tojson`
 that leaves HTML and non-ASCII characters alone, `raise_exception`, `strftime_now`, and the
 `generation` tag, which marks text but does not change it.
 """
@@ -63,10 +63,10 @@ _ABSENT = object()
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The same sandbox; reads of message keys, `loop` and namespaces skip checks that cannot fail."""
+    """Jinja's sandbox, made faster: reads of message keys, `loop` and namespaces skip needless checks."""
 
     def getattr(self, obj: object, attribute: str) -> object:
-        """Return what `obj.attribute` is in a template."""
+        """Return the value of `obj.attribute` in a template."""
         kind = type(obj)
         if kind is dict and attribute not in _DICT_ATTRIBUTES:
             entries = cast("dict[str, object]", obj)
@@ -121,7 +121,7 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Raises:
-            RenderError: The template refuses it; the message is the template's own.
+            RenderError: The template refuses the conversation; the message is that of the template.
         """
         try:
             return self._compiled.render(

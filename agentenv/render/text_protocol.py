@@ -1,4 +1,4 @@
-"""Tools for templates that have no place for them: described, called and answered in plain text.
+"""Describe, call and answer tools in plain text, for templates that have no place for tools.
 
 The system message says how to call a tool and lists the tools, one line each; a call is
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in the model's text; results come back in
@@ -30,15 +30,15 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TextProtocol:
-    """How tools are told to a model in plain text; pass your own to a renderer to change it."""
+    """How tools are described to a model in plain text; pass a changed one to a renderer as `protocol`."""
 
     describe: Callable[[Sequence[Mapping[str, object]]], str] | None = None
-    """Makes the system text from the tool schemas; None: the built-in text."""
+    """Function that makes the system text from the tool schemas; the built-in text if None."""
     response_open: str = "<tool_response>\n"
     response_close: str = "\n</tool_response>"
 
     def system_text(self, tools: Sequence[Mapping[str, object]]) -> str:
-        """Return what the system message says about the tools."""
+        """Return the text of the system message that describes the tools."""
         if self.describe is not None:
             return self.describe(tools)
         if not tools:
@@ -59,10 +59,11 @@ class TextProtocol:
         """Return the messages without tool calls and tool messages.
 
         Args:
-            messages: in a template's form, already safe to render.
-            tools: schemas, already safe to render.
-            system_role: the template has a system message; else the text goes to the first user's.
-            opening: the conversation starts here, so the tools are described.
+            messages: messages in the form of a template, already safe to render.
+            tools: tool schemas, already safe to render.
+            system_role: whether the template has system messages; if not, the description goes into
+                the first user message.
+            opening: whether the conversation starts with these messages, so that the tools are described.
         """
         turns: list[Plain] = []
         for message in messages:
@@ -103,7 +104,7 @@ class TextProtocol:
 
 
 def describe_tool(tool: Mapping[str, object]) -> str:
-    """Return one line, such as `add(a: int, b: int = 0): Add two numbers`."""
+    """Return a description of one line, such as `add(a: int, b: int = 0): Add two numbers`."""
     name, parameters = _function(tool)
     required = set(cast("list[str]", parameters.get("required") or []))
     arguments: list[str] = []
@@ -139,7 +140,7 @@ def _type(schema: Mapping[str, Any]) -> str:
         return " | ".join(dict.fromkeys(_type(option) for option in options))
     kind = schema.get("type", "object" if "$ref" in schema else "value")
     if isinstance(kind, list):
-        return " | ".join(_TYPES.get(one, one) for one in cast("list[str]", kind))
+        return " | ".join(_TYPES.get(name, name) for name in cast("list[str]", kind))
     if kind == "array" and isinstance(schema.get("items"), dict) and "type" in schema["items"]:
         return f"list[{_type(schema['items'])}]"
     return _TYPES.get(kind, kind)

@@ -1,7 +1,7 @@
-"""A tokenizer with what a chat needs: added tokens, stop tokens and a chat template.
+"""A tokenizer together with its added tokens, stop tokens and chat template.
 
-Built on `tokenizers` alone: a directory with `tokenizer.json` is read as it is. A GGUF file is read
-too where its splitting rule is known; others are converted by transformers, which then must be there.
+Only the `tokenizers` package is needed to read a directory with `tokenizer.json`, or a GGUF file whose
+splitting rule is known. Other GGUF files are converted by transformers, which must then be installed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["ChatTokenizer", "byte_tokenizer"]
 
 
 class ChatTokenizer:
-    """Encode and decode text, and know the chat's control tokens.
+    """Encodes and decodes text, and holds the control tokens and the template of the chat.
 
     Args:
-        backend: the tokenizer itself.
-        chat_template: Jinja source; None if the model has none.
-        eos_token_ids: ids at which generation ends.
-        special_tokens: what templates call them (`bos_token`, `eos_token`, ...) and their text.
-        name: shown in messages.
+        backend: the tokenizer of the `tokenizers` package.
+        chat_template: Jinja source of the chat template; None if the model has none.
+        eos_token_ids: ids that end generation.
+        special_tokens: text of each special token, by its name in templates (`bos_token`, `eos_token`, ...).
+        name: name of the tokenizer in error messages.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class ChatTokenizer:
         """Load from a model directory, a `tokenizer.json`, or a GGUF file.
 
         Raises:
-            ModelNotFound: Nothing there can be read as a tokenizer.
-            DependencyMissing: A GGUF file needs transformers and gguf.
+            ModelNotFound: The path holds no tokenizer that can be read.
+            DependencyMissing: The GGUF file can only be read with transformers, which is not installed.
         """
         path = Path(path)
         if gguf_file is not None:
@@ -70,51 +70,51 @@ class ChatTokenizer:
         if len(ggufs) == 1:
             return _load_gguf(ggufs[0])
         raise ModelNotFound(
-            f"no tokenizer in {str(path)!r}: expected tokenizer.json or one .gguf file",
+            f"there is no tokenizer in {str(path)!r}: expected tokenizer.json or one .gguf file",
             remedy="save one there with AutoTokenizer.from_pretrained(...).save_pretrained(DIR)",
         )
 
     @classmethod
     def of(cls, tokenizer: object) -> ChatTokenizer:
-        """Wrap a tokenizer of transformers (fast ones and processors), or return ours as it is.
+        """Wrap a fast tokenizer or a processor of transformers; a ChatTokenizer is returned unchanged.
 
         Raises:
-            UsageError: The object has no tokenizer of the `tokenizers` package inside.
+            UsageError: The object does not contain a tokenizer of the `tokenizers` package.
         """
         if isinstance(tokenizer, cls):
             return tokenizer
         if isinstance(tokenizer, Tokenizer):
             return cls(tokenizer)
-        foreign = cast("Any", tokenizer)
-        if hasattr(foreign, "image_processor") and hasattr(foreign, "tokenizer"):
-            foreign = foreign.tokenizer
-        backend = getattr(foreign, "backend_tokenizer", None)
+        source = cast("Any", tokenizer)
+        if hasattr(source, "image_processor") and hasattr(source, "tokenizer"):
+            source = source.tokenizer
+        backend = getattr(source, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise UsageError(
-                f"{type(tokenizer).__name__} has no fast tokenizer inside",
+                f"{type(tokenizer).__name__} does not contain a fast tokenizer",
                 remedy="pass a ChatTokenizer, or a transformers tokenizer loaded with use_fast=True",
             )
-        template = getattr(tokenizer, "chat_template", None) or foreign.chat_template
-        eos = foreign.eos_token_id
+        template = getattr(tokenizer, "chat_template", None) or source.chat_template
+        eos = source.eos_token_id
         return cls(
             backend,
             chat_template=_one_template(template),
             eos_token_ids=[eos] if isinstance(eos, int) else [],
-            special_tokens=_strings_of(foreign.special_tokens_map),
-            name=str(getattr(foreign, "name_or_path", "") or type(tokenizer).__name__),
+            special_tokens=_strings_of(source.special_tokens_map),
+            name=str(getattr(source, "name_or_path", "") or type(tokenizer).__name__),
         )
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of text; control strings in it become control tokens, nothing is added."""
-        # Without offsets, which nobody reads: a quarter less for long texts.
+        """Return the token ids of text; control strings become control tokens, and no token is added."""
+        # The fast variant computes no offsets, which saves a quarter of the time on long texts.
         return self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids, control tokens visible."""
+        """Return the text of token ids, which shows control tokens."""
         return self.backend.decode(list(token_ids), skip_special_tokens=False)
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of one token's text, or None."""
+        """Return the id of the token with this text, or None if there is none."""
         return self.backend.token_to_id(token)
 
     @property
@@ -124,7 +124,7 @@ class ChatTokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[int, AddedToken]:
-        """Tokens added to the vocabulary, by id: control tokens and some that are plain text."""
+        """Tokens added to the vocabulary, by id: control tokens and some plain text."""
         return self.backend.get_added_tokens_decoder()
 
     def __repr__(self) -> str:
@@ -162,9 +162,9 @@ def _load_directory(path: Path) -> ChatTokenizer:
 
 def _load_gguf(file: Path) -> ChatTokenizer:
     if not file.is_file():
-        raise ModelNotFound(f"no GGUF file {str(file)!r}")
-    if (known := read_gguf(file)) is not None:
-        backend, template, special = known
+        raise ModelNotFound(f"there is no GGUF file {str(file)!r}")
+    if (parts := read_gguf(file)) is not None:
+        backend, template, special = parts
         return ChatTokenizer(backend, chat_template=template, special_tokens=special, name=str(file))
     try:
         transformers = import_module("transformers")
@@ -177,7 +177,7 @@ def _load_gguf(file: Path) -> ChatTokenizer:
 
 
 def _add_configured_tokens(backend: Tokenizer, config: Mapping[str, object]) -> None:
-    """Add tokens that only the configuration lists, as transformers does when it loads."""
+    """Add the tokens that only the configuration lists, as transformers does when it loads a tokenizer."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
@@ -188,7 +188,7 @@ def _add_configured_tokens(backend: Tokenizer, config: Mapping[str, object]) -> 
 
 
 def _strings_of(tokens: Mapping[str, object]) -> dict[str, str]:
-    """Return special tokens as text; a configuration may hold them as objects."""
+    """Return special tokens as text; a configuration may store them as objects."""
     strings: dict[str, str] = {}
     for key, value in tokens.items():
         content = cast("dict[str, object]", value).get("content") if isinstance(value, dict) else value
@@ -198,7 +198,7 @@ def _strings_of(tokens: Mapping[str, object]) -> dict[str, str]:
 
 
 def _one_template(template: object) -> str | None:
-    """Return one template; of several named ones that for tools, else the default."""
+    """Return one template: of several named ones the one for tools, else the default."""
     if isinstance(template, list):
         entries = cast("list[dict[str, str]]", template)
         template = {entry["name"]: entry["template"] for entry in entries}
@@ -266,9 +266,9 @@ _BYTE_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response
 
 @lru_cache(maxsize=1)
 def byte_tokenizer() -> ChatTokenizer:
-    """Return the built-in tokenizer: id = byte value, control tokens after 255, a ChatML template.
+    """Return the built-in tokenizer: ids are byte values, control tokens follow, the template is ChatML.
 
-    Needs no files; for scripted and mock engines, tests and tiny models.
+    It needs no files and serves scripted and mock engines, tests and tiny models.
     """
     alphabet = _byte_alphabet()
     vocabulary = {character: value for value, character in enumerate(alphabet)}

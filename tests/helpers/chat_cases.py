@@ -123,7 +123,7 @@ def tokenizer_for(template: str, base: str = "qwen3") -> ChatTokenizer:
 
 def written_calls(renderer: Renderer, name: str, calls: list[dict], tools: list[dict]) -> str:
     """Return what the model would have sampled for these calls, as its template writes them."""
-    reader = renderer._found.reader
+    reader = renderer._diagnosis.reader
     as_text = reader.habits.json_arguments
     tool_calls = [
         {

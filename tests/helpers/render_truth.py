@@ -19,7 +19,7 @@ class Checker:
         self.tokenizer = tokenizer
         self.renderer = Renderer(tokenizer, cases.TOOLS)
         self.verdict = self.renderer.report.verdict
-        found = self.renderer._found
+        found = self.renderer._diagnosis
         self.control, self.ends = found.control, found.ends
         self.habits = found.reader.habits if found.reader else None
         self.template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
@@ -35,7 +35,7 @@ class Checker:
         """Whether tags stand between the words of an answer and its end: a cut answer gets only the end."""
         if not self.ends:
             return False
-        tail = self.renderer._found.reader.tail(
+        tail = self.renderer._diagnosis.reader.tail(
             [], [{"role": "user", "content": "u"}], tools=cases.TOOLS if self.habits.tools_needed else None
         )
         return bool(tail[: tail.index(self.ends["text"].end)].strip())

@@ -141,13 +141,13 @@ def calls_in_a_turn(renderer: Renderer) -> int:
         return 1
     marks = [f"mark{index}" for index in range(3)]
     written = cases.written_calls(renderer, "book", [{"city": mark, "n": 1} for mark in marks], [BOOK])
-    ended = any(written.count(stop) for stop in renderer._found.reader.stop_strings)
+    ended = any(written.count(stop) for stop in renderer._diagnosis.reader.stop_strings)
     return 1 if ended else sum(mark in written for mark in marks)
 
 
 def carried(renderer: Renderer, value: object) -> object:
     """What of a value a format can carry: LFM's template escapes nothing that stands in quotes."""
-    if renderer.report.grammar != "lfm" or "tojson" in renderer._found.reader.template.source[-400:]:
+    if renderer.report.grammar != "lfm" or "tojson" in renderer._diagnosis.reader.template.source[-400:]:
         return value
     if isinstance(value, dict):
         return {key: carried(renderer, item) for key, item in value.items()}

@@ -180,7 +180,7 @@ def _same(read: object, city: str, renderer: Renderer) -> bool:
 
 def _written(renderer: Renderer, arguments: dict[str, object]) -> str:
     """Return what the model would have sampled for a call, as its template writes it."""
-    reader = renderer._found.reader
+    reader = renderer._diagnosis.reader
     shaped = json.dumps(arguments, ensure_ascii=False) if reader.habits.json_arguments else arguments
     call = {"id": "abc123456", "type": "function", "function": {"name": "add", "arguments": shaped}}
     content = None if reader.habits.null_content else ""

@@ -1,4 +1,4 @@
-"""The transformers engine: one model in this process that decodes many rows at once."""
+"""The transformers engine, which runs one model in this process and decodes many rows at once."""
 
 from __future__ import annotations
 

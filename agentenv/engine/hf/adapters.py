@@ -1,4 +1,4 @@
-"""Which LoRA of a model is on: one at a time, the base model when none is named."""
+"""Switch between the LoRA adapters of a model and the base model; at most one adapter is active."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ __all__ = ["AdapterSwitch", "adapter_names", "base_model"]
 
 
 def adapter_names(model: Any) -> list[str]:
-    """Return the names of the adapters that peft has put on a model; none for a plain model."""
+    """Return the names of the peft adapters of a model; the list is empty for a plain model."""
     return list(getattr(model, "peft_config", ()))
 
 
 def base_model(model: Any) -> Any:
-    """Return what is inside a peft model; a model that has adapters without that wrapper, or none, itself."""
+    """Return the model inside a peft wrapper; a model without the wrapper is returned itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class AdapterSwitch:
-    """Turns the adapters of a peft model on and off around forward passes.
+    """Switches the adapters of a peft model for the time of forward passes.
 
-    What the trainer set (active adapters, which parameters take gradients) is put back.
+    Afterwards the settings of the trainer (active adapters, parameters with gradients) are restored.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self.current: str | None = None
-        """The adapter that the live rows use."""
+        """The adapter that the live rows use; None means the base model."""
 
     def check(self, name: str | None) -> None:
         """Raise UsageError if the model has no adapter of this name."""
         names = adapter_names(self._model)
         if name is not None and name not in names:
             known = ", ".join(names) or "none"
-            raise UsageError(f"the model has no adapter {name!r}", remedy=f"adapters loaded: {known}")
+            raise UsageError(
+                f"the model has no adapter {name!r}", remedy=f"use one of the loaded adapters: {known}"
+            )
 
     @contextmanager
     def on(self) -> Generator[None]:

@@ -1,9 +1,9 @@
-"""Attention for decoding: query heads that share a key-value head become query rows.
+"""Attention for decoding that treats the query heads of one key-value head as query rows.
 
-Transformers repeats the key-value heads of grouped-query attention for every token it decodes,
-which copies the whole cache each time. For one query token the group of query heads can stand in
-for query positions instead, so that the cache is read in place. Everything else (prefill,
-training) goes to transformers' own sdpa function.
+Transformers repeats the key-value heads of grouped-query attention for every decoded token, which
+copies the whole cache each time. With a single query token, the group of query heads can take the place
+of query positions, so that the cache is read without a copy. Prefill and training go to transformers'
+own sdpa function.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend with one query token a row, without repeating key-value heads.
+    """Compute attention for one query token per row, without repeating key-value heads.
 
     Args:
         module: the attention layer.
@@ -39,9 +39,9 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
         key: [B, key-value heads, L, D].
         value: [B, key-value heads, L, D].
         attention_mask: [B, 1, T, L], additive or boolean.
-        dropout: passed on outside decoding.
+        dropout: passed on to sdpa except when decoding.
         scaling: factor of the scores.
-        kwargs: passed on outside decoding.
+        kwargs: passed on to sdpa except when decoding.
     """
     rows, heads, tokens, _ = query.shape
     decoding = tokens == 1 and attention_mask is not None and attention_mask.shape[1] == 1
@@ -55,9 +55,10 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
 
 
 def use_grouped_attention(model: PreTrainedModel) -> bool:
-    """Switch a model to the grouped attention; False if it has none to switch.
+    """Switch a model to the grouped attention; return False if the model does not support it.
 
-    Eager attention stays: it is chosen for what sdpa leaves out, such as Gemma 2's soft cap.
+    Eager attention is kept, because models choose it for features that sdpa lacks, such as the soft cap
+    of Gemma 2.
     """
     config: Any = model.config
     eager = config._attn_implementation == "eager"  # noqa: SLF001 - transformers has no public getter

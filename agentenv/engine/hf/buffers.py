@@ -1,4 +1,4 @@
-"""Keys and values of the live rows, in buffers that grow by doubling."""
+"""Buffers for the keys and values of the live rows, which grow in large steps."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ __all__ = ["RowBuffers", "SavedRow"]
 
 @dataclass(frozen=True, slots=True)
 class SavedRow:
-    """A row taken out of the buffers: exactly its own keys and values."""
+    """A copy of the keys and values of one row."""
 
     keys: tuple[torch.Tensor, ...]
-    """One [heads, length, dim] for each layer."""
+    """Keys of each layer, [heads, length, dim]."""
     values: tuple[torch.Tensor, ...]
+    """Values of each layer, [heads, length, dim]."""
     length: int
 
     @property
     def nbytes(self) -> int:
-        """Memory that the row holds."""
+        """Size of the row in bytes."""
         return sum(part.nbytes for part in (*self.keys, *self.values))
 
 
 class RowBuffers(Cache):
-    """The cache that a transformers model writes into; `plan` says where before each forward."""
+    """The cache into which a transformers model writes; a `plan_` method comes before each forward pass."""
 
     # Invariant: row `r` of every buffer holds the keys and values of live row `r` in columns
-    # `[0, lengths[r])`, and live rows stand without gaps from row 0.
-    # Invariant: what stands behind a row's length is finite, so that the mask's weight of 0 hides it.
+    # `[0, lengths[r])`, and the live rows are rows 0, 1, 2, ... without gaps.
+    # Invariant: columns beyond the length of a row are finite, so that a mask weight of 0 hides them.
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -56,7 +57,7 @@ class RowBuffers(Cache):
         return width
 
     def plan_prefill(self, first: int, counts: Sequence[int]) -> int:
-        """Make room for new tokens, left-padded in the input, in rows `first` and on.
+        """Make room for new tokens, left-padded in the input, in the rows from `first` on.
 
         Args:
             first: the first row that gets tokens.
@@ -77,25 +78,25 @@ class RowBuffers(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values and return those to attend over."""
+        """Write the new keys and values of a layer and return those to attend over."""
         if layer_idx == len(self.keys):
             self.keys.append(self._new(key_states))
             self.values.append(self._new(value_states))
         rows = slice(self._first, self._first + len(key_states))
         for buffer, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
             if self._decode is not None:
-                # Each row at its own column, in one scattered write.
+                # Each row writes to its own column; one scattered write serves all rows.
                 buffer[self._decode[0], :, self._decode[1]] = new[:, :, 0]
                 continue
             tokens = new.shape[2]
             for offset, (start, count) in enumerate(self._prefill):
-                # Pads stand on the left of the input and are not stored, so rows stay without gaps.
+                # Pads are on the left of the input and are not stored, so rows have no gaps.
                 target = buffer[self._first + offset, :, start : start + count]
                 target.copy_(new[offset, :, tokens - count :])
         return self.keys[layer_idx][rows, :, : self._width], self.values[layer_idx][rows, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the longest live row; positions are always given, so nothing depends on it."""
+        """Return the length of the longest live row, which only transformers reads and nothing depends on."""
         return max(self.lengths, default=0)
 
     def append(self, saved: SavedRow | None, length: int) -> int:
@@ -120,7 +121,7 @@ class RowBuffers(Cache):
         return new
 
     def save(self, row: int) -> SavedRow:
-        """Return a copy of a row that owns its memory."""
+        """Return a copy of a row."""
         length = self.lengths[row]
         return SavedRow(
             tuple(buffer[row, :, :length].clone() for buffer in self.keys),
@@ -129,7 +130,7 @@ class RowBuffers(Cache):
         )
 
     def remove(self, row: int) -> None:
-        """Take a row out; the last live row moves into its place."""
+        """Remove a row; the last live row moves into its place."""
         last = len(self.lengths) - 1
         if row != last:
             self._copy(last, row, self.lengths[last])
@@ -137,7 +138,7 @@ class RowBuffers(Cache):
         self.lengths.pop()
 
     def blank(self) -> None:
-        """Set to zero what no live row owns, after a row whose numbers were not finite."""
+        """Set all unused columns and rows to zero, after a row whose numbers were not finite."""
         for buffer in (*self.keys, *self.values):
             buffer[len(self.lengths) :] = 0
             for row, length in enumerate(self.lengths):
@@ -150,7 +151,7 @@ class RowBuffers(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Memory of the buffers."""
+        """Size of the buffers in bytes."""
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
 
     def _copy(self, source: int, target: int, length: int) -> None:

@@ -1,6 +1,7 @@
-"""The forward passes of the transformers engine: rows join by prefill, all decode together.
+"""The forward passes of the transformers engine: prefill adds rows, and all rows decode together.
 
-Knows tensors and rows, nothing of requests. Not thread-safe: one worker uses it.
+This module deals with tensors and rows and does not know requests. It is not thread-safe: only the
+worker uses it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from agentenv.engine.hf.buffers import RowBuffers, SavedRow
 __all__ = ["PREFILL_TOKENS", "ForwardCore"]
 
 PREFILL_TOKENS = 2048
-"""Tokens of one prefill pass, padding included: bounds its memory and the wait of decoding rows."""
+"""Most tokens of one prefill pass, padding included, to bound its memory and the wait of other rows."""
+# The check at construction runs this many tokens, of which the last ones are decoded one by one.
 CHECK_TOKENS = 16
 CHECK_DECODED = 4
 LONGEST_CHECKED_WINDOW = 1024
@@ -55,7 +57,7 @@ class ForwardCore:
         """Add rows and return the logits after their last token, [entries, V] in float32.
 
         Args:
-            entries: for each new row a saved row to start from, how many of its columns to keep,
+            entries: for each new row: a saved row to start from or None, the number of its columns to keep,
                 and the tokens that follow (at least one).
         """
         first = self.live
@@ -70,7 +72,7 @@ class ForwardCore:
 
     @torch.no_grad()
     def decode(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append one token to every live row; return the next logits, [live, V] in float32."""
+        """Append one token to every live row and return the next logits, [live, V] in float32."""
         width = self.buffers.plan_decode(self.device)
         positions = torch.tensor(self.buffers.lengths, device=self.device)[:, None]
         ids = torch.tensor(tokens, device=self.device)[:, None]
@@ -105,7 +107,7 @@ class ForwardCore:
         return output.logits[:, -1].float()
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return additive masks [B, 1, T, width]: a token sees itself and what stands before."""
+        """Return additive masks [B, 1, T, width], with which a token sees itself and all tokens before it."""
         columns = torch.arange(width, device=self.device)
         distance = positions[:, None, :, None] - columns
         masks: dict[str, torch.Tensor] = {}
@@ -119,7 +121,7 @@ class ForwardCore:
         return masks if len(masks) > 1 or "sliding_attention" in masks else masks["all"]
 
     def _check(self) -> None:
-        """Compare prefill and decoding with one plain forward pass on a short sequence."""
+        """Check on a short sequence that prefill and decoding agree with one plain forward pass."""
         windows = [window for window in self.windows.values() if window is not None]
         longest = max((window for window in windows if window <= LONGEST_CHECKED_WINDOW), default=0)
         ids = [(7 + 31 * index) % (self.config.vocab_size - 1) for index in range(CHECK_TOKENS + longest)]
@@ -140,8 +142,8 @@ class ForwardCore:
         if not error < limit:
             raise UsageError(
                 f"decoding {type(self.model).__name__} with kept keys and values does not agree with a plain "
-                f"forward pass (relative difference {float(error):.3g}, limit {limit}): its attention is of "
-                "a kind this engine does not know",
+                f"forward pass (relative difference {float(error):.3g}, limit {limit}): this engine "
+                "does not support its attention",
                 remedy="use vllm: or a vLLM server",
             )
 
@@ -152,10 +154,10 @@ def text_config(model: Any) -> Any:
 
 
 def attention_windows(config: Any) -> dict[str, int | None]:
-    """Return the kinds of attention masks a model needs, each with its window.
+    """Return the kinds of attention masks that a model needs, each with its window.
 
     Raises:
-        UsageError: A layer keeps another state than keys and values.
+        UsageError: A layer has a state other than keys and values.
     """
     kinds: list[str] = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     unknown = [kind for kind in kinds if kind not in {"full_attention", "sliding_attention"}]

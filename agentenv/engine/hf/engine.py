@@ -1,13 +1,13 @@
-"""The in-process engine on transformers: continuous batching with keys and values kept per episode.
+"""The in-process transformers engine: continuous batching, with keys and values kept for each episode.
 
-1. One worker thread does all torch work; the event loop only hands over requests and gets answers.
-2. Requests join and leave in mid-decode; all live ones decode together.
-3. Keys and values of an episode are kept between its turns, so that only new tokens are
-   prefilled. What is kept is bounded in bytes, oldest out first; a miss is a prefill.
-4. Each request has its own random numbers, so that its result does not depend on its batch mates
-   further than rounding does.
-5. After a change of weights nothing computed with the old ones is used again: kept rows are
-   dropped, live ones prefilled anew, and each token carries the version that sampled it.
+1. One worker thread does all torch work. The event loop only passes requests to it and gets answers.
+2. Requests join and leave the batch while others decode; all live requests decode together.
+3. The keys and values of an episode are kept between its turns, so that only new tokens are prefilled.
+   Their memory is bounded, and the oldest are dropped first; a dropped episode is prefilled again.
+4. Each request has its own random numbers, so that other requests in the batch affect its result
+   only by rounding.
+5. After a change of weights, nothing that was computed with the old ones is used again: kept rows are
+   dropped, live rows are prefilled again, and each token records the version that sampled it.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from agentenv.engine.hf.threads import dismiss_team
 __all__ = ["TransformersEngine"]
 
 LINGER_S = 2.0
-"""An idle worker thread ends after this time; the next request starts a new one."""
+"""Seconds after which an idle worker thread ends; the next request starts a new one."""
 EXIT_S = 10.0
-"""How long a process that ends waits for a worker to come out of torch."""
+"""Seconds that a process waits at its end for a worker to return from torch."""
 
 
 class TransformersEngine:
-    """Sample from a transformers model in this process; the trainer may share its weights.
+    """Samples from a transformers model in this process; the trainer may share its weights.
 
     Example:
         >>> from agentenv.engine import load_engine
         >>> engine = load_engine("hf:path/to/model").engine  # doctest: +SKIP
 
     Args:
-        model: a causal language model; it is used in place, not copied.
-        name: the model string, for records.
-        max_batch: requests that decode together; the others wait.
-        kept_bytes: memory for keys and values of episodes between their turns.
-        live_tokens: bound of rows times columns of the live batch; requests over it wait.
-        max_context_tokens: the model's own limit; from its configuration if None.
-        adapter: of requests that name none; the base model if None.
-        seed: for requests without a seed of their own.
+        model: a causal language model, which is used without a copy.
+        name: the model string, which is stored in records.
+        max_batch: most requests that decode together; further requests wait.
+        kept_bytes: memory for the keys and values of episodes between their turns.
+        live_tokens: limit of rows times columns of the live batch; requests beyond it wait.
+        max_context_tokens: context limit; that of the model's configuration if None.
+        adapter: adapter of requests that name none; None means the base model.
+        seed: seed from which requests without a seed get theirs.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TransformersEngine:
     ) -> None:
         if max_batch < 1 or live_tokens < 1 or kept_bytes < 0:
             raise UsageError(
-                "max_batch and live_tokens must be at least 1, kept_bytes at least 0; got "
+                "max_batch and live_tokens must be at least 1 and kept_bytes at least 0; got "
                 f"{max_batch}, {live_tokens} and {kept_bytes}"
             )
         self.name = name
@@ -109,15 +109,15 @@ class TransformersEngine:
         """Sample one completion; see `agentenv.engine.base.Engine`.
 
         Raises:
-            ContextTooLong: The prompt leaves no room for one token.
-            EngineError: The forward pass failed or gave no finite numbers.
+            ContextTooLong: The prompt leaves no room for a single token.
+            EngineError: The forward pass failed or returned numbers that are not finite.
             UsageError: The prompt is empty, has ids outside the vocabulary, or names an unknown
                 adapter.
         """
         request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
         with self._changed:
             if self._closed:
-                raise EngineError(f"the engine {self.name} is closed")
+                raise EngineError(f"the engine {self.name} is closed", remedy="load the model again")
             self._waiting.append(request)
             if self._worker is None:
                 self._start_worker()
@@ -128,16 +128,16 @@ class TransformersEngine:
             request.cancelled = True
 
     async def release(self, session_id: str) -> None:
-        """Drop what is kept for an episode."""
+        """Drop the keys and values of an episode."""
         with self._changed:
             self._released.append(session_id)
 
     async def close(self) -> None:
-        """End the worker and free keys and values; requests in flight fail."""
+        """End the worker and free all keys and values; requests in flight fail."""
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self, wait_s: float | None = None) -> None:
-        """Do what `close` does, outside an event loop; wait for the worker at most `wait_s`."""
+        """Close the engine outside an event loop; wait at most `wait_s` seconds for the worker."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -146,10 +146,10 @@ class TransformersEngine:
             worker.join(wait_s)
 
     def weights_updated(self, version: int | None = None) -> int:
-        """Say that the model's weights changed; return the new version.
+        """Tell the engine that the weights of the model changed; return the new version.
 
-        Nothing computed with the old weights is used again. Change weights inside `updating()`
-        if requests may be in flight.
+        Nothing that was computed with the old weights is used again. If requests may be in flight,
+        change the weights inside `updating()`.
         """
         with self._changed:
             self.weights_version = self.weights_version + 1 if version is None else version
@@ -158,13 +158,13 @@ class TransformersEngine:
 
     @contextmanager
     def updating(self, version: int | Callable[[], int] | None = None) -> Generator[None]:
-        """Hold the engine still while weights change; blocks, so keep it off the event loop.
+        """Pause the engine while weights change; this blocks, so do not call it on the event loop.
 
-        Requests in flight wait and go on with the new weights afterwards.
+        Requests in flight wait and continue with the new weights afterwards.
 
         Args:
-            version: of the new weights, or what says it once they are there; one more than the old
-                ones' if None.
+            version: version of the new weights, or a function that returns it at the end of the
+                block; one more than the old version if None.
         """
         with self._changed:
             self._pauses += 1
@@ -178,7 +178,7 @@ class TransformersEngine:
                 self._changed.notify_all()
 
     def stats(self) -> dict[str, int]:
-        """Return counts since the start: tokens prefilled, reused and decoded, passes, bytes kept."""
+        """Return counts since the start: tokens prefilled, reused and decoded, passes, and bytes kept."""
         return self._scheduler.stats()
 
     def _request(
@@ -196,7 +196,7 @@ class TransformersEngine:
             raise UsageError(
                 f"the prompt has token id {wrong}, but the vocabulary of {self.name} ends at "
                 f"{self._vocab_size - 1}",
-                remedy="is it another model's tokenizer?",
+                remedy="use the tokenizer of this model",
             )
         if sampling.adapter is None:
             sampling = replace(sampling, adapter=self._adapter)
@@ -220,7 +220,7 @@ class TransformersEngine:
     def _start_worker(self) -> None:
         import torch
 
-        # OpenMP keeps the number of threads per calling thread, so the worker is told ours.
+        # OpenMP stores the number of threads for each calling thread, so the worker must set it to ours.
         threads = torch.get_num_threads()
         dismiss_team()
 
@@ -238,14 +238,14 @@ class TransformersEngine:
         while self._next_orders():
             try:
                 scheduler.turn()
-            except Exception as error:  # noqa: BLE001 - the boundary: whatever failed, requests get it
+            except Exception as error:  # noqa: BLE001 - any failure is passed to the requests
                 scheduler.fail(EngineError(f"{self.name} failed: {type(error).__name__}: {error}"), error)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
     def _next_orders(self) -> bool:
-        """Hand new requests to the scheduler; False when the worker should end."""
+        """Pass new requests to the scheduler; return False when the worker should end."""
         scheduler = self._scheduler
         with self._changed:
             while True:
@@ -257,7 +257,7 @@ class TransformersEngine:
                 if not idle and not self._pauses:
                     break
                 if not self._changed.wait(LINGER_S) and idle and not self._waiting and not self._pauses:
-                    self._give_orders()  # what released episodes kept is freed also where nothing follows
+                    self._give_orders()  # frees the rows of released episodes even if no request follows
                     self._worker = None
                     return False
             self._busy = True
@@ -265,7 +265,7 @@ class TransformersEngine:
             return True
 
     def _give_orders(self) -> None:
-        """Hand the scheduler what came in; the lock is held."""
+        """Pass everything that came in to the scheduler; the caller holds the lock."""
         self._scheduler.take(self._waiting, self._released)
         self._waiting.clear()
         self._released.clear()
@@ -275,12 +275,12 @@ class TransformersEngine:
 
 _engines: weakref.WeakSet[TransformersEngine] = weakref.WeakSet()
 _workers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Beside the engines: a worker that outlived its engine still frees tensors."""
+"""All workers, because a worker that outlives its engine still frees tensors."""
 
 
 @atexit.register
 def _end_workers() -> None:
-    """Bring the workers out of torch, which aborts the process if Python ends beneath it."""
+    """Wait until no worker is inside torch, which aborts the process if Python ends meanwhile."""
     for engine in list(_engines):
         engine.shutdown(EXIT_S)
     for worker in list(_workers):

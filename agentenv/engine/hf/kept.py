@@ -1,4 +1,4 @@
-"""Keys and values that outlive a forward pass: an episode's between two turns, and common beginnings."""
+"""Keys and values that are kept for later: those of an episode, and those of common prompt beginnings."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from agentenv.engine.hf.buffers import SavedRow
 __all__ = ["Beginnings", "KeptRow", "common_prefix"]
 
 MAX_BEGINNINGS = 4
+"""Most common beginnings that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRow:
-    """Keys and values, with the tokens they belong to."""
+    """Keys and values, together with their tokens."""
 
     tokens: list[int]
     row: SavedRow
 
 
 class Beginnings:
-    """Keys and values of what several prompts began with, the last used ones, by adapter."""
+    """The most recently used common beginnings of prompts, each for one adapter."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._rows: OrderedDict[tuple[str | None, tuple[int, ...]], KeptRow] = OrderedDict()
 
     def find(self, adapter: str | None, context: list[int]) -> KeptRow | None:
-        """Return the longest beginning of which the context holds every token."""
+        """Return the longest beginning with which the context starts, or None."""
         fitting = [
             key
             for key in self._rows
@@ -41,19 +42,20 @@ class Beginnings:
         return self._rows[best]
 
     def keep(self, adapter: str | None, beginning: KeptRow) -> None:
-        """Keep one more, and forget the oldest ones over the limits."""
+        """Keep a beginning, and drop the least recently used ones beyond the limits."""
         self._rows[adapter, tuple(beginning.tokens)] = beginning
         while len(self._rows) > MAX_BEGINNINGS or self.nbytes > self._limit:
             self._rows.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all beginnings."""
         self._rows.clear()
 
     @property
     def nbytes(self) -> int:
-        """Memory that the rows hold."""
-        return sum(kept.row.nbytes for kept in list(self._rows.values()))  # also read from other threads
+        """Size of the rows in bytes."""
+        # The list is a copy, because other threads read this property while the worker changes the rows.
+        return sum(kept.row.nbytes for kept in list(self._rows.values()))
 
 
 def common_prefix(left: list[int], right: list[int]) -> int:

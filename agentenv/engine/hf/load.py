@@ -1,4 +1,4 @@
-"""Find and load a causal language model, or a LoRA adapter of one: a directory, a GGUF file, the Hub."""
+"""Find and load a causal language model or a LoRA adapter, from a directory, a GGUF file or the Hub."""
 
 from __future__ import annotations
 
@@ -21,124 +21,126 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model lies."""
+    """The files of a model."""
 
     path: str
-    """A directory, or a repository of the Hugging Face Hub."""
+    """Directory of the model."""
     gguf_file: str | None = None
-    """Name of the GGUF file in the directory, if the model is one."""
+    """Name of the GGUF file in the directory; None for a model in another format."""
     base: ModelFiles | None = None
-    """Of the model that is changed, if the directory holds a LoRA adapter."""
+    """Files of the base model if the directory holds a LoRA adapter, else None."""
 
     @property
     def tokenizer(self) -> ModelFiles:
-        """Where the tokenizer lies: beside an adapter, else beside its base model."""
+        """The files with the tokenizer: those of the adapter if it has one, else those of the base model."""
         return self if self.base is None or _has_tokenizer(Path(self.path)) else self.base
 
 
 def locate(path: str) -> ModelFiles:
-    """Say where a model lies, before anything heavy is imported.
+    """Find the files of a model without importing torch or transformers.
 
     Raises:
-        ModelNotFound: There is no such path, a directory without weights, or an adapter without its base.
-        UsageError: A directory has several GGUF files and no other weights, or an adapter of another
-            kind than LoRA.
+        ModelNotFound: The path does not exist, has no weights, or is an adapter without base model.
+        UsageError: The directory has several GGUF files and no other weights, or an adapter that is not
+            a LoRA.
     """
-    place = Path(path).expanduser()
-    if place.is_file():
-        if place.suffix != ".gguf":
+    location = Path(path).expanduser()
+    if location.is_file():
+        if location.suffix != ".gguf":
             raise ModelNotFound(
-                f"{path} is a file, but no .gguf", remedy="name the model's directory or a .gguf file"
+                f"{path} is a file, but not a .gguf file", remedy="name the model's directory or a .gguf file"
             )
-        return ModelFiles(str(place.parent), place.name)
-    if not place.is_dir():
-        place = Path(_from_hub(path))
-        return _adapter_files(place) if _is_adapter(place) else ModelFiles(str(place))
-    if _is_adapter(place):
-        return _adapter_files(place)
-    if (place / "config.json").is_file():
-        if not any(next(place.glob(pattern), None) for pattern in WEIGHT_PATTERNS):
+        return ModelFiles(str(location.parent), location.name)
+    if not location.is_dir():
+        location = Path(_from_hub(path))
+        return _adapter_files(location) if _is_adapter(location) else ModelFiles(str(location))
+    if _is_adapter(location):
+        return _adapter_files(location)
+    if (location / "config.json").is_file():
+        if not any(next(location.glob(pattern), None) for pattern in WEIGHT_PATTERNS):
             raise ModelNotFound(
                 f"the model directory {path} has a config.json but no weights ({', '.join(WEIGHT_PATTERNS)})",
-                remedy="was the download cut off?",
+                remedy="download it again, if the download was cut off",
             )
-        return ModelFiles(str(place))
-    ggufs = sorted(file.name for file in place.glob("*.gguf"))
+        return ModelFiles(str(location))
+    ggufs = sorted(file.name for file in location.glob("*.gguf"))
     if len(ggufs) > 1:
         raise UsageError(
             f"{path} holds {len(ggufs)} GGUF files ({', '.join(ggufs)})", remedy="name one of them"
         )
     if not ggufs:
         raise ModelNotFound(
-            f"the directory {path} holds no model: neither a config.json nor a .gguf file "
-            f"nor an {ADAPTER_CONFIG}"
+            f"the directory {path} holds no model: it has no config.json, no .gguf file "
+            f"and no {ADAPTER_CONFIG}"
         )
-    return ModelFiles(str(place), ggufs[0])
+    return ModelFiles(str(location), ggufs[0])
 
 
 def require_tokenizer(files: ModelFiles) -> None:
     """Raise ModelNotFound if a local directory has no tokenizer."""
-    place = Path(files.tokenizer.path)
-    if files.tokenizer.gguf_file or not place.is_dir() or _has_tokenizer(place):
+    directory = Path(files.tokenizer.path)
+    if files.tokenizer.gguf_file or not directory.is_dir() or _has_tokenizer(directory):
         return
     raise ModelNotFound(
-        f"the model directory {place} has no tokenizer ({', '.join(TOKENIZER_FILES)})",
+        f"the model directory {directory} has no tokenizer ({', '.join(TOKENIZER_FILES)})",
         remedy="name a directory that has one with --tokenizer",
     )
 
 
 def require_whole(files: ModelFiles, engine: str) -> None:
-    """Raise UsageError if a model is an adapter, for an engine that takes whole models only."""
+    """Raise UsageError if the files are an adapter; for engines that need a whole model."""
     if files.base is not None:
         raise UsageError(
-            f"{files.path} is a LoRA adapter of {files.base.path}, and {engine} starts from a whole model: "
-            "merge it with peft's merge_and_unload(), or play it with hf:"
+            f"{files.path} is a LoRA adapter of {files.base.path}, and {engine} needs a whole model",
+            remedy="merge it with peft's merge_and_unload(), or load it with hf:",
         )
 
 
-def _has_tokenizer(place: Path) -> bool:
-    return any((place / name).is_file() for name in TOKENIZER_FILES)
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
-def _is_adapter(place: Path) -> bool:
-    return (place / ADAPTER_CONFIG).is_file() and not (place / "config.json").is_file()
+def _is_adapter(directory: Path) -> bool:
+    return (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file()
 
 
-def _adapter_files(place: Path) -> ModelFiles:
-    """Return where an adapter and the base model named in it lie."""
+def _adapter_files(directory: Path) -> ModelFiles:
+    """Return the files of an adapter and of the base model that it names."""
     try:
-        config: dict[str, Any] = json.loads((place / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelNotFound(f"{place / ADAPTER_CONFIG} is not JSON: {error}") from None
+        raise ModelNotFound(f"{directory / ADAPTER_CONFIG} is not JSON: {error}") from None
     if config.get("peft_type") != "LORA":
         raise UsageError(
-            f"the adapter at {place} is of the kind {config.get('peft_type')}", remedy="only LORA is taken"
+            f"the adapter at {directory} has the type {config.get('peft_type')}",
+            remedy="use one of type LORA",
         )
-    if not any(place.glob("adapter_model.*")):
+    if not any(directory.glob("adapter_model.*")):
         raise ModelNotFound(
-            f"the adapter at {place} has no weights (adapter_model.*)", remedy="was the download cut off?"
+            f"the adapter at {directory} has no weights (adapter_model.*)",
+            remedy="download it again, if the download was cut off",
         )
     name = str(config.get("base_model_name_or_path") or "")
     if not name:
         raise ModelNotFound(
-            f"the adapter at {place} does not say which model it changes: "
-            f"write where that lies into base_model_name_or_path of {ADAPTER_CONFIG}"
+            f"the adapter at {directory} does not name its base model",
+            remedy=f"write its path into base_model_name_or_path of {ADAPTER_CONFIG}",
         )
     if _is_adapter(Path(name).expanduser()):
-        raise UsageError(f"the adapter at {place} names another adapter as its base model: {name}")
+        raise UsageError(f"the adapter at {directory} names another adapter as its base model: {name}")
     try:
-        return ModelFiles(str(place), base=locate(name))
+        return ModelFiles(str(directory), base=locate(name))
     except ModelNotFound as error:
         raise ModelNotFound(
-            f"the adapter at {place} cannot be used without its base model: {error}",
-            remedy=f"write where it lies into base_model_name_or_path of {ADAPTER_CONFIG}",
+            f"the adapter at {directory} cannot be used without its base model: {error}",
+            remedy=f"write its path into base_model_name_or_path of {ADAPTER_CONFIG}",
         ) from None
 
 
 def _from_hub(path: str) -> str:
     looks_like_path = path.startswith(("/", ".", "~")) or path.count("/") != 1 or path.endswith(".gguf")
     if looks_like_path:
-        raise ModelNotFound(f"there is no model at {path!r}: no such file or directory")
+        raise ModelNotFound(f"there is no model at {path!r}, because there is no such file or directory")
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -148,24 +150,24 @@ def _from_hub(path: str) -> str:
         with suppress(LocalEntryNotFoundError):
             return snapshot_download(path, local_files_only=True)
         return snapshot_download(path)
-    except Exception as error:  # noqa: BLE001 - the Hub client raises many unrelated kinds
+    except Exception as error:  # noqa: BLE001 - the Hub client raises many unrelated types
         raise ModelNotFound(
-            f"there is no directory {path!r} and it cannot be had from the Hugging Face Hub: "
+            f"there is no directory {path!r}, and the Hugging Face Hub could not provide it: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
         ) from None
 
 
 def pick_device(device: str) -> str:
-    """Return the device that "auto" stands for: CUDA where there is one.
+    """Return the device for a name; "auto" means CUDA if there is a GPU, else the CPU.
 
     Raises:
-        UsageError: CUDA is asked for, and torch finds none here.
+        UsageError: The name asks for CUDA, but torch finds no GPU.
     """
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(
-            f"device {device!r} is not here: torch {torch.__version__} finds no CUDA",
+            f"device {device!r} cannot be used, because torch {torch.__version__} finds no CUDA",
             remedy="leave device out, or set it to cpu",
         )
     if device != "auto":
@@ -174,10 +176,10 @@ def pick_device(device: str) -> str:
 
 
 def pick_dtype(dtype: str, device: str) -> Any:
-    """Return the torch dtype that a name stands for.
+    """Return the torch dtype for a name.
 
-    "auto" is bfloat16 on CUDA and on processors that multiply it in hardware, else float32:
-    without such instructions bfloat16 is several times slower than float32.
+    "auto" means bfloat16 on CUDA and on processors with bfloat16 instructions, else float32, because
+    bfloat16 is several times slower than float32 without such instructions.
 
     Raises:
         UsageError: The name is unknown.
@@ -204,10 +206,10 @@ def pick_dtype(dtype: str, device: str) -> Any:
 
 
 def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") -> Any:
-    """Load a causal language model, in evaluation mode; an adapter comes on its base, to be trained on.
+    """Load a causal language model in evaluation mode; an adapter is loaded on its base model, trainable.
 
     Raises:
-        DependencyMissing: torch or transformers is not installed, or peft for an adapter.
+        DependencyMissing: torch, transformers, or (for an adapter) peft is not installed.
         ModelNotFound: The files cannot be read as a model.
     """
     if files.base is not None:
@@ -223,7 +225,7 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     if files.gguf_file:
         options["gguf_file"] = files.gguf_file
     try:
-        # The GGUF reader draws its own progress bar, which no switch turns off.
+        # The GGUF reader draws a progress bar of its own, which cannot be switched off.
         with no_progress_bar(), redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
             model = auto.from_pretrained(files.path, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -258,7 +260,7 @@ def _load_adapter(path: str, base: ModelFiles, *, dtype: str, device: str) -> An
 
 @contextmanager
 def no_progress_bar() -> Generator[None]:
-    """Keep transformers from drawing bars over ours."""
+    """Switch off the progress bars of transformers, which would disturb ours."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -271,24 +273,24 @@ def no_progress_bar() -> Generator[None]:
 
 
 def lay_out_for_few_rows(model: Any) -> None:
-    """Keep the matrices input-major: the same numbers with other strides.
+    """Store the matrices input-major: the numbers stay the same, and only the strides change.
 
-    Decoding multiplies a few rows with every matrix. On the CPU in float32 that is two to five times
-    as fast in this order at 8 to 32 rows, and equally fast at many. A matrix that is also an
-    embedding's stays as it is, because transformers cannot save tied tensors of other strides.
+    Decoding multiplies a few rows with every matrix. On the CPU in float32 this layout makes that two to
+    five times as fast at 8 to 32 rows, and equally fast at many rows. A matrix that is also an embedding
+    keeps its layout, because transformers cannot save tied tensors with different strides.
     """
     from torch.nn import Embedding, Linear
 
-    looked_up = {id(one.weight) for one in model.modules() if isinstance(one, Embedding)}
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
     for module in model.modules():
-        if isinstance(module, Linear) and id(module.weight) not in looked_up:
+        if isinstance(module, Linear) and id(module.weight) not in tied:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def forget_quantization(model: Any) -> None:
-    """Make a model read from a GGUF file an ordinary one: its weights are plain tensors already.
+    """Remove the quantization settings of a model from a GGUF file, whose weights are plain tensors.
 
-    Transformers goes on calling it quantized and would refuse to save it.
+    Transformers would otherwise treat it as quantized and refuse to save it.
     """
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):

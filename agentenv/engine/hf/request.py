@@ -17,7 +17,7 @@ __all__ = ["GenerationRequest"]
 
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
-    """What was asked and what has been sampled so far; only the worker changes it."""
+    """A request and the tokens sampled for it so far; only the worker changes it."""
 
     prompt: list[int]
     sampling: Sampling
@@ -25,7 +25,7 @@ class GenerationRequest:
     session_id: str | None
     max_tokens: int
     deadline: float | None
-    """`time.monotonic()` value."""
+    """Value of `time.monotonic()` at which the request is aborted."""
     random: Random
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
@@ -34,31 +34,31 @@ class GenerationRequest:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """`(weights_version, first token it sampled)`."""
+    """Each weights version, with the index of the first token that it sampled."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""
 
     @property
     def key(self) -> tuple[str, str | None] | None:
-        """Under what the row is kept between turns."""
+        """Key under which the row is kept between turns; None if it is not kept."""
         return None if self.session_id is None else (self.session_id, self.sampling.adapter)
 
     @property
     def context(self) -> list[int]:
-        """All tokens so far."""
+        """Prompt and sampled tokens."""
         return self.prompt + self.tokens
 
     def start(self) -> None:
-        """Note when the request was first worked on."""
+        """Record when the work on the request began."""
         if self.started is None:
             self.started = time.monotonic()
 
     def uniform(self) -> float:
-        """Return the next number in [0, 1)."""
+        """Return the next random number in [0, 1)."""
         return self.random.randrange(UNIFORM_STEPS) / UNIFORM_STEPS
 
     def add(self, token: int, logprob: float, version: int) -> FinishReason | None:
-        """Take one sampled token; say whether it ends the completion."""
+        """Add one sampled token; return the finish reason if it ends the completion."""
         if not self.versions or self.versions[-1][0] != version:
             self.versions.append((version, len(self.tokens)))
         self.tokens.append(token)
@@ -73,7 +73,7 @@ class GenerationRequest:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def finish(self, reason: FinishReason) -> None:
-        """Answer with what was sampled."""
+        """Answer the request with the sampled tokens."""
         ends = [start for _, start in self.versions[1:]] + [len(self.tokens)]
         ranges = tuple(
             (version, start, end) for (version, start), end in zip(self.versions, ends, strict=False)
@@ -86,7 +86,7 @@ class GenerationRequest:
         )
 
     def fail(self, error: EngineError) -> None:
-        """Answer with an error."""
+        """Answer the request with an error."""
         self._answer(error)
 
     def _answer(self, answer: Completion | EngineError) -> None:
@@ -98,6 +98,6 @@ class GenerationRequest:
             else:
                 self.future.set_result(answer)
 
-        # A loop that was closed meanwhile has nobody who waits.
+        # If the loop was closed meanwhile, nobody waits for the answer.
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(settle)

@@ -1,7 +1,7 @@
-"""Draw one token a row by inverting the distribution function at one uniform number.
+"""Sample one token per row by inverting the distribution function at a uniform number.
 
-A row's token depends on its own logits and its own number only, so that a request with a seed
-draws the same whoever shares its batch.
+The token of a row depends only on its own logits and its own number, so that a request with a seed
+samples the same tokens whatever else is in its batch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ UNIFORM_STEPS = 2**23
 def draw(
     logits: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """Draw a token for each row and return ids and natural log-probabilities.
+    """Sample a token for each row and return ids and natural log-probabilities.
 
-    The log-probability is that of the distribution drawn from: at the sampling temperature, after
-    top-k, top-p and min-p. A row at temperature 0 takes the likeliest token, at T = 1.
+    Log-probabilities refer to the distribution that is sampled: at the sampling temperature, after
+    top-k, top-p and min-p. A row at temperature 0 gets the likeliest token and its logprob at T = 1.
 
     Args:
         logits: [B, V], float32; overwritten.
-        samplings: one for each row.
-        uniforms: one number in [0, 1) for each row, a multiple of 1/UNIFORM_STEPS.
+        samplings: sampling settings of each row.
+        uniforms: for each row a number in [0, 1) that is a multiple of 1/UNIFORM_STEPS.
     """
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
@@ -51,13 +51,13 @@ def draw(
 
 
 def cut_distribution(logits: torch.Tensor, sampling: Sampling) -> None:
-    """Set the logits that top-k, min-p and top-p leave out to minus infinity, in this order.
+    """Set the logits that top-k, min-p and top-p (in this order) exclude to minus infinity.
 
-    The likeliest token always stays. Of equal logits at the edge of top-p the first stay.
+    The likeliest token is never excluded. Of equal logits at the edge of top-p, the first are kept.
 
     Args:
         logits: [V], at the sampling temperature; changed in place.
-        sampling: where to cut.
+        sampling: settings with the limits.
     """
     lowest = float("-inf")
     if 0 < sampling.top_k < logits.shape[-1]:

@@ -1,4 +1,4 @@
-"""Which requests live, wait, or have their keys and values kept: the worker's side of the engine."""
+"""The part of the engine that runs in the worker: it schedules requests and keeps keys and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentenv.engine.hf.sampler import draw
 __all__ = ["Scheduler"]
 
 SHARED_TOKENS = 32
-"""Prompts that begin with at least so many equal tokens have them computed once."""
+"""Prompts that share at least this many leading tokens have them computed only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Joining:
     context: list[int]
     kept: KeptRow | None
     reused: int
-    """Leading tokens whose keys and values are kept."""
+    """Number of leading tokens whose keys and values are already kept."""
 
     @classmethod
     def of(cls, request: GenerationRequest, kept: KeptRow | None) -> Joining:
-        """Say what of a request's context is kept; its last token is always computed."""
+        """Find out how much of the context is kept; its last token is always computed."""
         context = request.context
         reused = 0 if kept is None else min(common_prefix(kept.tokens, context), len(context) - 1)
         return cls(request, context, kept, reused)
@@ -48,11 +48,11 @@ class Joining:
 
 
 class Scheduler:
-    """Turns requests into completions, one decoded token of every live request a turn."""
+    """Turns requests into completions; each turn decodes one token of every live request."""
 
-    # Invariant: `_live[r]` owns row `r` of the core's buffers, which holds all tokens of the request but the
-    # last one sampled: that one is the input of the next decoding pass.
-    # Invariant: `_kept_bytes` is the sum over `_kept`, whose oldest entry stands first.
+    # Invariant: `_live[r]` owns row `r` of the core's buffers, which holds all tokens of the request except
+    # the last sampled one, which is the input of the next decoding pass.
+    # Invariant: `_kept_bytes` is the total size of `_kept`, whose oldest entry is the first.
 
     def __init__(self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int) -> None:
         self.core = ForwardCore(model)
@@ -70,7 +70,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while a request waits or lives."""
+        """True while any request is waiting or live."""
         return bool(self._waiting or self._live)
 
     def check_adapter(self, name: str | None) -> None:
@@ -95,18 +95,18 @@ class Scheduler:
                 self._forget(key)
 
     def set_version(self, version: int, *, stale: bool) -> None:
-        """Note the weights that sample now; with `stale`, drop all that older ones computed."""
+        """Set the version of the weights; with `stale`, drop everything that older weights computed."""
         self._version = version
         if not stale:
             return
-        # Keys and values of old weights must not meet tokens of new ones. The requests keep what they have
-        # sampled, and are prefilled again before those that never ran.
+        # Keys and values of old weights must not be combined with tokens of new ones. Live requests keep
+        # their sampled tokens, and are prefilled again before the requests that never ran.
         self._drop_computed()
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()
 
     def turn(self) -> None:
-        """Drop what ended, let requests join, decode one token for every live request."""
+        """Drop ended requests, let waiting ones join, and decode one token for every live request."""
         self._drop_ended()
         joining = self._admit()
         try:
@@ -117,14 +117,14 @@ class Scheduler:
                 if self._live:
                     self._decode()
         except Exception:
-            # Those that were to join are in neither list yet, and must be answered too.
+            # Requests that were about to join are in neither list yet, but must be answered too.
             self._waiting.extend(entry.request for entry in joining)
             raise
         if not self.has_work:
             self.core.buffers.clear()
 
     def fail(self, error: EngineError, cause: BaseException) -> None:
-        """Answer every request with an error and start from nothing."""
+        """Answer every request with an error and drop everything computed."""
         error.__cause__ = cause
         for request in (*self._live, *self._waiting):
             request.fail(error)
@@ -133,7 +133,7 @@ class Scheduler:
         self._drop_computed()
 
     def close(self, requests: Sequence[GenerationRequest], reason: str) -> None:
-        """Fail what is left and free the memory."""
+        """Fail all remaining requests and free the memory."""
         self._waiting.extend(requests)
         self.fail(EngineError(reason), EngineError(reason))
 
@@ -144,11 +144,11 @@ class Scheduler:
         self.core.buffers.clear()
 
     def _drop_ended(self) -> None:
-        # From the last row down: leaving moves the last row into the gap, and that one was looked at already.
+        # Go from the last row down: a row that leaves is replaced by the last row, which was checked before.
         for row in reversed(range(len(self._live))):
             request = self._live[row]
             if request.cancelled or request.expired:
-                # A cancelled request's episode may be released already: nobody would free its row.
+                # The episode of a cancelled request may be released already, so nobody would free its row.
                 self._leave(row, keep=not request.cancelled)
                 request.finish("abort")
         still: deque[GenerationRequest] = deque()
@@ -160,21 +160,21 @@ class Scheduler:
         self._waiting = still
 
     def _admit(self) -> list[Joining]:
-        """Take requests from the queue while they fit, in order, of one adapter at a time."""
+        """Take requests from the queue in order, while they fit and have the current adapter."""
         joining: list[Joining] = []
-        # A forward pass has one adapter on for all of its rows, so it changes only when no row is live.
+        # A forward pass uses one adapter for all rows, so the adapter changes only when no row is live.
         if self._waiting and not self._live:
             self._adapters.current = self._waiting[0].sampling.adapter
         widest = max((len(request.prompt) + request.max_tokens for request in self._live), default=0)
         while self._waiting and len(self._live) + len(joining) < self._max_batch:
             request = self._waiting[0]
             if request.sampling.adapter != self._adapters.current:
-                break  # not the next of this adapter: it would starve those in front of it
+                break  # no later request may overtake this one, which might otherwise wait for ever
             # The buffers are as wide as the widest row, so its greatest length counts for every row.
             widest = max(widest, len(request.prompt) + request.max_tokens)
             rows = len(self._live) + len(joining) + 1
             if rows > 1 and rows * widest > self._live_tokens:
-                break  # a request that is alone always runs, however long it is
+                break  # only a request that would run alone may exceed the limit
             self._waiting.popleft()
             joining.append(self._join(request))
         return joining
@@ -185,23 +185,23 @@ class Scheduler:
         return Joining.of(request, kept or self._beginnings.find(self._adapters.current, request.context))
 
     def _share_beginnings(self, joining: list[Joining]) -> None:
-        """Compute what several new prompts begin with once; they then start from it."""
-        fresh = [place for place, entry in enumerate(joining) if entry.kept is None]
+        """Compute the common beginning of several new prompts once, and let all of them start from it."""
+        fresh = [index for index, entry in enumerate(joining) if entry.kept is None]
         while fresh:
             first = joining[fresh[0]].context
-            shared = {place: common_prefix(first, joining[place].context) for place in fresh}
-            alike = {place: length for place, length in shared.items() if length >= SHARED_TOKENS}
-            fresh = [place for place in fresh[1:] if place not in alike]
+            shared = {index: common_prefix(first, joining[index].context) for index in fresh}
+            alike = {index: length for index, length in shared.items() if length >= SHARED_TOKENS}
+            fresh = [index for index in fresh[1:] if index not in alike]
             length = min(alike.values(), default=0)
             # Equal contexts, such as the members of a group, are copied after one prefill anyway.
-            if length < SHARED_TOKENS or all(joining[place].context == first for place in alike):
+            if length < SHARED_TOKENS or all(joining[index].context == first for index in alike):
                 continue
             beginning = self._beginning(first[:length])
-            for place in alike:
-                joining[place] = Joining.of(joining[place].request, beginning)
+            for index in alike:
+                joining[index] = Joining.of(joining[index].request, beginning)
 
     def _beginning(self, tokens: list[int]) -> KeptRow:
-        # A row for a moment: nobody decodes it, and it must be gone before rows of requests are added.
+        # The row is temporary: it is never decoded, and must be removed before rows of requests are added.
         row = self.core.live
         self.core.prefill([(None, 0, tokens)])
         beginning = KeptRow(tokens, self.core.buffers.save(row))
@@ -212,7 +212,7 @@ class Scheduler:
         return beginning
 
     def _groups(self, joining: list[Joining]) -> list[list[Joining]]:
-        """Group requests of like length, so that a pass holds few pads and bounded tokens."""
+        """Group requests of similar length, so that each pass has little padding and bounded size."""
         groups: list[list[Joining]] = []
         for entry in sorted(joining, key=lambda entry: len(entry.new)):
             length = len(entry.new)
@@ -242,7 +242,7 @@ class Scheduler:
             self._counts["prefilled"] += len(entry.new)
         self._counts["prefills"] += 1
         logits = self.core.prefill(entries)
-        # Copies come behind all leaders, in the order of `_live`, so that row and request stay paired.
+        # Copies come after all leaders, in the order of `_live`, so that rows and requests stay paired.
         for request, leader in followers:
             self.core.buffers.duplicate(first + leader)
             self._start(request)
@@ -265,7 +265,7 @@ class Scheduler:
         samplings = [request.sampling for request in requests]
         tokens, logprobs = draw(logits, samplings, [request.uniform() for request in requests])
         failed = False
-        # From the last row down, because a row that leaves is replaced by the last one.
+        # Go from the last row down, because a row that leaves is replaced by the last one.
         for row in reversed(range(first, len(self._live))):
             request, logprob = self._live[row], logprobs[row - first]
             if not isfinite(logprob):
@@ -273,7 +273,8 @@ class Scheduler:
                 self._leave(row, keep=False)
                 request.fail(
                     EngineError(
-                        f"the model gave a log-probability of {logprob}", remedy="are its weights finite?"
+                        f"the model returned a log-probability of {logprob}",
+                        remedy="check that its weights are finite",
                     )
                 )
                 continue
@@ -282,11 +283,11 @@ class Scheduler:
                 self._leave(row)
                 request.finish(reason)
         if failed:
-            # NaN survives a masked column (0 * NaN is NaN), so no other row may ever attend over it.
+            # A mask does not hide NaN (0 * NaN is NaN), so no other row may ever attend over it.
             self.core.buffers.blank()
 
     def _leave(self, row: int, *, keep: bool = True) -> None:
-        """Take a request out of the batch; keep its keys and values for its next turn."""
+        """Remove a request from the batch, and keep its keys and values for the next turn of the episode."""
         request = self._live[row]
         key = request.key
         if keep and key is not None and self._kept_limit:

@@ -1,8 +1,8 @@
-"""One team of OpenMP threads at a time.
+"""Let the engine and the trainer take turns with OpenMP threads, which otherwise stall each other.
 
-Every thread that computes with torch has a team of its own. Once all teams together have more threads
-than there are cores, GNU's OpenMP no longer lets them wait awake for the next operation, and to wake
-them takes longer than a small matrix product does.
+Every thread that computes with torch has its own team of OpenMP threads. Once all teams together have
+more threads than there are cores, GNU's OpenMP puts idle threads to sleep instead of letting them spin,
+and waking them takes longer than a small matrix product.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 __all__ = ["dismiss_team"]
 
 PROCESS = os.getpid()
-"""A fork of it has none of its teams, and OpenMP would wait for them."""
+"""The process that imported this module; a fork has no teams, and OpenMP would wait for them."""
 SOFT = 1
-"""`omp_pause_soft`: settings stay as they are (OpenMP 5.0)."""
+"""Value of `omp_pause_soft` in OpenMP 5.0, which keeps the settings."""
 
 
 def dismiss_team() -> None:
-    """End the calling thread's OpenMP team; its next operation makes a new one, in about a millisecond.
+    """End the OpenMP team of the calling thread; its next operation makes a new one in about a millisecond.
 
-    Does nothing where torch computes without OpenMP 5, and in a forked process.
+    This does nothing in a forked process, or if torch does not use OpenMP 5.
     """
     if sys.platform != "linux" or os.getpid() != PROCESS:
         return

@@ -1,4 +1,4 @@
-"""Engines without a model: scripted turns for tests, recorded ones, and the built-in policy `mock`."""
+"""Engines without a model: scripted turns for tests, recorded turns, and the built-in policy `mock`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An engine without a model, for the first look and for tests: answers like a weak model.
+"""An engine without a model, for first steps and tests, which answers like a weak model.
 
-Deterministic by engine seed, request seed and prompt. It reads the tools offered out of the
-prompt, sometimes calls one with arguments of the right shape, and otherwise answers in text.
+The answer depends only on the engine seed, the request seed and the prompt. The engine finds the tools
+in the prompt, sometimes calls one with arguments that fit its schema, and otherwise answers in text.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from agentenv.engine.scripted.scripted import TextCodec
 __all__ = ["MockEngine"]
 
 CALL_SHARE = 0.7
-"""How often it calls a tool, when it may."""
+"""Probability of a tool call if there are tools."""
 RECENT_CHARS = 2000
+"""Characters at the end of the prompt from which answers and arguments are taken."""
 ARITHMETIC = re.compile(r"-?\d+(?:\.\d+)?(?:\s*[-+*/]\s*-?\d+(?:\.\d+)?)+")
 NUMBER = re.compile(r"-?\d+")
 SIGNATURE = re.compile(r"^(\w+)\(([\w,: ]*)\): ", re.MULTILINE)
+"""Matches a tool as the built-in template describes it: `name(parameter, parameter): description`."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-"""How the built-in template describes a tool: `name(parameter, parameter): description`."""
 WORD = re.compile(r"[A-Za-z]{3,}")
 
 
 class MockEngine:
-    """Answer without a model.
+    """Answers without a model.
 
     Args:
-        tokenizer: text to tokens and back.
-        seed: another seed answers otherwise.
-        max_context_tokens: as a model's own limit.
+        tokenizer: encodes and decodes text.
+        seed: seed of the answers.
+        max_context_tokens: context limit, like that of a model; None means no limit.
     """
 
     def __init__(self, tokenizer: TextCodec, *, seed: int = 0, max_context_tokens: int | None = None) -> None:
@@ -57,13 +58,13 @@ class MockEngine:
         session_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Completion:
-        """Answer at once; see `agentenv.engine.base.Engine`."""
+        """Return an answer at once; see `agentenv.engine.base.Engine`."""
         room = sampling.max_tokens
         if self.max_context_tokens is not None:
             room = min(room, self.max_context_tokens - len(prompt_ids))
             if room < 1:
                 raise ContextTooLong(
-                    f"the prompt has {len(prompt_ids)} tokens, the limit is {self.max_context_tokens}"
+                    f"the prompt has {len(prompt_ids)} tokens, and the limit is {self.max_context_tokens}"
                 )
         prompt = self._tokenizer.decode(list(prompt_ids))
         drawn = 0 if sampling.temperature == 0 or sampling.seed is None else sampling.seed
@@ -84,7 +85,7 @@ class MockEngine:
 
 
 def answer(prompt: str, random: Random) -> str:
-    """Return what the mock says to a prompt."""
+    """Return the answer to a prompt."""
     recent = prompt[-RECENT_CHARS:]
     response = re.findall(
         r"<tool_response>\s*(.*?)\s*</tool_response>|\btool\n(.*?)(?:<|$)", recent, re.DOTALL
@@ -104,38 +105,38 @@ def answer(prompt: str, random: Random) -> str:
 
 @lru_cache(maxsize=64)
 def tools_in(prompt: str) -> list[tuple[str, dict[str, JsonValue]]]:
-    """Return name and parameters of the tools described as JSON anywhere in a prompt."""
+    """Return name and parameters of the tools that a prompt describes as JSON or as signatures."""
     decoder = json.JSONDecoder()
-    found: dict[str, dict[str, JsonValue]] = {}
-    place = prompt.find('{"')
-    while place >= 0:
+    tools: dict[str, dict[str, JsonValue]] = {}
+    position = prompt.find('{"')
+    while position >= 0:
         try:
-            value, end = decoder.raw_decode(prompt, place)
+            value, end = decoder.raw_decode(prompt, position)
         except ValueError:
-            place = prompt.find('{"', place + 1)
+            position = prompt.find('{"', position + 1)
             continue
         function = value.get("function", value)
         if isinstance(function, dict) and "name" in function and isinstance(function.get("parameters"), dict):
-            found[str(function["name"])] = cast("dict[str, JsonValue]", function["parameters"])
-        place = prompt.find('{"', end)
+            tools[str(function["name"])] = cast("dict[str, JsonValue]", function["parameters"])
+        position = prompt.find('{"', end)
     for name, parameters in SIGNATURE.findall(prompt):
         parts = [part.partition(":") for part in parameters.split(",") if part.strip()]
         properties: dict[str, JsonValue] = {
             part.strip(): {"type": TYPES.get(kind.strip(), kind.strip())} if kind else {}
             for part, _, kind in parts
         }
-        found.setdefault(name, {"type": "object", "properties": properties, "required": list(properties)})
-    return list(found.items())
+        tools.setdefault(name, {"type": "object", "properties": properties, "required": list(properties)})
+    return list(tools.items())
 
 
 def arguments_for(parameters: dict[str, JsonValue], text: str, random: Random) -> dict[str, JsonValue]:
-    """Return arguments of the shape that a tool's schema asks for."""
+    """Return arguments that fit the schema of a tool."""
     value = value_for(parameters, parameters, text, random)
     return value if isinstance(value, dict) else {}
 
 
 def value_for(schema: JsonValue, root: dict[str, JsonValue], text: str, random: Random) -> JsonValue:
-    """Return a value that a JSON schema accepts, for the schemas that tools commonly have."""
+    """Return a value that fits a JSON schema, for the kinds of schema that tools commonly have."""
     if not isinstance(schema, dict):
         return None
     node = resolve(schema, root)
@@ -165,7 +166,7 @@ def value_for(schema: JsonValue, root: dict[str, JsonValue], text: str, random: 
 
 
 def scalar_for(kind: JsonValue, node: dict[str, JsonValue], text: str, random: Random) -> JsonValue:
-    """Return a number, string or truth value, taken from the text where it can be."""
+    """Return a number, string or truth value, taken from the text if possible."""
     if kind == "boolean":
         return random.random() < 0.5
     if kind in {"integer", "number"}:
@@ -183,7 +184,7 @@ def scalar_for(kind: JsonValue, node: dict[str, JsonValue], text: str, random: R
 
 
 def resolve(node: dict[str, JsonValue], root: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Follow a `$ref` into the root's definitions."""
+    """Return the definition in the root schema to which a `$ref` points, or the node itself."""
     reference = node.get("$ref")
     if not isinstance(reference, str):
         return node

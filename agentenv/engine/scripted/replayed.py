@@ -1,4 +1,4 @@
-"""Engines that give the completions of a recorded episode, then a live engine's."""
+"""Engines that replay the completions of a recorded episode and then continue with a live engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["ChatReplayEngine", "ReplayEngine"]
 
 
 class ReplayEngine:
-    """Gives the completions of a record in order; after `turns` of them, a live engine's.
+    """Returns the recorded completions in order; after `turns` of them, a live engine takes over.
 
     Args:
         record: an episode with tokens.
-        turns: recorded turns to play; all by default.
-        live: plays on from there; without it, being asked for more is an error.
+        turns: number of recorded turns to replay; all if None.
+        live: engine for the turns after the recorded ones; without it, a further turn is an error.
     """
 
     def __init__(self, record: Trajectory, *, turns: int | None = None, live: Engine | None = None) -> None:
@@ -39,16 +39,18 @@ class ReplayEngine:
         session_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Completion:
-        """Give the next recorded completion; see `agentenv.engine.base.Engine`.
+        """Return the next recorded completion; see `agentenv.engine.base.Engine`.
 
         Raises:
-            EngineError: The record is at its end and there is no live engine.
+            EngineError: All recorded turns were replayed and there is no live engine.
         """
         self._played += 1
         if self._played <= self._turns:
             return _completion(self._record, self._record.turns[self._played - 1])
         if self._live is None:
-            raise EngineError(f"the record has {self._turns} turns to play, and another was asked for")
+            raise EngineError(
+                f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
+            )
         return await self._live.generate(
             prompt_ids,
             sampling,
@@ -58,16 +60,16 @@ class ReplayEngine:
         )
 
     async def release(self, session_id: str) -> None:
-        """Let the live engine forget the episode."""
+        """Tell the live engine to forget the episode."""
         if self._live is not None:
             await self._live.release(session_id)
 
     async def close(self) -> None:
-        """Leave the live engine to its owner."""
+        """Do nothing: the live engine belongs to the caller, who closes it."""
 
 
 class ChatReplayEngine:
-    """Gives the messages of a record without tokens in order; then a live engine's."""
+    """Returns the messages of a record without tokens in order; then a live engine takes over."""
 
     def __init__(
         self, record: Trajectory, *, turns: int | None = None, live: ChatEngine | None = None
@@ -87,21 +89,23 @@ class ChatReplayEngine:
         *,
         deadline_s: float | None = None,
     ) -> ChatCompletion:
-        """Give the next recorded message; see `agentenv.engine.base.ChatEngine`.
+        """Return the next recorded message; see `agentenv.engine.base.ChatEngine`.
 
         Raises:
-            EngineError: The record is at its end and there is no live engine.
+            EngineError: All recorded turns were replayed and there is no live engine.
         """
         self._played += 1
         if self._played <= self._turns:
             turn = self._record.turns[self._played - 1]
             return ChatCompletion(turn.message, Usage(completion_tokens=turn.num_tokens), turn.finish_reason)
         if self._live is None:
-            raise EngineError(f"the record has {self._turns} turns to play, and another was asked for")
+            raise EngineError(
+                f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
+            )
         return await self._live.chat(messages, tools, sampling, deadline_s=deadline_s)
 
     async def close(self) -> None:
-        """Leave the live engine to its owner."""
+        """Do nothing: the live engine belongs to the caller, who closes it."""
 
 
 def _completion(record: Trajectory, turn: Turn) -> Completion:

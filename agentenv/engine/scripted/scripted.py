@@ -1,8 +1,8 @@
-"""An engine that plays what it is told: for tests of environments, runners and trainers.
+"""An engine that plays a script, for tests of environments, runners and trainers.
 
-A script is a list of turns, played from its start for each episode, or a function of the request.
-A turn is text, an assistant message, token ids, or a `ScriptedTurn`, which can also misbehave:
-abort, leave out log-probabilities, raise, or wait.
+A script is a list of turns, which each episode plays from the start, or a function of the request.
+A turn is text, an assistant message, token ids, or a `ScriptedTurn`. The latter can also play faults:
+abort, leave out log-probabilities, raise an error, or wait.
 """
 
 from __future__ import annotations
@@ -47,47 +47,50 @@ class TextCodec(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedTurn:
-    """One completion to play; exactly one of `text`, `message`, `token_ids` and `error`."""
+    """A completion to play, with exactly one of `text`, `message`, `token_ids` and `error`."""
 
     text: str | None = None
-    """Encoded by the tokenizer and closed by the stop token."""
+    """Text of the completion, which is encoded and gets a stop token at its end."""
     message: Message | None = None
-    """An assistant message: its text, then each tool call as `<tool_call>` JSON."""
+    """An assistant message, which is written as its text and then each tool call as `<tool_call>` JSON."""
     token_ids: Sequence[int] | None = None
-    """Played exactly; nothing is added."""
+    """Token ids of the completion, to which nothing is added."""
     error: Exception | None = None
-    """Raised instead of an answer."""
+    """An error that is raised in place of an answer."""
     logprobs: Sequence[float] | None = None
-    """One for each token, or whatever fault is to be played; `()` leaves them out."""
+    """Log-probabilities of the tokens, right or faulty; `()` leaves them out."""
     finish_reason: FinishReason | None = None
-    """Found from the last token if None."""
+    """The finish reason; it follows from the last token if None."""
     close: bool = True
-    """Whether text and messages end with the stop token."""
+    """Whether a stop token is added to text and messages."""
     delay_s: float = 0.0
-    """Time that the completion takes."""
+    """Seconds that the completion takes."""
     gate: asyncio.Event | None = None
-    """The completion waits until this is set."""
+    """An event for which the completion waits."""
     sampled_by_policy: bool = True
+    """Whether the completion counts as sampled by the policy."""
 
     def __post_init__(self) -> None:
-        given = [part for part in (self.text, self.message, self.token_ids, self.error) if part is not None]
-        if len(given) != 1:
-            raise UsageError("a ScriptedTurn takes exactly one of text, message, token_ids and error")
+        parts = [part for part in (self.text, self.message, self.token_ids, self.error) if part is not None]
+        if len(parts) != 1:
+            raise UsageError(
+                f"a ScriptedTurn takes exactly one of text, message, token_ids and error; got {len(parts)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """One request as the engine got it."""
+    """A request that the engine received."""
 
     prompt_ids: tuple[int, ...]
     prompt_text: str
-    """The prompt decoded; empty without a tokenizer."""
+    """The decoded prompt; empty if the engine has no tokenizer."""
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     session_id: str | None
     deadline_s: float | None
     turn: int
-    """Requests of this episode before this one."""
+    """Number of earlier requests of the same episode."""
 
 
 TurnLike: TypeAlias = "str | Message | Sequence[int] | ScriptedTurn"
@@ -95,7 +98,7 @@ ScriptedPolicy: TypeAlias = Callable[[ScriptedRequest], "TurnLike | Awaitable[Tu
 
 
 class ScriptedEngine:
-    """Play a script as if a model had sampled it.
+    """Plays a script as if a model had sampled it.
 
     Example:
         >>> from agentenv.engine import Sampling, ScriptedEngine
@@ -104,12 +107,13 @@ class ScriptedEngine:
         'stop'
 
     Args:
-        script: turns, played from the start for each session, or a function from request to turn.
-        tokenizer: needed for text and messages.
-        logprob: log-probability given to each token of turns that name none.
-        repeat_last: play the last turn again when the script is at its end, instead of raising.
-        weights_version: version put on the tokens.
-        max_context_tokens: as a model's own limit.
+        script: list of turns, which each session plays from the start, or a function from request to turn.
+        tokenizer: tokenizer for text and messages; not needed if all turns are token ids.
+        name: the model string, which is stored in records.
+        logprob: log-probability of each token of turns that have none.
+        repeat_last: repeat the last turn at the end of the script; otherwise a further turn is an error.
+        weights_version: weights version of the tokens.
+        max_context_tokens: context limit, like that of a model; None means no limit.
     """
 
     def __init__(
@@ -127,9 +131,9 @@ class ScriptedEngine:
         self.weights_version = weights_version
         self.max_context_tokens = max_context_tokens
         self.requests: list[ScriptedRequest] = []
-        """Every request, in order of arrival."""
+        """All requests in the order of their arrival."""
         self.released: list[str] = []
-        """Sessions released, in order."""
+        """Ids of the released sessions in order."""
         self.closed = False
         self._script = script
         self._tokenizer = tokenizer
@@ -149,8 +153,8 @@ class ScriptedEngine:
         """Play the next turn; see `agentenv.engine.base.Engine`.
 
         Raises:
-            EngineError: The script is at its end.
-            ContextTooLong: The prompt leaves no room under `max_context_tokens`.
+            EngineError: The script has no further turn.
+            ContextTooLong: The prompt leaves no room for a token under `max_context_tokens`.
         """
         turn = self._turns.get(session_id, 0)
         self._turns[session_id] = turn + 1
@@ -164,7 +168,7 @@ class ScriptedEngine:
             room = min(room, self.max_context_tokens - len(prompt))
             if room < 1:
                 raise ContextTooLong(
-                    f"the prompt has {len(prompt)} tokens, the limit is {self.max_context_tokens}"
+                    f"the prompt has {len(prompt)} tokens, and the limit is {self.max_context_tokens}"
                 )
         play = as_turn(await self._next(request))
         if not await _wait(play, deadline_s):
@@ -174,12 +178,12 @@ class ScriptedEngine:
         return self._complete(play, request, room)
 
     async def release(self, session_id: str) -> None:
-        """Note that an episode ended; its script starts anew if the name comes again."""
+        """Record the release of a session; its script starts again if the id is used again."""
         self.released.append(session_id)
         self._turns.pop(session_id, None)
 
     async def close(self) -> None:
-        """Note that the engine was closed."""
+        """Record that the engine was closed."""
         self.closed = True
 
     async def _next(self, request: ScriptedRequest) -> TurnLike:
@@ -193,7 +197,8 @@ class ScriptedEngine:
         if self._repeat_last and self._script:
             return self._script[-1]
         raise EngineError(
-            f"the script has {len(self._script)} turns and was asked for turn {request.turn + 1}"
+            f"the script has {len(self._script)} turns, but turn {request.turn + 1} was requested",
+            remedy="add turns to the script, or pass repeat_last=True",
         )
 
     def _complete(self, play: ScriptedTurn, request: ScriptedRequest, room: int) -> Completion:
@@ -213,7 +218,7 @@ class ScriptedEngine:
         if play.token_ids is not None:
             return list(play.token_ids)
         if self._tokenizer is None:
-            raise UsageError("the script has text, but the engine no tokenizer", remedy="pass tokenizer=")
+            raise UsageError("the script has text, but the engine has no tokenizer", remedy="pass tokenizer=")
         text = play.text if play.message is None else turn_text(play.message)
         tokens = self._tokenizer.encode(text or "")
         ends = stops or self._tokenizer.eos_token_ids
@@ -232,7 +237,7 @@ def as_turn(turn: TurnLike) -> ScriptedTurn:
 
 
 def turn_text(message: Message) -> str:
-    """Return an assistant message as a model of the `<tool_call>` grammar writes it."""
+    """Return the text that a model with the `<tool_call>` grammar writes for an assistant message."""
     parts = [text_of(message)] if text_of(message) else []
     for call in message.get("tool_calls", ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
@@ -241,7 +246,7 @@ def turn_text(message: Message) -> str:
 
 
 async def _wait(play: ScriptedTurn, deadline_s: float | None) -> bool:
-    """Wait as the turn says; False if the deadline comes first."""
+    """Wait as the turn requires; return False if the deadline passes first."""
     if play.gate is None and not play.delay_s:
         return True
     try:

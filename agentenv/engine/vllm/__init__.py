@@ -1,4 +1,4 @@
-"""vLLM as an engine: in this process, or as servers reached over HTTP."""
+"""vLLM engines: in this process, or as servers that are reached over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM inside this process: the same contract as a server, without the wire."""
+"""A vLLM engine inside this process, with the same behaviour as a vLLM server."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["VLLMEngine"]
 
 
 class VLLMEngine:
-    """Sample from a vLLM engine that this process starts.
+    """Samples from a vLLM engine that this process starts.
 
-    The engine starts with the first request, on that request's event loop, and belongs to it: all
-    requests must come from one loop.
+    vLLM starts with the first request and belongs to the event loop of that request, so all requests
+    must come from one event loop.
 
     Args:
-        files: where the model lies.
-        name: the model string, for records.
-        dtype: as vLLM names it.
-        max_model_len: longest prompt and completion; the model's own limit if None.
-        lora: adapters may be loaded.
-        max_lora_rank: the largest rank of an adapter.
-        memory_share: of the GPU's memory.
-        extra: passed on to vLLM's engine arguments.
+        files: the files of the model.
+        name: the model string, which is stored in records.
+        dtype: number format, under its name in vLLM.
+        max_model_len: limit for prompt and completion together; that of the model if None.
+        lora: whether adapters may be loaded.
+        max_lora_rank: largest rank of an adapter.
+        memory_share: share of the GPU memory that vLLM may use; the default of vLLM if None.
+        extra: further engine arguments for vLLM.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class VLLMEngine:
     ) -> None:
         self.name = name
         self.weights_version = 0
-        # vLLM's own limit holds once it runs; budgets of the first episodes are made before.
+        # vLLM reports its limit once it runs, but the budgets of the first episodes are computed before.
         self.max_context_tokens: int | None = max_model_len or context_limit(files.path)
         path = str(Path(files.path) / files.gguf_file) if files.gguf_file else files.path
         self._arguments: dict[str, Any] = {
             "model": path,
             "dtype": dtype,
-            # Log-probabilities at the sampling temperature, and no settings from the model's files.
+            # Log-probabilities are at the sampling temperature, and settings in model files do not apply.
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "enable_prefix_caching": True,
@@ -90,8 +90,8 @@ class VLLMEngine:
         """Sample one completion; see `agentenv.engine.base.Engine`.
 
         Raises:
-            ContextTooLong: The prompt leaves no room for one token.
-            EngineError: vLLM failed, or gave no exact tokens and logprobs.
+            ContextTooLong: The prompt leaves no room for a single token.
+            EngineError: vLLM failed, or returned no exact tokens and logprobs.
             UsageError: No adapter of this name is loaded.
         """
         engine = await self._started()
@@ -115,7 +115,7 @@ class VLLMEngine:
                 ):
                     last = output
         except TimeoutError:
-            # Leaving the generator aborts the request; what came so far is exact.
+            # Leaving the generator aborts the request; the tokens sampled until then are exact.
             return self._completion(last, version, stop_token_ids, aborted=True)
         except ValueError as error:
             wrong = ContextTooLong if "context length" in str(error) else EngineError
@@ -125,7 +125,7 @@ class VLLMEngine:
         return self._completion(last, version, stop_token_ids)
 
     async def release(self, session_id: str) -> None:
-        """Do nothing: vLLM bounds its prefix cache by itself."""
+        """Do nothing, because vLLM limits its prefix cache itself."""
 
     async def close(self) -> None:
         """Shut vLLM down and free its memory."""
@@ -135,7 +135,7 @@ class VLLMEngine:
             await asyncio.to_thread(engine.shutdown)
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
-        """Load a LoRA, in place of one of its name; return the new weights version."""
+        """Load a LoRA adapter, which replaces one of the same name; return the new weights version."""
         from vllm.lora.request import LoRARequest
 
         engine = await self._started()
@@ -153,7 +153,7 @@ class VLLMEngine:
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory; return the new weights version.
 
-        Requests in flight are frozen meanwhile; the prefix cache of the old weights is dropped.
+        Requests in flight are paused meanwhile. The prefix cache of the old weights is dropped.
         """
         require_weights(path, self._arguments["model"])
         engine = await self._started()
@@ -165,13 +165,14 @@ class VLLMEngine:
                 raise EngineError(f"{self.name} cannot load the weights at {path}: {error}") from error
             if dropped is False:
                 raise EngineError(
-                    f"{self.name} kept its prefix cache of the old weights; it must not be used"
+                    f"{self.name} did not drop the prefix cache of the old weights",
+                    remedy="load the model again",
                 )
             return await self._new_version(version)
 
     @asynccontextmanager
     async def _paused(self, engine: Any) -> AsyncGenerator[None]:
-        """Freeze requests in flight, so that each token's version is known."""
+        """Pause the requests in flight, so that the weights version of each token is known."""
         try:
             await engine.pause_generation(mode="keep")
             yield
@@ -180,7 +181,7 @@ class VLLMEngine:
 
     async def _new_version(self, version: int | None) -> int:
         self.weights_version = self.weights_version + 1 if version is None else version
-        with suppress(AttributeError):  # older releases name no versions
+        with suppress(AttributeError):  # older releases of vLLM have no weights versions
             await self._engine.update_weight_version(f"{VERSION_LABEL}{self.weights_version}")
         return self.weights_version
 
@@ -188,12 +189,12 @@ class VLLMEngine:
         loop = asyncio.get_running_loop()
         if self._loop not in {None, loop}:
             raise EngineError(
-                f"{self.name} belongs to the event loop of its first request, and this is another",
-                remedy="make all requests from one loop, such as one asyncio.run around them",
+                f"{self.name} belongs to the event loop of its first request, but this request is on another",
+                remedy="make all requests from one event loop, for example inside one asyncio.run",
             )
         async with self._starting:
             if self._closed:
-                raise EngineError(f"the engine {self.name} is closed")
+                raise EngineError(f"the engine {self.name} is closed", remedy="load the model again")
             if self._engine is None:
                 self._loop = loop
                 self._engine = await asyncio.to_thread(start, self._arguments)
@@ -208,8 +209,8 @@ class VLLMEngine:
         choice = output.outputs[0]
         tokens = list(choice.token_ids)
         logprobs = [entry[token].logprob for entry, token in zip(choice.logprobs or (), tokens, strict=True)]
-        named = getattr(choice, "weight_versions", None) or ()
-        spans = [(str(span.version), span.start, span.end) for span in named]
+        versions = getattr(choice, "weight_versions", None) or ()
+        spans = [(str(span.version), span.start, span.end) for span in versions]
         return exact_completion(
             self.name,
             tokens,
@@ -221,8 +222,8 @@ class VLLMEngine:
 
 
 def vllm_sampling(sampling: Sampling, room: int, stop: Sequence[int]) -> Any:
-    """Return vLLM's sampling parameters: only the request's own stop ids end it."""
-    # By name: a type checker takes `vllm` for this folder.
+    """Return the sampling parameters for vLLM, with which only the stop ids of the request end it."""
+    # The import is by name, because a type checker would take `vllm` for this folder.
     return import_module("vllm").SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -244,7 +245,7 @@ def start(arguments: Mapping[str, Any]) -> Any:
         DependencyMissing: vLLM is not installed.
         ModelNotFound: vLLM cannot load the model.
     """
-    # Standard output belongs to whoever runs us, not to vLLM's log.
+    # Standard output belongs to our caller, so vLLM must log elsewhere.
     for name, value in {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -258,7 +259,7 @@ def start(arguments: Mapping[str, Any]) -> Any:
     except ImportError:
         raise DependencyMissing.of("vllm", "vllm", purpose="vllm: models") from None
     if current_platform.is_cpu():
-        # vLLM 0.32 dies on a CPU of a request with a seed whose prompt is computed in pieces.
+        # On a CPU, vLLM 0.32 crashes when a request with a seed has its prompt computed in chunks.
         arguments = {"enable_chunked_prefill": False, **arguments}
     began = monotonic()
     try:

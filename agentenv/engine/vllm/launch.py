@@ -1,4 +1,4 @@
-"""Start a vLLM server that is set up rightly for training, and wait until it is healthy."""
+"""Start a vLLM server with the settings that training needs, and wait until it is healthy."""
 
 from __future__ import annotations
 
@@ -20,34 +20,41 @@ from agentenv.engine.hf.load import locate, require_whole
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
 
 LOG_LINES = 12
+"""Lines from the end of the log that an error message quotes."""
 VLLM_BUILD = """
 import importlib.metadata, importlib.util
 if importlib.util.find_spec("vllm") is None:
     raise SystemExit(1)
-print([one.name + one.version for one in importlib.metadata.distributions() if one.name.startswith("vllm")])
+builds = importlib.metadata.distributions()
+print([build.name + build.version for build in builds if build.name.startswith("vllm")])
 """
-"""Prints the name and version of the installed build, such as `vllm0.32.0+cpu` or `vllm-cpu0.32.0`."""
+"""Program that prints name and version of the installed build: `vllm0.32.0+cpu` or `vllm-cpu0.32.0`, say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """How a vLLM server is started."""
+    """Options for starting a vLLM server."""
 
     host: str = "127.0.0.1"
-    """Weights can be changed by whoever reaches the server: keep it on a trusted network."""
+    """Address to listen on; anyone who can reach the server can change its weights."""
     port: int = 8000
+    """Port to listen on."""
     dtype: str = "auto"
+    """Number format, under its name in vLLM."""
     max_model_len: int | None = None
+    """Limit for prompt and completion together; that of the model if None."""
     lora: bool = True
-    """Adapters may be loaded while it runs."""
+    """Whether adapters can be loaded while the server runs."""
     max_lora_rank: int = 64
+    """Largest rank of an adapter."""
     dev_mode: bool = True
-    """Full weights may be replaced while it runs."""
+    """Whether the full weights can be replaced while the server runs."""
     python: str = sys.executable
-    """The interpreter that has vLLM installed."""
+    """The Python interpreter in whose environment vLLM is installed."""
     extra: Sequence[str] = ()
-    """Passed on to vLLM as they are."""
+    """Further command-line arguments for vLLM."""
     start_timeout_s: float = 600.0
+    """Seconds after which a server that is not healthy counts as failed."""
 
 
 def server_command(
@@ -57,12 +64,12 @@ def server_command(
 
     Args:
         model: directory or Hub name of the model.
-        options: how it is started.
-        cpu: it is vLLM's build for CPUs.
+        options: options of the server.
+        cpu: whether the installed vLLM is a build for CPUs.
 
     Raises:
         ModelNotFound: There is no such model.
-        UsageError: It is an adapter.
+        UsageError: The model is an adapter.
     """
     files = locate(model)
     require_whole(files, "vLLM")
@@ -75,7 +82,7 @@ def server_command(
     if options.max_model_len is not None:
         command += ["--max-model-len", str(options.max_model_len)]
     if cpu:
-        # vLLM 0.32 dies on a CPU of a request with a seed whose prompt is computed in pieces.
+        # On a CPU, vLLM 0.32 crashes when a request with a seed has its prompt computed in chunks.
         command += ["--no-enable-chunked-prefill"]
     if options.lora:
         command += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank)]
@@ -91,17 +98,17 @@ def server_command(
 def running_server(
     model: str, options: ServeOptions, *, log: Path, said: Callable[[str], None] = lambda _: None
 ) -> Generator[str]:
-    """Run a server for the time of a block; yield its URL once it is healthy.
+    """Run a server during a `with` block; yield its URL once it is healthy.
 
     Args:
         model: directory or Hub name of the model.
-        options: how it is started.
-        log: file that takes what the server prints.
-        said: told what is being waited for.
+        options: options of the server.
+        log: file to which the output of the server is appended.
+        said: function that is called with messages about the progress.
 
     Raises:
-        DependencyMissing: The interpreter has no vLLM.
-        EngineError: The server ended before it was healthy, or was not healthy in time.
+        DependencyMissing: vLLM is not installed for the interpreter.
+        EngineError: The server ended, or was not healthy in time.
     """
     locate(model)
     command, environment = server_command(model, options, cpu=is_for_cpu(options.python))
@@ -123,22 +130,22 @@ def running_server(
 
 
 def is_for_cpu(python: str) -> bool:
-    """Return whether an interpreter's vLLM is a build for CPUs.
+    """Return True if the vLLM of an interpreter is a build for CPUs.
 
     Raises:
-        DependencyMissing: It has no vLLM.
+        DependencyMissing: vLLM is not installed for the interpreter.
     """
-    asked = subprocess.run([python, "-c", VLLM_BUILD], check=False, capture_output=True, text=True)  # noqa: S603 - the user's own interpreter
-    if asked.returncode:
+    result = subprocess.run([python, "-c", VLLM_BUILD], check=False, capture_output=True, text=True)  # noqa: S603 - the user's own interpreter
+    if result.returncode:
         raise DependencyMissing.of(f"vllm (not in {python})", "vllm", purpose="a vLLM server")
-    return "cpu" in asked.stdout
+    return "cpu" in result.stdout
 
 
 def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float) -> None:
-    """Return when the server answers its health check.
+    """Wait until the server answers its health check.
 
     Raises:
-        EngineError: It ended, or did not answer in time; the message has the end of its log.
+        EngineError: The server ended or did not answer in time; the message quotes the end of its log.
     """
     opener = build_opener(ProxyHandler({}))
     until = time.monotonic() + timeout_s
@@ -154,7 +161,7 @@ def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_
 
 
 def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0, worker_grace_s: float = 5.0) -> None:
-    """End a server and its workers, also those that outlive it although it tells them to end."""
+    """End a server, and kill those of its workers that are still running shortly afterwards."""
     if process.poll() is None:
         process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -178,10 +185,10 @@ def tail(log: Path) -> str:
 
 
 def serve(model: str, options: ServeOptions, *, log: Path, said: Callable[[str], None]) -> None:
-    """Run a server until it is interrupted: what `agentenv serve` does.
+    """Run a server until it is interrupted, as `agentenv serve` does.
 
     Raises:
-        EngineError: The server did not start, or ended by itself.
+        EngineError: The server did not start, or ended on its own.
     """
     from agentenv.engine.vllm.probe import probe
 

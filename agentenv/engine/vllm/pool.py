@@ -1,11 +1,11 @@
-"""Several servers of one model behind one `post`: routing, retries, health.
+"""A pool of servers of one model, which routes requests, retries them and watches the servers.
 
-1. An episode stays with its server, where its prefix is cached, as long as the server lives.
-2. Only connection errors, 429 and 503 are tried again, for at most `retry_s` seconds: requests
-   carry their seed and may be repeated.
-3. A server that cannot be reached is taken out; it comes back after its health check answers and
-   `restore` has put back what it had been given.
-4. Cancelling a request closes its connection, which is what makes vLLM free it.
+1. An episode stays with one server, where its prefix is cached, as long as that server is alive.
+2. Only connection errors and the statuses 429 and 503 are retried, for at most `retry_s` seconds.
+   This is safe, because each request contains its seed.
+3. A server that cannot be reached is not used. It is used again once its health check answers and
+   `restore` has loaded its weights and adapters again.
+4. Cancelling a request closes its connection, upon which vLLM frees the request.
 """
 
 from __future__ import annotations
@@ -26,36 +26,41 @@ from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable
 __all__ = ["Server", "ServerPool"]
 
 BUSY = (429, 503)
+"""HTTP statuses of a server that is overloaded."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 KEEP_ALIVE_S = 4.0
-"""Less than the 5 s after which vLLM closes an idle connection, or requests would meet closed ones."""
+"""Less than the 5 s after which vLLM closes an idle connection, so that we never use a closed one."""
 CONTEXT_WORDS = ("maximum context length", "context length", "max_model_len", "maximum model length")
 
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """One server and what is known about it."""
+    """A server and its current state."""
 
     url: str
-    """Without a slash at the end, and without `/v1`."""
+    """Address without `/v1` and without a slash at the end."""
     alive: bool = True
+    """False from a failed connection until the server is restored."""
     sessions: int = 0
+    """Number of episodes that belong to the server."""
     in_flight: int = 0
+    """Number of requests that the server is working on."""
     failures: int = 0
-    """Times it was found unreachable."""
+    """How often the server became unreachable."""
     watcher: asyncio.Task[None] | None = field(default=None, repr=False)
+    """Task that checks the health of an unreachable server."""
 
 
 class ServerPool:
-    """Post JSON to whichever server an episode belongs to.
+    """Posts JSON to the server to which an episode belongs.
 
     Args:
         urls: servers of the same model.
-        concurrency: requests in flight to each server; the others wait.
-        retry_s: for how long an unreachable or busy server is tried again.
-        api_key: sent as a bearer token.
-        restore: called with a server that came back, before it is used again.
+        concurrency: most requests in flight to each server; further requests wait.
+        retry_s: seconds for which requests to an unreachable or busy server are retried.
+        api_key: key that is sent as a bearer token.
+        restore: function that is called with a server that answers again, before it is used.
     """
 
     def __init__(
@@ -77,17 +82,17 @@ class ServerPool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Condition()
         self._waiting = 0
-        """Requests that wait for a server with room."""
+        """Number of requests that wait for a server with free capacity."""
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, session_id: str | None = None
     ) -> tuple[dict[str, Any], float]:
-        """Post to the episode's server; return the answer and how long the request had to wait.
+        """Post to the server of the episode; return the answer and the seconds that the request waited.
 
         Raises:
             ContextTooLong: The server says that the prompt does not fit.
             EngineUnavailable: No server could be reached within `retry_s`.
-            EngineError: The server refused the request, or answered nonsense.
+            EngineError: The server refused the request, or its answer is not a JSON object.
         """
         self._session()
         began = monotonic()
@@ -109,7 +114,7 @@ class ServerPool:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def post_all(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Post the same order to every server; one that is away is waited for, for `retry_s`."""
+        """Post the same command to every server; an unreachable server is retried for `retry_s` seconds."""
         return list(await asyncio.gather(*(self._insist(server, path, body) for server in self.servers)))
 
     async def _insist(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,19 +133,19 @@ class ServerPool:
                     await asyncio.wait_for(self._changed.wait_for(lambda: server.alive), left)
 
     async def post_one(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post an order to one server, once; an answer that is no JSON object counts as empty."""
-        return await self._post_to(server, path, to_json(body), order=True)
+        """Post a command to one server, once; an answer that is not a JSON object counts as empty."""
+        return await self._post_to(server, path, to_json(body), command=True)
 
     async def get(self, server: Server, path: str) -> dict[str, Any]:
         """Get JSON from one server, once."""
         try:
             async with self._session().get(server.url + path, timeout=aiohttp.ClientTimeout(10)) as reply:
-                return self._read(server, path, reply.status, await reply.read(), order=True)
+                return self._read(server, path, reply.status, await reply.read(), command=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise unreachable(server, error) from error
 
     def release(self, session_id: str) -> None:
-        """Forget where an episode went."""
+        """Forget to which server an episode belongs."""
         server = self._sticky.pop(session_id, None)
         if server is not None:
             server.sessions -= 1
@@ -156,46 +161,48 @@ class ServerPool:
             self._http = None
 
     async def _post_to(
-        self, server: Server, path: str, data: bytes, *, order: bool = False
+        self, server: Server, path: str, data: bytes, *, command: bool = False
     ) -> dict[str, Any]:
         try:
             async with self._session().post(server.url + path, data=data) as reply:
-                return self._read(server, path, reply.status, await reply.read(), order=order)
+                return self._read(server, path, reply.status, await reply.read(), command=command)
         except (aiohttp.ClientError, OSError) as error:
             await self._mark_dead(server)
             raise unreachable(server, error) from error
 
-    def _read(self, server: Server, path: str, status: int, content: bytes, *, order: bool) -> dict[str, Any]:
+    def _read(
+        self, server: Server, path: str, status: int, content: bytes, *, command: bool
+    ) -> dict[str, Any]:
         if status in BUSY:
-            raise EngineUnavailable(f"{server.url} is busy ({status})")
+            raise EngineUnavailable(f"{server.url} is busy (status {status})")
         try:
             answer: Any = from_json(content) if content.strip() else {}
         except ValueError:
             answer = None
         if status >= 400:
-            said = message_of(answer) or content[:200].decode(errors="replace")
-            if status == 400 and any(words in said for words in CONTEXT_WORDS):
-                raise ContextTooLong(f"{server.url}: {said}")
-            raise EngineError(f"{server.url}{path} answered {status}: {said}")
+            reason = message_of(answer) or content[:200].decode(errors="replace")
+            if status == 400 and any(words in reason for words in CONTEXT_WORDS):
+                raise ContextTooLong(f"{server.url}: {reason}")
+            raise EngineError(f"{server.url}{path} answered with status {status}: {reason}")
         if not isinstance(answer, dict):
-            if order:
+            if command:
                 return {}
-            raise EngineError(f"{server.url}{path} answered no JSON object: {content[:80]!r}")
+            raise EngineError(f"the answer of {server.url}{path} is not a JSON object: {content[:80]!r}")
         return answer
 
     async def _take(self, session_id: str | None, began: float) -> Server:
-        """Wait for a live server with room; the episode's own if it lives."""
+        """Wait for a live server with free capacity; an episode keeps its own server while that is alive."""
         server = self._choose(session_id)
         while server is None:
             left = self._retry_s - (monotonic() - began)
             if left <= 0:
                 dead = ", ".join(server.url for server in self.servers)
-                raise EngineUnavailable(f"no server answers ({dead}) since {self._retry_s:g} s")
+                raise EngineUnavailable(f"no server has answered for {self._retry_s:g} s ({dead})")
             self._waiting += 1
             try:
                 async with self._changed:
                     with suppress(TimeoutError):
-                        # Busy servers give room back; the wait is bounded for those that died.
+                        # A busy server notifies when it has capacity; a dead one does not, so limit the wait.
                         await asyncio.wait_for(self._changed.wait(), min(left, LONGEST_PAUSE_S))
             finally:
                 self._waiting -= 1
@@ -223,7 +230,7 @@ class ServerPool:
         server.in_flight -= 1
         if self._waiting:
             async with self._changed:
-                # With several servers the next in line may be waiting for another one.
+                # With several servers, the next request may wait for a different one, so all are notified.
                 self._changed.notify(1 if len(self.servers) == 1 else self._waiting)
 
     async def _mark_dead(self, server: Server) -> None:
@@ -234,7 +241,7 @@ class ServerPool:
         server.watcher = asyncio.get_running_loop().create_task(self._watch(server))
 
     async def _watch(self, server: Server) -> None:
-        """Ask for health until a server answers, then put it back."""
+        """Check the health of a server until it answers, then restore it and use it again."""
         pause = FIRST_PAUSE_S
         while True:
             with suppress(EngineError):
@@ -265,12 +272,12 @@ class ServerPool:
 
 
 def unreachable(server: Server, error: BaseException) -> EngineUnavailable:
-    """Return the error that says a server could not be reached."""
+    """Return the error for a server that could not be reached."""
     return EngineUnavailable(f"{server.url} cannot be reached: {type(error).__name__}: {error}")
 
 
 def message_of(answer: Any) -> str:
-    """Return what a server says is wrong, in the shapes that vLLM and OpenAI use."""
+    """Return the error message in an answer, in the forms that vLLM and OpenAI use."""
     if not isinstance(answer, dict):
         return ""
     error = answer.get("error", answer)

@@ -1,6 +1,6 @@
-"""What a server can do, asked when connecting: routes, token ids, log-probability scale, LoRA.
+"""Find out what a server can do: routes, token ids, scale of log-probabilities, LoRA adapters.
 
-Plain blocking requests, because a model string is resolved before any event loop runs.
+The requests are blocking, because a model string is resolved before any event loop runs.
 """
 
 from __future__ import annotations
@@ -23,59 +23,64 @@ LogprobScale = Literal["processed", "raw", "unknown"]
 _log = logging.getLogger(__name__)
 
 PROBE_IDS = (5, 9, 14, 20, 27, 35)
+"""Prompt of the probe; any ids will do that every vocabulary has."""
 TOP = 5
+"""Number of likeliest tokens whose log-probabilities are compared."""
 QUICK_S = 20.0
-"""Limit of questions that do not sample."""
+"""Time limit in seconds of requests that do not sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """What a probe found about one server."""
+    """The abilities of a server, as found by a probe."""
 
     url: str
-    """Without `/v1`."""
+    """Address without `/v1`."""
     version: str
+    """Version of vLLM; "unknown" if the server does not say."""
     model: str
-    """The name to ask for."""
+    """Name of the model in requests."""
     model_path: str | None
-    """Where the server loaded the model from; its tokenizer lies there."""
+    """Path from which the server loaded the model, and where its tokenizer is; None if unknown."""
     max_context_tokens: int | None
+    """Context limit of the server; None if unknown."""
     route: Literal["generate", "completions", "chat"]
-    """`generate`: /inference/v1/generate; `completions`: token ids through /v1/completions."""
+    """Route for requests: `generate` and `completions` take token ids, `chat` takes only text."""
     logprobs: LogprobScale
-    """`processed`: at the sampling temperature, as training needs."""
+    """Scale of the log-probabilities; `processed` means at the sampling temperature, as training needs."""
     dev_mode: bool
-    """Weights can be changed over HTTP."""
+    """Whether the full weights can be changed over HTTP."""
     lora: bool
-    """Adapters can be loaded while it runs."""
+    """Whether adapters can be loaded while the server runs."""
     adapters: tuple[str, ...] = ()
+    """Names of the loaded adapters."""
     weights_version: int = 0
-    """What we named its present weights, if we pushed them."""
+    """Version of the present weights, if agentenv pushed them, else 0."""
     detail: str = ""
-    """Why token ids cannot be had, if they cannot."""
+    """Why the server does not return token ids; empty if it does."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What the server lacks for training, each with the flag that gives it."""
-        wanted: list[str] = []
+        """The features that the server lacks for training, each with the flag that enables it."""
+        lacks: list[str] = []
         if self.route == "chat":
-            wanted.append(f"token ids: a vLLM server of version 0.10.2 or later gives them ({self.detail})")
+            lacks.append(f"token ids: use a vLLM server of version 0.10.2 or later ({self.detail})")
         if self.logprobs != "processed":
-            wanted.append(
+            lacks.append(
                 f"log-probabilities at the sampling temperature (they are {self.logprobs}): "
                 "start it with --logprobs-mode processed_logprobs"
             )
         if self.route == "completions":
-            wanted.append("the weights version of each token: start it with --enable-scale-out")
+            lacks.append("the weights version of each token: start it with --enable-scale-out")
         if not self.lora:
-            wanted.append("loading LoRAs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+            lacks.append("loading LoRAs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
         if not self.dev_mode:
-            wanted.append("full weight updates: start it with VLLM_SERVER_DEV_MODE=1 (on a trusted network)")
-        return tuple(wanted)
+            lacks.append("full weight updates: start it with VLLM_SERVER_DEV_MODE=1 (on a trusted network)")
+        return tuple(lacks)
 
 
 class Asker:
-    """Blocking JSON requests to one server."""
+    """Sends blocking JSON requests to one server."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
         self.url = url
@@ -86,11 +91,11 @@ class Asker:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the JSON answer.
+        """Send a request (a POST if it has a body) and return the JSON answer.
 
         Raises:
             EngineUnavailable: The server cannot be reached.
-            EngineError: It refuses, or answers something else than JSON.
+            EngineError: The server refuses the request, or its answer is not JSON.
         """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers)  # noqa: S310
@@ -101,17 +106,17 @@ class Asker:
         except urllib.error.HTTPError as error:
             with error:
                 content = error.read()
-            raise EngineError(f"{path} answered {error.code}: {_said(content)}") from None
+            raise EngineError(f"{path} answered with status {error.code}: {_reason(content)}") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise EngineUnavailable(
                 f"no server answers at {self.url}: {reason}",
-                remedy="is it running? `agentenv serve MODEL` starts one",
+                remedy="check the address, or start a server with `agentenv serve MODEL`",
             ) from None
         try:
             return json.loads(content)
         except ValueError:
-            raise EngineError(f"{path} answered no JSON: {content[:80]!r}") from None
+            raise EngineError(f"the answer of {path} is not JSON: {content[:80]!r}") from None
 
 
 def probe(
@@ -120,21 +125,23 @@ def probe(
     """Find out what a server can do.
 
     Args:
-        url: with or without `/v1`.
-        model: the model's name on the server; its first one if None.
-        api_key: sent as a bearer token.
-        timeout_s: limit of the questions that sample: a server's first request may compile.
+        url: address of the server, with or without `/v1`.
+        model: name of the model on the server; the first model if None.
+        api_key: key that is sent as a bearer token.
+        timeout_s: time limit of requests that sample, of which the first may have to wait for compilation.
 
     Raises:
         EngineUnavailable: The server cannot be reached.
-        EngineError: It is no OpenAI-compatible server, or does not have the model.
+        EngineError: The server is not OpenAI-compatible, or does not have the model.
     """
     asker = Asker(url.rstrip("/").removesuffix("/v1"), api_key, timeout_s)
     served = _models(asker)
     chosen = served[0] if model is None else next((entry for entry in served if entry["id"] == model), None)
     if chosen is None:
         names = ", ".join(entry["id"] for entry in served)
-        raise EngineError(f"the server {asker.url} has no model {model!r}", remedy=f"it has {names}")
+        raise EngineError(
+            f"the server {asker.url} has no model {model!r}", remedy=f"use one of its models: {names}"
+        )
     paths = _paths(asker)
     route, scale, detail = _token_route(asker, chosen["id"], paths)
     return ServerReport(
@@ -159,11 +166,11 @@ def _models(asker: Asker) -> list[dict[str, Any]]:
     except EngineUnavailable:
         raise
     except EngineError as error:
-        raise EngineError(f"{asker.url} is no OpenAI-compatible server: {error}") from None
+        raise EngineError(f"{asker.url} is not an OpenAI-compatible server: {error}") from None
     served = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(served, list) or not all(isinstance(entry, dict) and "id" in entry for entry in served):
         raise EngineError(
-            f"{asker.url} is no OpenAI-compatible server: /v1/models answered {str(answer)[:80]}"
+            f"{asker.url} is not an OpenAI-compatible server: /v1/models answered {str(answer)[:80]}"
         )
     if not served:
         raise EngineError(f"the server {asker.url} serves no model")
@@ -171,7 +178,7 @@ def _models(asker: Asker) -> list[dict[str, Any]]:
 
 
 def _paths(asker: Asker) -> set[str]:
-    """Return the routes a server says it has; empty if it does not say."""
+    """Return the routes that a server lists; the set is empty if it lists none."""
     try:
         answer = asker.ask("/openapi.json")
     except EngineError:
@@ -198,7 +205,7 @@ def _version(asker: Asker) -> str:
 def _token_route(
     asker: Asker, model: str, paths: set[str]
 ) -> tuple[Literal["generate", "completions", "chat"], LogprobScale, str]:
-    """Find a route that takes and gives token ids, and see how its log-probabilities are scaled."""
+    """Find a route that takes and returns token ids, and the scale of its log-probabilities."""
     if "/inference/v1/generate" in paths:
         try:
             return "generate", _scale(*(_top_by_generate(asker, model, heat) for heat in (1.0, 0.5))), ""
@@ -248,7 +255,7 @@ def _top_by_completions(asker: Asker, model: str, temperature: float) -> dict[in
 
 
 def _scale(at_one: dict[int, float], at_half: dict[int, float]) -> LogprobScale:
-    """Tell the scale: differences between tokens double from T = 1 to T = 0.5 if it is applied."""
+    """Return the scale: if the temperature is applied, differences double from T = 1 to T = 0.5."""
     common = sorted(at_one.keys() & at_half.keys())
     pairs = [(left, right) for left in common for right in common if left < right]
     weight = sum((at_one[left] - at_one[right]) ** 2 for left, right in pairs)
@@ -260,7 +267,7 @@ def _scale(at_one: dict[int, float], at_half: dict[int, float]) -> LogprobScale:
     return "raw" if abs(slope - 1.0) < 0.35 else "unknown"
 
 
-def _said(content: bytes) -> str:
+def _reason(content: bytes) -> str:
     try:
         return message_of(json.loads(content)) or content[:120].decode(errors="replace")
     except ValueError:

@@ -1,10 +1,10 @@
-"""The engine of a running vLLM server: token ids in, token ids and log-probabilities out.
+"""The engine for running vLLM servers, which exchanges token ids and log-probabilities with them.
 
-1. Token ids go through `/inference/v1/generate` where the server has it, else through
-   `/v1/completions` with `return_token_ids`; never through text.
-2. The server's own end-of-sequence settings are off: only the stop ids of a request end it.
-3. Weights change in the order pause, update, drop the prefix cache, name the version, resume.
-4. A server that came back after a failure gets again what it had been given.
+1. Token ids go through `/inference/v1/generate` if the server has it, else through `/v1/completions`
+   with `return_token_ids`, and never through text.
+2. The end-of-sequence settings of the server are switched off: only the stop ids of a request end it.
+3. A change of weights has these steps: pause, update, drop the prefix cache, set the version, resume.
+4. A server that comes back after a failure gets its weights and adapters again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 
 
 class VLLMServerEngine:
-    """Sample from one or several vLLM servers of the same model.
+    """Samples from one or several vLLM servers of the same model.
 
     Args:
-        report: what the probe found; the servers must be alike.
-        urls: servers, without `/v1`.
-        concurrency: requests in flight to each server; the others wait.
-        retry_s: for how long an unreachable or busy server is tried again.
-        api_key: sent as a bearer token.
+        report: report of the probe; it must hold for all servers.
+        urls: addresses of the servers, without `/v1`; that of the report if None.
+        concurrency: most requests in flight to each server; further requests wait.
+        retry_s: seconds for which requests to an unreachable or busy server are retried.
+        api_key: key that is sent as a bearer token.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class VLLMServerEngine:
 
     @property
     def untrainable_reason(self) -> str:
-        """Why what this server samples must not be trained on; empty if it may."""
+        """Why the completions of this server must not be trained on; empty if they may be."""
         if self.report.logprobs == "processed":
             return ""
         return (
@@ -87,9 +87,9 @@ class VLLMServerEngine:
         """Sample one completion; see `agentenv.engine.base.Engine`.
 
         Raises:
-            ContextTooLong: The prompt leaves no room for one token.
+            ContextTooLong: The prompt leaves no room for a single token.
             EngineUnavailable: No server could be reached in time.
-            EngineError: The server refused, or its answer has no exact tokens and logprobs.
+            EngineError: The server refused the request, or returned no exact tokens and logprobs.
         """
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
@@ -104,15 +104,15 @@ class VLLMServerEngine:
             return self._completion(answer, frozenset(stop_token_ids), version, waited)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise EngineError(
-                f"{self.name} answered something else than a completion: {type(error).__name__}: {error}"
+                f"the answer of {self.name} is not a completion: {type(error).__name__}: {error}"
             ) from error
 
     async def release(self, session_id: str) -> None:
-        """Forget which server an episode went to."""
+        """Forget to which server an episode belongs."""
         self._pool.release(session_id)
 
     async def close(self) -> None:
-        """Close the connections; the servers go on."""
+        """Close the connections; the servers keep running."""
         await self._pool.close()
 
     async def disconnect(self) -> None:
@@ -120,7 +120,7 @@ class VLLMServerEngine:
         await self._pool.close()
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
-        """Load a LoRA from a directory that the servers can read, in place of one of its name.
+        """Load a LoRA adapter from a directory that the servers can read; it replaces one of the same name.
 
         Returns:
             The new weights version.
@@ -139,14 +139,14 @@ class VLLMServerEngine:
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory that the servers can read.
 
-        Requests in flight are frozen meanwhile and go on with the new weights. The prefix cache is
-        dropped, because it would go on serving keys and values of the old weights.
+        Requests in flight are paused meanwhile and continue with the new weights. The prefix cache is
+        dropped, because it holds keys and values of the old weights.
 
         Returns:
             The new weights version.
 
         Raises:
-            EngineError: A server is not in development mode, or the weights cannot be its own.
+            EngineError: A server is not in development mode, or the weights do not fit its model.
         """
         self._need_dev_mode()
         require_weights(path, self.report.model_path, remote=self._remote)
@@ -161,12 +161,12 @@ class VLLMServerEngine:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncGenerator[None]:
-        """Freeze requests in flight, where the servers allow it, so that each token's version is known."""
+        """Pause the requests in flight, if the servers can, so that the version of each token is known."""
         if not self.report.dev_mode:
             yield
             return
         try:
-            # Inside, because one server that cannot be paused must not leave the others frozen.
+            # This is inside the try block: if one server cannot be paused, the others must still be resumed.
             await self._pool.post_all("/pause?mode=keep", {})
             yield
         finally:
@@ -175,14 +175,17 @@ class VLLMServerEngine:
     def _need_dev_mode(self) -> None:
         if not self.report.dev_mode:
             raise EngineError(
-                f"{self.name} does not let its weights be changed",
+                f"{self.name} does not allow its weights to be changed",
                 remedy="start it with VLLM_SERVER_DEV_MODE=1, on a network that only you can reach",
             )
 
     async def _drop_caches(self) -> None:
         answers = await self._pool.post_all("/reset_prefix_cache?reset_running_requests=true", {})
         if any(answer.get("success") is False for answer in answers):
-            raise EngineError(f"{self.name} kept its prefix cache of the old weights; it must not be used")
+            raise EngineError(
+                f"{self.name} did not drop the prefix cache of the old weights",
+                remedy="restart the server",
+            )
 
     async def _new_version(self, version: int | None) -> int:
         self.weights_version = self.weights_version + 1 if version is None else version
@@ -192,10 +195,10 @@ class VLLMServerEngine:
         return self.weights_version
 
     async def _restore(self, server: Server) -> None:
-        """Give a server that came back what the others have."""
+        """Load the weights and adapters of the other servers into a server that came back."""
         if self.weights_version and self._weights_path is None and not self._adapters:
             _log.warning(
-                "%s came back with the weights that it starts with: another process had pushed version %d",
+                "%s came back with its original weights, because version %d was pushed by another process",
                 server.url,
                 self.weights_version,
             )
@@ -261,7 +264,7 @@ class VLLMServerEngine:
 
 
 def reload_body(path: str | Path) -> dict[str, Any]:
-    """Return the request that makes vLLM's workers read weights from a directory."""
+    """Return the body of the request upon which the workers of vLLM read weights from a directory."""
     return {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
 
 
@@ -275,29 +278,32 @@ def connect(
     retry_s: float = 120.0,
     timeout_s: float = 180.0,
 ) -> tuple[Engine | ChatEngine, str | None]:
-    """Connect to one server, or to several with commas between their URLs.
+    """Connect to one server, or to several servers whose URLs are separated by commas.
 
     Returns:
-        The engine and where its tokenizer lies; a chat engine and None if the server gives no
-        token ids, after one warning.
+        The engine and the path of its tokenizer. If the server returns no token ids, a chat engine and
+        None, after a warning.
 
     Raises:
         EngineUnavailable: A server does not answer.
         EngineError: The servers differ, or do not have the model.
-        ModelNotFound: The tokenizer is not to be found on this machine.
+        ModelNotFound: The tokenizer is not on this machine.
     """
     urls = [part.strip() for part in url.split(",") if part.strip()]
     reports = [probe(part, model=model, api_key=api_key, timeout_s=timeout_s) for part in urls]
     report = reports[0]
     for other in reports[1:]:
         if (other.model, other.route, other.logprobs) != (report.model, report.route, report.logprobs):
-            raise EngineError(f"{report.url} and {other.url} serve different models or in different ways")
+            raise EngineError(
+                f"{report.url} and {other.url} differ in their model, route or log-probabilities",
+                remedy="connect to servers of one model that were started with the same options",
+            )
     if report.route == "chat":
         from agentenv.engine.openai_chat import OpenAIChatEngine
 
         warnings.warn(
-            f"{report.url} gives no token ids ({report.detail}): its episodes are chats, which can be "
-            "evaluated but not trained on",
+            f"{report.url} returns no token ids ({report.detail}), so its episodes can be evaluated but not "
+            "trained on",
             stacklevel=3,
         )
         base = f"{report.url}/v1"
@@ -305,7 +311,7 @@ def connect(
         return chat, None
     engine = VLLMServerEngine(
         report,
-        [each.url for each in reports],
+        [other.url for other in reports],
         concurrency=concurrency,
         retry_s=retry_s,
         api_key=api_key,
@@ -316,10 +322,10 @@ def connect(
 
 
 def tokenizer_path(report: ServerReport) -> str:
-    """Return where the server's model lies on this machine.
+    """Return the path of the server's model on this machine.
 
     Raises:
-        ModelNotFound: It is on another machine, so that the tokenizer must be named.
+        ModelNotFound: The model is not on this machine, so the path of the tokenizer must be passed.
     """
     path = report.model_path
     if path is None or not Path(path).exists():

@@ -1,4 +1,4 @@
-"""Tool-call grammars over token ids: every call gets a status, nothing raises, all is linear."""
+"""Parse completions with tool-call grammars, in linear time; malformed calls get a status and never raise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Turns made of channels: `<|open|>NAME KEY="VALUE"<|sep|> ... <|close|>NAME<|sep|>`.
+"""Parse turns made of channels: `<|open|>NAME KEY="VALUE"<|sep|> ... <|close|>NAME<|sep|>`.
 
-Thinking, the answer and the calls stand in channels of their own; a call holds one element for each
-argument, which says itself whether it is text or JSON. The prompt opens the first channel.
+Thinking, the answer and the calls each have a channel of their own. A call has one element for each
+argument, and an attribute of the element says whether it is text or JSON. The prompt opens the first
+channel.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class _Element:
 
 
 def channel_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
-    """Read a completion that starts inside its first channel.
+    """Parse a completion that starts inside its first channel.
 
     Args:
         turn: the completion without its last stop token.
-        ended: a stop token stood at its end.
+        ended: whether a stop token ended the completion.
     """
     texts: dict[str, list[str]] = {_THINK: [], _ANSWER: []}
     calls: list[RawCall] = []
@@ -66,11 +67,11 @@ def _channels(turn: TurnText, *, ended: bool) -> Iterator[_Element]:
         name = _ANSWER if ended or openers else _THINK
         yield _Element(name, {}, Span(0, first), closed=False)
     whole = Span(position, len(turn.text))
-    yield from (one for name in names for one in _elements(turn, whole, name))
+    yield from (element for name in names for element in _elements(turn, whole, name))
 
 
 def _elements(turn: TurnText, within: Span, name: str) -> Iterator[_Element]:
-    """Yield the elements of one name; the last may be cut."""
+    """Yield the elements of one name; the last one may be cut off."""
     opens, closes = _OPEN + name, _closer(name)
     position = within.start
     while 0 <= (start := turn.find(opens, position)) < within.end:

@@ -1,4 +1,4 @@
-"""Find the grammar of a template by rendering a call and recognising it."""
+"""Recognise the tool-call grammar of a template from a call that the template rendered."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def recognise(
     control: ControlSet,
     twice: Sequence[str] = (),
 ) -> Grammar | None:
-    """Return the first grammar that reads the rendered call back, or None.
+    """Return the first grammar that parses the rendered call correctly, or None.
 
     Args:
-        written: the call as a template writes it, cut at likely ends of the turn.
-        call: name and arguments that were rendered.
-        tools: schemas that the name and the arguments belong to.
-        control: the vocabulary's control strings.
-        twice: the same call two times in one turn; a grammar that reads both goes first.
+        written: the call as the template writes it, once for each likely end of the turn.
+        call: name and arguments of the rendered call.
+        tools: schemas of the tools, among them that of the call.
+        control: the control strings of the vocabulary.
+        twice: a turn with the same call two times; a grammar that parses both is preferred.
     """
-    found: list[Grammar] = []
+    candidates: list[Grammar] = []
     for text in written:
         for grammar in (*GRAMMARS.values(), *inferred(text, *call)):
             if _reads(grammar, text, [call], tools, control):
                 if any(_reads(grammar, both, [call, call], tools, control) for both in twice):
                     return grammar
-                found.append(grammar)
-    return found[0] if found else None
+                candidates.append(grammar)
+    return candidates[0] if candidates else None
 
 
 def _reads(
@@ -53,17 +53,17 @@ def _reads(
     for position, string in control.finditer(text):
         places.setdefault(string, []).append(position)
     turn = TurnText(text, places, control)
-    found = TurnReader(grammar, control.strings, frozenset()).read(turn, ToolIndex.of(tools), b"").tool_calls
-    if len(found) != len(expected):
+    calls = TurnReader(grammar, control.strings, frozenset()).read(turn, ToolIndex.of(tools), b"").tool_calls
+    if len(calls) != len(expected):
         return False
     return all(
         call.status is CallStatus.OK and call.name == name and _same(json.loads(call.arguments), arguments)
-        for call, (name, arguments) in zip(found, expected, strict=True)
+        for call, (name, arguments) in zip(calls, expected, strict=True)
     )
 
 
 def _same(read: Mapping[str, object], rendered: Mapping[str, object]) -> bool:
-    """True if arguments agree; some templates write every value as text."""
+    """Return True if the arguments agree as text, because some templates write every value as text."""
     return {key: str(value) for key, value in read.items()} == {
         key: str(value) for key, value in rendered.items()
     }

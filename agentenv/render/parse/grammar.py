@@ -1,4 +1,4 @@
-"""The shape of a tool-call grammar: which tags hold calls, and how their inside is read."""
+"""The parts of a tool-call grammar: which tags enclose calls, and which functions read them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ __all__ = [
 _Value = TypeVar("_Value")
 
 Nested: TypeAlias = "str | tuple[tuple[str, Nested], ...]"
-"""Text, or tags with what is inside each; nothing at all is an empty tuple."""
+"""Text, or a tuple of tags with their contents; the tuple is empty if there is neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawCall:
-    """A call as its grammar reads it, before it is held against the tools."""
+    """A call as its grammar reads it, before it is checked against the tools."""
 
     name: str = ""
     arguments: str = "{}"
-    """JSON text; for grammars without types it is made from `untyped`."""
+    """JSON text of the arguments; a grammar without types leaves it out and sets `untyped`."""
     parsed: Mapping[str, Any] | None = None
-    """The values of `arguments`, where they were read and a tool can be given them."""
+    """The decoded `arguments`; None if they were not decoded or cannot be passed to a tool."""
     untyped: Mapping[str, Nested] | None = None
-    """Arguments as untyped text; the tool's schema gives them their types."""
+    """Arguments as untyped text, which is converted to the types in the schema of the tool."""
     is_text: Mapping[str, bool] = field(default_factory=dict[str, bool])
-    """For values whose call says it: text as it is (True) or JSON (False), whatever the schema says."""
+    """Kinds that the call itself states, which override the schema: text (True) or JSON (False)."""
     id: str = ""
     status: CallStatus = CallStatus.OK
     error: str = ""
@@ -59,22 +59,22 @@ class Span:
 
 
 Reader: TypeAlias = Callable[[TurnText, Span], Sequence[RawCall]]
-"""Reads the inside of one block. Never raises; what it cannot read becomes a call with a status."""
+"""Function that reads the inside of one block; it never raises but returns malformed calls with a status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of text that holds calls: from an opening tag to a closing one."""
+    """A part of the text that contains calls, from an opening tag to a closing tag."""
 
     opens: str
     closes: str
-    """Empty: the block ends with the next opening tag or with the turn."""
+    """The closing tag; if empty, the block ends at the next opening tag or at the end of the turn."""
     read: Reader
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTurn:
-    """A turn as a grammar reads it that knows more than calls."""
+    """A whole turn as read by a grammar that covers content and thinking as well as calls."""
 
     content: str
     thinking: str
@@ -83,28 +83,28 @@ class WholeTurn:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """One way to write tool calls."""
+    """A format in which models write tool calls."""
 
     name: str
     blocks: tuple[Block, ...] = ()
     bare: Callable[[str], Sequence[RawCall] | None] | None = None
-    """Reads a turn without tags; None from it means that the turn is text."""
+    """Function that reads calls without tags from a turn; it returns None if the turn is plain text."""
     whole: Callable[..., WholeTurn] | None = None
-    """Reads thinking and content too: called with the turn and `ended=`."""
+    """Function that reads thinking and content too; it is called with the turn and `ended=`."""
     wrappers: tuple[str, ...] = ()
-    """Tags around blocks that carry nothing themselves."""
+    """Tags around blocks, which are removed from the content."""
     foreign: Foreign | None = None
-    """Reads the turn with another package's parser; `blocks` then only tell unclosed calls."""
+    """The parser of another package; `blocks` then serve only to detect calls that were not closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolIndex:
-    """The tools of an episode as the parser needs them."""
+    """The tools of an episode, indexed for the parser."""
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Parameter schema by tool name."""
+    """Schema of the parameters, by name of the tool."""
     entries: tuple[Mapping[str, object], ...] = ()
-    """The tools as they were given."""
+    """The tool schemas as they were passed in."""
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, object]]) -> ToolIndex:
@@ -116,10 +116,10 @@ class ToolIndex:
     def typed(
         self, name: str, values: Mapping[str, Nested], is_text: Mapping[str, bool]
     ) -> tuple[str, dict[str, Any] | None]:
-        """Give untyped arguments their types, by the call itself or by the tool's schema.
+        """Convert untyped arguments to the types that the call or the schema of the tool states.
 
         Returns:
-            Their JSON text, and the values if a tool can be given them.
+            The JSON text of the arguments, and their values, or None if they cannot be passed to a tool.
         """
         properties = self.schemas.get(name, {}).get("properties") or {}
         typed = {
@@ -130,7 +130,7 @@ class ToolIndex:
 
 
 def as_arguments(values: _Value) -> tuple[str, _Value | None]:
-    """Return values as JSON text, and once more if a tool can be given them: JSON has no NaN, for example."""
+    """Return values as JSON text, and the values, or None if they cannot be passed to a tool, such as NaN."""
     try:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
         check_text(text, values)
@@ -140,7 +140,7 @@ def as_arguments(values: _Value) -> tuple[str, _Value | None]:
 
 
 Foreign: TypeAlias = Callable[[TurnText, str, ToolIndex], WholeTurn]
-"""A parser of another package: gets the turn, its text outside of thinking, and the tools."""
+"""Parser of another package, called with the turn, its text outside of thinking, and the tools."""
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
@@ -157,7 +157,7 @@ def _typed(text: Nested, schema: Mapping[str, Any] | None) -> object:
 
 
 def _python_value(text: str) -> object:
-    """Return a list or an object that was written as Python writes it, a word of Python, or the text."""
+    """Return the list, object or constant that was written in Python's spelling, else the text itself."""
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
         try:
@@ -169,7 +169,7 @@ def _python_value(text: str) -> object:
 
 
 def _structure(tags: tuple[tuple[str, Nested], ...], schema: Mapping[str, Any]) -> object:
-    """Return tags as a list or an object: as the schema says, else a row of `item` is a list."""
+    """Return tags as a list or an object, as the schema says; without a schema, `item` tags form a list."""
     options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
     types = _types(schema)
     row = "array" in types if types & {"array", "object"} else all(tag == "item" for tag, _ in tags)
@@ -194,8 +194,8 @@ def _takes_text(schema: Mapping[str, Any]) -> bool:
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
     options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    found: set[str] = set()
+    types: set[str] = set()
     for option in options:
         kind = option.get("type")
-        found.update(kind if isinstance(kind, list) else [kind] if isinstance(kind, str) else [])
-    return found
+        types.update(kind if isinstance(kind, list) else [kind] if isinstance(kind, str) else [])
+    return types

@@ -1,4 +1,4 @@
-"""The harmony format: messages with a channel, a recipient and a body, in one completion."""
+"""Parse the harmony format, in which a completion has messages with a channel, a recipient and a body."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class _Part:
 
 
 def harmony_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
-    """Read a completion that starts after `<|start|>assistant`.
+    """Parse a completion that starts after `<|start|>assistant`.
 
     Args:
         turn: the completion without its last stop token.
-        ended: a stop token stood at its end.
+        ended: whether a stop token ended the completion.
     """
     content: list[str] = []
     thinking: list[str] = []
@@ -65,8 +65,8 @@ def _parts(turn: TurnText, *, ended: bool) -> Iterator[_Part]:
             return
         header = turn.text[position:message]
         body = message + len("<|message|>")
-        found = [(end, tag) for tag in (*_ENDS, "<|start|>") if (end := turn.find(tag, body)) >= 0]
-        end, tag = min(found) if found else (len(turn.text), "")
+        ends = [(end, tag) for tag in (*_ENDS, "<|start|>") if (end := turn.find(tag, body)) >= 0]
+        end, tag = min(ends) if ends else (len(turn.text), "")
         channel_at = header.find("<|channel|>")
         channel = _CHANNEL.match(header, channel_at + len("<|channel|>")) if channel_at >= 0 else None
         closed = tag in _ENDS or (not tag and ended)

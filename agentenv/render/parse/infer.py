@@ -1,7 +1,7 @@
-"""Make a grammar from one rendered call, for families that no list names.
+"""Infer a grammar from one rendered call, for model families without a built-in grammar.
 
-Three shapes are inferred: a JSON call between two tags; a name, a tag and a JSON object; and tagged
-parameters. What was inferred is used only if it reads the rendered calls back.
+Three kinds are inferred: a JSON call between two tags; a name, a tag and a JSON object; and tagged
+parameters. An inferred grammar is used only if it parses the rendered calls correctly.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["inferred"]
 
 
 def inferred(text: str, name: str, arguments: Mapping[str, object]) -> Iterator[Grammar]:
-    """Yield grammars that the text of one call suggests."""
+    """Yield the grammars that the text of one rendered call suggests."""
     starts = [0, *(match.end() for match in re.finditer(re.escape(name), text))][:4]
     for make in (_json_between_tags, _name_then_json, _tagged, _pairs):
-        for start in starts:  # a header may say the name before the call does
+        for start in starts:  # a header may contain the name before the call does
             try:
                 grammar = make(text[start:], name, list(arguments.items()))
             except ValueError:
@@ -100,18 +100,18 @@ def _tag_before(text: str, position: int) -> str:
     """Return the tag that ends just before a position.
 
     Raises:
-        ValueError: Nothing like a tag stands there.
+        ValueError: There is no tag before the position.
     """
     line = text[:position].rstrip().split("\n")[-1].strip()
     for opening, closing in (("<", ">"), ("[", "]")):
         if line.endswith(closing) and opening in line:
             line = line[line.rindex(opening) :]
     if len(line) < 3 or line.isalnum():
-        raise ValueError("no tag")
+        raise ValueError("there is no tag")
     return line
 
 
 def _tag_after(text: str, position: int) -> str:
-    """Return the tag that starts just after a position, or what else is on the line."""
+    """Return the tag that starts just after a position, or the rest of the line if there is none."""
     line = text[position:].strip().split("\n")[0].strip()
     return line[: line.index(">") + 1] if line.startswith("<") and ">" in line else line

@@ -1,4 +1,4 @@
-"""Readers for calls written as JSON objects."""
+"""Read calls that are written as JSON objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters", "args")
 _IDS = ("id", "tool_call_id")
 _LOOKS = re.compile(r'\[?\s*\{\s*"(?:type"\s*:\s*"function"\s*,\s*")?(?:name|tool_name|function)"\s*:')
-"""How a turn begins that was meant as a call."""
+"""Matches the beginning of a turn that was meant as a call."""
 
 
 def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
@@ -46,7 +46,7 @@ def one_json_call(turn: TurnText, span: Span) -> Sequence[RawCall]:
 
 
 def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
-    """Read an array of call objects, or such objects one after another."""
+    """Read an array of call objects, or several call objects in a row."""
     text = turn.text[span.start : span.end]
     several = text.startswith("{", skip_space(text, 0))
     try:
@@ -64,7 +64,7 @@ def json_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
 
 
 def bare_json(text: str) -> Sequence[RawCall] | None:
-    """Read a turn that is nothing but call objects, one after another or in an array."""
+    """Read a turn that consists of call objects only, in a row or in an array."""
     stripped = text.strip().removesuffix(";")
     if not stripped.startswith(("{", "[")):
         return None
@@ -76,10 +76,10 @@ def bare_json(text: str) -> Sequence[RawCall] | None:
         except ValueError as error:
             looks_like_a_call = _LOOKS.match(stripped) is not None
             return [*calls, invalid(f"the call is not valid JSON: {error}")] if looks_like_a_call else None
-        found = [call_of_members(members) for members in items]
-        if not found or not all(_describes_call(members) for members in items):
+        found_calls = [call_of_members(members) for members in items]
+        if not found_calls or not all(_describes_call(members) for members in items):
             return None
-        calls += found
+        calls += found_calls
         position = skip_space(stripped, position)
         if stripped.startswith(";", position):
             position = skip_space(stripped, position + 1)
@@ -87,7 +87,7 @@ def bare_json(text: str) -> Sequence[RawCall] | None:
 
 
 def arguments_call(name: str, text: str, call_id: str = "") -> RawCall:
-    """Return a call whose name is known and whose arguments are the text of a JSON object."""
+    """Return the call with this name and with arguments read from the text of a JSON object."""
     name = name.strip()
     raw = text.strip()
     if not name:
@@ -135,7 +135,7 @@ def functionary_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
 
 
 def strip_fence(text: str) -> str:
-    """Return what stands inside a Markdown fence, or the text as it is."""
+    """Return the text inside a Markdown fence, or the whole text if there is no fence."""
     stripped = text.strip()
     if stripped.startswith("```") and stripped.endswith("```") and len(stripped) >= 6:
         return stripped[3:-3].removeprefix("json").strip()
@@ -155,8 +155,8 @@ def call_of_members(members: Mapping[str, Member]) -> RawCall:
     member = next((members[key] for key in _ARGUMENTS if key in members), None)
     if member is None:
         return RawCall(name, "{}", {}, id=call_id)
-    found = _object(member)
-    if found is None:
+    arguments = _object(member)
+    if arguments is None:
         return RawCall(
             name,
             member.raw,
@@ -164,7 +164,7 @@ def call_of_members(members: Mapping[str, Member]) -> RawCall:
             status=CallStatus.BAD_ARGUMENTS,
             error=f"the arguments of {name} are not a JSON object",
         )
-    return RawCall(name, *found, id=call_id)
+    return RawCall(name, *arguments, id=call_id)
 
 
 def _describes_call(members: Mapping[str, Member]) -> bool:
@@ -173,7 +173,7 @@ def _describes_call(members: Mapping[str, Member]) -> bool:
 
 
 def _object(member: Member) -> tuple[str, Mapping[str, Any] | None] | None:
-    """Return text and values of an object, also of one that was written as a JSON string."""
+    """Return the text and the values of an object, which may also be written as a JSON string."""
     if isinstance(member.value, dict):
         return member.raw, member.values
     if isinstance(member.value, str):
@@ -186,7 +186,7 @@ def _object(member: Member) -> tuple[str, Mapping[str, Any] | None] | None:
 
 
 def _is_object(text: str) -> bool:
-    """Say whether text is a JSON object as Python reads JSON, which takes more than a tool does."""
+    """Return True if Python reads the text as a JSON object, for which tools have stricter rules."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
@@ -194,5 +194,5 @@ def _is_object(text: str) -> bool:
 
 
 def invalid(error: str, text: str = "") -> RawCall:
-    """Return a call that its grammar cannot read; its text, where it is JSON, might be mended."""
+    """Return a call that its grammar cannot read; the text is kept, because it may be repairable."""
     return RawCall(arguments=text.strip(), status=CallStatus.INVALID_JSON, error=error)

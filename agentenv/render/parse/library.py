@@ -1,4 +1,4 @@
-"""Every tool-call grammar by name, the more exact ones before those that accept more."""
+"""The built-in tool-call grammars; strict grammars come before those that accept more."""
 
 # ruff: noqa: RUF001 - DeepSeek writes its tags with a full-width bar
 from __future__ import annotations
@@ -98,4 +98,4 @@ GRAMMARS: dict[str, Grammar] = {
         Grammar("bare_literals", bare=bare_literals),
     )
 }
-"""Name to grammar."""
+"""The built-in grammars by name."""

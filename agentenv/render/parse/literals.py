@@ -1,4 +1,4 @@
-"""Readers for calls written like Python or with literals of a family's own."""
+"""Read calls that are written like Python, or with literals of a model family."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _LOOKS = re.compile(r"\[\s*[^\W\d][\w.\-]*\(")
 
 
 def pythonic_calls(turn: TurnText, span: Span) -> Sequence[RawCall]:
-    """Read `[f(a=1), g(b="x")]`, also without the brackets."""
+    """Read `[f(a=1), g(b="x")]`, with or without the brackets."""
     return _pythonic(turn.text[span.start : span.end])
 
 
 def bare_pythonic(text: str) -> Sequence[RawCall] | None:
-    """Read a turn that is nothing but `[f(a=1), ...]`."""
+    """Read a turn that consists of `[f(a=1), ...]` only."""
     stripped = text.strip()
     return _pythonic(stripped) if _LOOKS.match(stripped) else None
 
 
 def bare_literals(text: str) -> Sequence[RawCall] | None:
-    """Read a turn that is nothing but call objects in Python's spelling, with or without brackets."""
+    """Read a turn that consists of call objects in Python's spelling only, with or without brackets."""
     stripped = text.strip().removeprefix("functools")
     if _OBJECT.match(stripped) is None:
         return None
@@ -53,11 +53,11 @@ def bare_literals(text: str) -> Sequence[RawCall] | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedLiterals:
-    """`call:NAME{key:value,...}`, whose strings stand between quote tags."""
+    """Reads `call:NAME{key:value,...}`, in which quote tags enclose strings."""
 
     quote: str
     untyped: bool = False
-    """Every value is written as text; the tool's schema gives the types."""
+    """True if every value is written as text, so that the schema of the tool decides its type."""
 
     def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         """Read one call."""

@@ -1,8 +1,8 @@
-"""Calls whose arguments are nested tags: `MARK<invoke name="f">MARK<key>value MARK</key> ...`.
+"""Read calls whose arguments are nested tags: `MARK<invoke name="f">MARK<key>value MARK</key> ...`.
 
-A mark stands before every tag, so that a value may hold any markup. A list is a row of `<item>`
-tags, an object one tag for each key, and an argument without a value is left out; values have no
-types, so the tool's schema gives them.
+A mark precedes every tag, so that a value may contain any markup. A list is a row of `<item>` tags, an
+object has one tag for each key, and an argument without a value is left out. Values have no types, so
+the schema of the tool decides them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class NestedTags:
-    """Reads the calls of a block in which a mark stands before every tag."""
+    """Reads the calls of a block in which a mark precedes every tag."""
 
     mark: str
 

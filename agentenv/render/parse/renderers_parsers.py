@@ -1,6 +1,6 @@
-"""Read completions with the `renderers` package, by its name for a format: `grammar="renderers:qwen3"`.
+"""Parse completions with the `renderers` package; `grammar="renderers:qwen3"` names one of its formats.
 
-It reads token ids, thinking included, and gives each call a status of its own; those are ours here.
+The package parses token ids, thinking included, and its own call statuses are mapped to ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["renderers_parser"]
 
 _INSTALL = "pip install renderers httpx"
-"""The package imports httpx without declaring it."""
+"""Installs httpx too, which the package imports without declaring it."""
 _STATUS = {
     "ok": CallStatus.OK,
     "unclosed_block": CallStatus.UNCLOSED,
@@ -34,7 +34,7 @@ _STATUS = {
 
 @dataclass(frozen=True)
 class _Tokenizer:
-    """The part of a tokenizer that the package asks for."""
+    """The part of the tokenizer interface that the package uses."""
 
     tokenizer: ChatTokenizer
     unk_token_id: None = None
@@ -62,11 +62,11 @@ class _Tokenizer:
 
 
 def renderers_parser(name: str, tokenizer: ChatTokenizer, thinking_open: str = "") -> Foreign:
-    """Return a reader around the renderer of this name.
+    """Return a parser that uses the renderer of this name.
 
     Raises:
         DependencyMissing: The package is not installed.
-        UsageError: It has no renderer of this name, or that one refuses the tokenizer.
+        UsageError: The package has no renderer of this name, or the renderer refuses the tokenizer.
     """
     try:
         package = import_module("renderers")

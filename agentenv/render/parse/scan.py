@@ -1,7 +1,7 @@
-"""A completion as text in which real control tokens are told from text that only looks like them.
+"""The text of a completion, in which control tokens differ from text that only looks like them.
 
-Everything here is linear: a search that failed or went far ahead is remembered, so that a hostile
-completion full of openers costs no more than its length.
+All searches together are linear in the length: the last result for each tag is cached, so that even a
+hostile completion full of opening tags is parsed in linear time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["TurnText"]
 
 
 class TurnText:
-    """Decoded text with the places of its control tokens.
+    """Decoded text with the positions of its control tokens.
 
-    A tag that the vocabulary has as a control token is found only where that token was sampled; any
+    A tag that is a control token of the vocabulary is found only where that token was sampled. Any
     other tag is found in the text.
 
     Args:
         text: the decoded completion.
-        places: start of each control token in the text, by its string, ascending.
-        control: the vocabulary's control strings.
-        token_ids: what was decoded, where there are tokens.
+        places: start positions of each control token in ascending order, by its string.
+        control: the control strings of the vocabulary.
+        token_ids: the decoded token ids; empty if the text has none.
     """
 
     __slots__ = ("_control", "_covered", "_inside", "_memo", "_places", "text", "token_ids")
@@ -62,8 +62,8 @@ class TurnText:
         Args:
             token_ids: the completion.
             tokenizer: decodes the ordinary tokens.
-            control: the vocabulary's control strings.
-            names: the same by id.
+            control: the control strings of the vocabulary.
+            names: the control strings by id.
         """
         pieces: list[str] = []
         places: dict[str, list[int]] = {}
@@ -84,16 +84,17 @@ class TurnText:
         return cls("".join(pieces), places, control, token_ids)
 
     def find(self, tag: str, start: int = 0) -> int:
-        """Return where the tag stands at or after `start`, or -1."""
-        asked, answer = self._memo.get(tag, (len(self.text) + 1, -1))
-        if asked <= start and (answer == -1 or answer >= start):
-            return answer
-        answer = self._search(tag, start)
-        self._memo[tag] = (start, answer)
-        return answer
+        """Return the first position of the tag at or after `start`, or -1."""
+        # A cached result holds for every start between that of its search and the position it found.
+        searched_from, position = self._memo.get(tag, (len(self.text) + 1, -1))
+        if searched_from <= start and (position == -1 or position >= start):
+            return position
+        position = self._search(tag, start)
+        self._memo[tag] = (start, position)
+        return position
 
     def at(self, tag: str, position: int) -> bool:
-        """True if the tag stands exactly here."""
+        """Return True if the tag is exactly at this position."""
         if tag in self._control:
             starts = self._places.get(tag, ())
             index = bisect_left(starts, position)
@@ -110,13 +111,13 @@ class TurnText:
             starts = self._places.get(tag, ())
             index = bisect_left(starts, start)
             return starts[index] if index < len(starts) else -1
-        found = self.text.find(tag, start)
-        while found >= 0 and not self._real(tag, found):
-            found = self.text.find(tag, found + 1)
-        return found
+        position = self.text.find(tag, start)
+        while position >= 0 and not self._real(tag, position):
+            position = self.text.find(tag, position + 1)
+        return position
 
     def _real(self, tag: str, start: int) -> bool:
-        """True if no control token stands across an edge, and those inside the tag were sampled."""
+        """Return True if no control token overlaps an edge of the tag and those inside it were sampled."""
         for edge in (start, start + len(tag)):
             index = bisect_left(self._covered, (edge, 0))
             if index > 0 and self._covered[index - 1][1] > edge:

@@ -1,4 +1,4 @@
-"""Readers for calls written with tags: a name and JSON, or a name and tagged parameters."""
+"""Read calls that are written with tags: a name and JSON, or a name and tagged parameters."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ __all__ = ["KeyValuePairs", "NamedJson", "TaggedParameters"]
 
 @dataclass(frozen=True, slots=True)
 class NamedJson:
-    """`name SEPARATOR {...}`: the name, a tag, and a JSON object."""
+    """Reads `name SEPARATOR {...}`: the name, a tag, and a JSON object."""
 
     separator: str
     tidy: Callable[[str], tuple[str, str]] | None = None
-    """Makes `(name, call id)` of what stands before the separator."""
+    """Function that makes `(name, call id)` from the text before the separator."""
 
     def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         """Read one call."""
-        found = turn.find(self.separator, span.start)
-        if found < 0 or found >= span.end:
+        position = turn.find(self.separator, span.start)
+        if position < 0 or position >= span.end:
             return [invalid(f"the call has no {self.separator} between its name and its arguments")]
-        before = turn.text[span.start : found].strip()
+        before = turn.text[span.start : position].strip()
         name, call_id = self.tidy(before) if self.tidy else (before, "")
-        return [arguments_call(name, strip_fence(turn.text[found + len(self.separator) : span.end]), call_id)]
+        return [
+            arguments_call(name, strip_fence(turn.text[position + len(self.separator) : span.end]), call_id)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedParameters:
-    """`<function=NAME> <parameter=KEY>VALUE</parameter> ... </function>` and its relatives."""
+    """Reads `<function=NAME> <parameter=KEY>VALUE</parameter> ... </function>` and similar formats."""
 
     call_opens: str
     call_closes: str
@@ -42,9 +44,9 @@ class TaggedParameters:
     parameter_closes: str
     name_ends: str = ">"
     newlines: bool = False
-    """One line break after the opening and before the closing tag of a value is not part of it."""
+    """True if the line break after the opening tag and that before the closing tag are not in the value."""
     typed_by: str = ""
-    """An attribute after the key that says `true` for text and `false` for JSON."""
+    """Name of an attribute after the key that is `true` for text and `false` for JSON."""
 
     def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         """Read every call of a block."""
@@ -68,7 +70,7 @@ class TaggedParameters:
         return calls or [invalid(f"the call has no {self.call_opens}")]
 
     def one(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
-        """Read the inside of one call, where no tags stand around all of them."""
+        """Read the inside of one call, for formats without tags around all calls."""
         return [self._call(turn, span)]
 
     def _call(self, turn: TurnText, span: Span) -> RawCall:
@@ -101,7 +103,7 @@ class TaggedParameters:
         return RawCall(name, untyped=values, is_text=is_text)
 
     def _parameter(self, header: str) -> tuple[str, bool | None]:
-        """Return a parameter's key, and whether it is said to be text."""
+        """Return the key of a parameter, and whether it is text (None if the header does not say)."""
         if self.typed_by and (match := re.search(rf'\s{self.typed_by}="(true|false)"\s*\Z', header)):
             return header[: match.start()].strip().strip("\"'"), match.group(1) == "true"
         return header.strip().strip("\"'"), None
@@ -109,14 +111,14 @@ class TaggedParameters:
 
 @dataclass(frozen=True, slots=True)
 class KeyValuePairs:
-    """`NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ...`."""
+    """Reads `NAME <arg_key>k</arg_key> <arg_value>v</arg_value> ...`."""
 
     key_opens: str = "<arg_key>"
     key_closes: str = "</arg_key>"
     value_opens: str = "<arg_value>"
     value_closes: str = "</arg_value>"
     name_closes: str = ""
-    """A tag after the name, where there is one."""
+    """The tag after the name; empty if there is none."""
 
     def __call__(self, turn: TurnText, span: Span) -> Sequence[RawCall]:
         """Read one call."""
@@ -132,11 +134,11 @@ class KeyValuePairs:
         while 0 <= (start := turn.find(self.key_opens, position)) < span.end:
             edges = [start + len(self.key_opens)]
             for tag in (self.key_closes, self.value_opens, self.value_closes):
-                found = turn.find(tag, edges[-1])
-                if found < 0 or found >= span.end:
+                position = turn.find(tag, edges[-1])
+                if position < 0 or position >= span.end:
                     error = f"an argument of {name} has no {tag}"
                     return [RawCall(name, status=CallStatus.BAD_ARGUMENTS, error=error)]
-                edges += [found, found + len(tag)]
+                edges += [position, position + len(tag)]
             values[turn.text[edges[0] : edges[1]].strip()] = turn.text[edges[4] : edges[5]]
             position = edges[6]
         return [RawCall(name, untyped=values)]

@@ -1,4 +1,4 @@
-"""Read a completion: thinking first, then calls by a grammar, and what is left is content."""
+"""Parse a completion: find the thinking, read the calls by a grammar, and keep the rest as content."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ THINK_TAGS = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<|channel>thought", "<channel|>"),
 )
-"""How models mark their thinking."""
+"""Pairs of tags with which models mark their thinking."""
 
 _UNCLOSED = "the call was not closed, so it was not run: end it with {closes}"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnReader:
-    """Reads completions of one template."""
+    """Parses the completions of one template."""
 
     grammar: Grammar
     control: Mapping[str, int]
     end_ids: frozenset[int]
-    """Stop tokens and closers: not part of the text when they stand at the end."""
+    """Stop tokens and closers, which are not part of the text if they are at its end."""
     thinking_open: str = ""
-    """The thinking tag that the generation prompt leaves open."""
+    """The thinking tag that the generation prompt opens; empty if it opens none."""
     leads: tuple[str, ...] = ()
-    """Patterns of headers that are no part of the content where a turn begins with one."""
+    """Patterns of headers; a header at the beginning of a turn is not part of the content."""
 
     def read(self, turn: TurnText, tools: ToolIndex, seed: bytes, *, ended: bool = True) -> ParsedTurn:
-        """Return the parsed turn; never raises for what the model wrote.
+        """Return the parsed turn; text that the model wrote wrongly never raises an error.
 
         Args:
             turn: the completion without its last stop token.
             tools: the episode's tools.
-            seed: bytes from which ids are made for calls that have none.
-            ended: a stop token stood at the end.
+            seed: bytes from which ids are derived for calls that have none.
+            ended: whether a stop token ended the completion.
         """
         if self.grammar.foreign is not None:
             whole = self._foreign(turn, tools, ended=ended)
@@ -69,38 +69,38 @@ class TurnReader:
         return _parsed(content, self._thoughts(turn, thinking), calls, tools, seed)
 
     def _foreign(self, turn: TurnText, tools: ToolIndex, *, ended: bool) -> WholeTurn:
-        """Read with another package's parser; what it raises is the last word on the turn's call.
+        """Read with the parser of another package; if it raises, the turn gets one malformed call.
 
-        Some parsers give out a call that has no end. It is not run where the turn was cut, or where
-        the template's own grammar finds a call that was not closed.
+        Some parsers return a call that was not closed. Such a call is not run if the turn was cut off,
+        or if the grammar of the template finds a call that was not closed.
         """
         thinking = self._thinking(turn)
         outside = _left(turn.text, thinking)
         try:
             assert self.grammar.foreign is not None
-            found = self.grammar.foreign(turn, outside, tools)
-        except Exception as error:  # noqa: BLE001 - whatever it raises came from what the model wrote
+            whole = self.grammar.foreign(turn, outside, tools)
+        except Exception as error:  # noqa: BLE001 - any error comes from the text of the model
             text = f"the completion cannot be read: {type(error).__name__}: {error}"
             call = RawCall(status=CallStatus.INVALID_JSON, error=text)
             return WholeTurn(outside, self._thoughts(turn, thinking), (call,))
-        calls = found.calls
+        calls = whole.calls
         unclosed = any(call.status is CallStatus.UNCLOSED for call in self._calls(turn, thinking)[0])
         if calls and calls[-1].status is CallStatus.OK and (unclosed or not ended):
             error = "the call was not closed, so it was not run"
             calls = (*calls[:-1], replace(calls[-1], status=CallStatus.UNCLOSED, error=error))
-        return WholeTurn(found.content, found.thinking or self._thoughts(turn, thinking), calls)
+        return WholeTurn(whole.content, whole.thinking or self._thoughts(turn, thinking), calls)
 
     def _thoughts(self, turn: TurnText, thinking: Sequence[Span]) -> str:
         return "\n".join(filter(None, (self._inside(turn, span) for span in thinking)))
 
     def _cut(self, call: RawCall) -> RawCall:
-        """Return the last call of a turn that was cut: what it lacks is its end."""
+        """Return the last call of a turn that was cut off, as unclosed if it is not valid JSON."""
         if call.status is not CallStatus.INVALID_JSON or any(block.closes for block in self.grammar.blocks):
             return call
         return replace(call, status=CallStatus.UNCLOSED, error="the call was cut off, so it was not run")
 
     def _thinking(self, turn: TurnText) -> list[Span]:
-        """Return the stretches of thinking, tags included, in order."""
+        """Return the spans of thinking in order, tags included."""
         spans: list[Span] = []
         position = 0
         if self.thinking_open:
@@ -108,17 +108,17 @@ class TurnReader:
             position = self._end(turn, closes, 0)
             spans.append(Span(0, position))
         while True:
-            found = [
+            openers = [
                 (start, pair) for pair in THINK_TAGS if (start := self._opens(turn, pair[0], position)) >= 0
             ]
-            if not found:
+            if not openers:
                 return spans
-            start, (opens, closes) = min(found)
+            start, (opens, closes) = min(openers)
             position = self._end(turn, closes, start + len(opens))
             spans.append(Span(start, position))
 
     def _lead(self, turn: TurnText, taken: Sequence[Span]) -> list[Span]:
-        """Return the header with which the turn begins, unless something else was read there."""
+        """Return the span of the header at the beginning of the turn, unless calls or thinking overlap it."""
         start = len(turn.text) - len(turn.text.lstrip())
         for lead in self.leads:
             match = re.compile(lead).match(turn.text, start)
@@ -127,15 +127,15 @@ class TurnReader:
         return []
 
     def _opens(self, turn: TurnText, tag: str, position: int) -> int:
-        """Where thinking opens; a tag that is plain text counts only at the start of the turn."""
+        """Return where the thinking tag opens, or -1; a plain-text tag counts only at the beginning."""
         if tag in self.control:
             return turn.find(tag, position)
         start = len(turn.text) - len(turn.text.lstrip())
         return start if position <= start and turn.at(tag, start) else -1
 
     def _end(self, turn: TurnText, closes: str, position: int) -> int:
-        found = turn.find(closes, position)
-        return len(turn.text) if found < 0 else found + len(closes)
+        end = turn.find(closes, position)
+        return len(turn.text) if end < 0 else end + len(closes)
 
     def _inside(self, turn: TurnText, span: Span) -> str:
         text = turn.text[span.start : span.end]
@@ -148,8 +148,8 @@ class TurnReader:
         taken: list[Span] = []
         outside = _between(thinking, len(turn.text))
         for region in outside:
-            found, spans = self._region(turn, region)
-            calls += found
+            region_calls, spans = self._region(turn, region)
+            calls += region_calls
             taken += spans
         if not calls and not taken and self.grammar.bare is not None and outside:
             whole = outside[-1]
@@ -165,14 +165,14 @@ class TurnReader:
         taken: list[Span] = []
         position = region.start
         while True:
-            found = [
+            openers = [
                 (start, index)
                 for index, block in enumerate(self.grammar.blocks)
                 if 0 <= (start := turn.find(block.opens, position)) < region.end
             ]
-            if not found:
+            if not openers:
                 return calls, taken
-            start, index = min(found)
+            start, index = min(openers)
             block = self.grammar.blocks[index]
             inside = Span(start + len(block.opens), region.end)
             end = self._block_end(turn, block, inside)
@@ -188,8 +188,8 @@ class TurnReader:
         if not block.closes:
             following = turn.find(block.opens, inside.start)
             return following if 0 <= following < inside.end else inside.end
-        found = turn.find(block.closes, inside.start)
-        return found if found >= 0 and found + len(block.closes) <= inside.end else None
+        end = turn.find(block.closes, inside.start)
+        return end if end >= 0 and end + len(block.closes) <= inside.end else None
 
 
 def _parsed(
@@ -205,13 +205,13 @@ def _parsed(
 
 
 def _distinct(calls: Sequence[RawCall]) -> list[RawCall]:
-    """Return the calls without the ids that one before them has: answers go by id."""
+    """Return the calls, without ids that repeat an earlier one: tool results refer to calls by id."""
     taken: set[str] = set()
-    found: list[RawCall] = []
+    distinct: list[RawCall] = []
     for call in calls:
-        found.append(replace(call, id="") if call.id in taken else call)
+        distinct.append(replace(call, id="") if call.id in taken else call)
         taken.add(call.id)
-    return found
+    return distinct
 
 
 def _between(spans: Sequence[Span], length: int) -> list[Span]:
@@ -221,7 +221,7 @@ def _between(spans: Sequence[Span], length: int) -> list[Span]:
 
 
 def _left(text: str, taken: Sequence[Span]) -> str:
-    """Return the text outside the taken stretches, without the white space beside them."""
+    """Return the text outside the taken spans, without the white space beside them."""
     if not taken:
         return text
     ordered = sorted(taken, key=lambda span: span.start)
@@ -241,5 +241,5 @@ def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCal
     elif status is CallStatus.OK and too_deep(arguments):
         status, error = CallStatus.BAD_ARGUMENTS, f"the arguments of {call.name} are nested too deep"
     if len(arguments) > MAX_ARGUMENT_CHARS:
-        values = None  # the tool refuses them, and says why
+        values = None  # the tool refuses arguments of this length and says why
     return ToolCall(call_id, call.name, arguments, status, error, values)

@@ -1,6 +1,6 @@
-"""Values inside tool calls: JSON with the raw text of each member, and Python-like literals.
+"""Read the values inside tool calls: JSON with the raw text of each member, and Python-like literals.
 
-Both readers are linear, stop at a fixed nesting depth, and raise only `ValueError`.
+Both readers take linear time, stop at a fixed nesting depth, and raise only `ValueError`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 MAX_DEPTH = 100
-"""Nesting that is still read; deeper values are malformed."""
+"""Greatest nesting depth that is read; deeper values are malformed."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{\]}]', re.DOTALL)
@@ -45,20 +45,20 @@ class Member:
 
     value: object
     raw: str
-    """Its text, exactly as it stands."""
+    """Text of the value, exactly as it was written."""
     usable: bool = True
-    """False for JSON that is valid and that no tool can be given."""
+    """False for valid JSON that cannot be passed to a tool."""
     inner: Mapping[str, Member] | None = None
-    """Its own members, where they were asked for."""
+    """Members of the value, if they were requested with `within`."""
 
     @property
     def values(self) -> Mapping[str, Any] | None:
-        """The object, if it is one that a tool can be given."""
+        """The value if it is an object that can be passed to a tool, else None."""
         return cast("dict[str, Any]", self.value) if self.usable and isinstance(self.value, dict) else None
 
 
 def too_deep(text: str) -> bool:
-    """Say whether JSON text is nested deeper than `MAX_DEPTH`: templates and tools recurse over it."""
+    """Return True if JSON text is nested deeper than `MAX_DEPTH`, over which templates and tools recurse."""
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return False
     depth = 0
@@ -79,7 +79,7 @@ def json_value(text: str, start: int = 0) -> tuple[object, int]:
     """Read one JSON value; return it and the position after it.
 
     Raises:
-        ValueError: No valid JSON stands there; the message says what and where.
+        ValueError: The text there is not valid JSON; the message says what is wrong and where.
     """
     try:
         return _DECODER.raw_decode(text, skip_space(text, start))
@@ -93,7 +93,7 @@ def json_object(text: str, start: int = 0) -> tuple[Member, int]:
     """Read one JSON object; return it with its text and the position after it.
 
     Raises:
-        ValueError: No valid JSON object stands there; the message says what and where.
+        ValueError: The text there is not a valid JSON object; the message says what is wrong and where.
     """
     position = skip_space(text, start)
     if not text.startswith("{", position):
@@ -104,15 +104,15 @@ def json_object(text: str, start: int = 0) -> tuple[Member, int]:
 def json_members(text: str, start: int = 0, *, within: str = "") -> tuple[dict[str, Member], int]:
     """Read one JSON object; return its members with their raw text and the position after it.
 
-    Each member is decoded where it stands, once: a call's arguments are one of them.
+    Each member is decoded only once, in place; the arguments of a call are such a member.
 
     Args:
-        text: where to read.
-        start: where to begin.
-        within: a key whose own members are wanted too, as `Member.inner`.
+        text: the text to read from.
+        start: the position to begin at.
+        within: key of a member whose own members are returned too, as `Member.inner`.
 
     Raises:
-        ValueError: No valid JSON object stands there; the message says what and where.
+        ValueError: The text there is not a valid JSON object; the message says what is wrong and where.
     """
     start = skip_space(text, start)
     if not text.startswith("{", start):
@@ -130,7 +130,7 @@ def json_members(text: str, start: int = 0, *, within: str = "") -> tuple[dict[s
                 members[key], position = _member(text, position)
             position, more = _next(text, position, "}")
     except (ValueError, RecursionError) as error:
-        json_value(text, start)  # says in the decoder's words what is wrong, and where
+        json_value(text, start)  # raises with the message of the decoder, which says what is wrong and where
         raise ValueError("nested too deep") from error
     return members, position
 
@@ -139,7 +139,7 @@ def json_items(text: str, start: int = 0, *, within: str = "") -> tuple[list[dic
     """Read a JSON array of objects, or one object; return their members and the position after.
 
     Raises:
-        ValueError: Something else stands there.
+        ValueError: The text there is neither an array of objects nor an object.
     """
     start = skip_space(text, start)
     if not text.startswith("[", start):
@@ -153,19 +153,19 @@ def json_items(text: str, start: int = 0, *, within: str = "") -> tuple[list[dic
             items.append(members)
             position, more = _next(text, position, "]")
     except ValueError:
-        json_value(text, start)  # the whole is no JSON: that is said first
+        json_value(text, start)  # raises if the whole is not JSON, which is the more useful message
         raise
     return items, position
 
 
 def _opened(text: str, start: int, closes: str) -> tuple[int, bool]:
-    """Step into an object or array; return where to go on, and whether anything stands in it."""
+    """Step into an object or array; return the next position, and whether it has any members."""
     position = skip_space(text, start + 1)
     return (position + 1, False) if text.startswith(closes, position) else (position, True)
 
 
 def _next(text: str, position: int, closes: str) -> tuple[int, bool]:
-    """Step over what follows a member; return where to go on, and whether another one follows."""
+    """Step over the separator after a member; return the next position, and whether a member follows."""
     position = skip_space(text, position)
     if text.startswith(closes, position):
         return position + 1, False
@@ -175,7 +175,7 @@ def _next(text: str, position: int, closes: str) -> tuple[int, bool]:
 
 
 def _key(text: str, position: int) -> tuple[str, int]:
-    """Read a key and its colon; return it and where its value begins."""
+    """Read a key and its colon; return the key and the position of its value."""
     if not text.startswith('"', position):
         raise ValueError("a key in double quotes was expected")
     key, position = json_value(text, position)
@@ -189,7 +189,7 @@ def _member(text: str, position: int) -> tuple[Member, int]:
     try:
         value, end = decode_at(text, position)
     except (ValueError, RecursionError):
-        # JSON that no tool can be given, such as a key given twice: the tool's answer will say so.
+        # This is JSON that cannot be passed to a tool, such as a repeated key; the tool will say so.
         value, end = json_value(text, position)
         return Member(value, text[position:end], usable=False), end
     return Member(value, text[position:end]), end
@@ -204,11 +204,11 @@ _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": No
 
 
 class LiteralReader:
-    """Reads Python-like literals: strings, numbers, words, lists, objects; never evaluates.
+    """Reads Python-like literals (strings, numbers, constants, lists, objects) without evaluating them.
 
     Args:
-        text: where to read.
-        quote: a tag that stands around strings besides quotes, such as `<|"|>`; its inside is raw.
+        text: the text to read from.
+        quote: a tag that may enclose strings in place of quotes, such as `<|"|>`; it knows no escapes.
     """
 
     __slots__ = ("_quote", "text")
@@ -221,7 +221,7 @@ class LiteralReader:
         """Read one value; return it and the position after it.
 
         Raises:
-            ValueError: No value stands there.
+            ValueError: There is no value at this position.
         """
         if depth > MAX_DEPTH:
             raise ValueError("nested too deep")
@@ -242,27 +242,27 @@ class LiteralReader:
         return self._scalar(start)
 
     def pairs(self, closes: str, joins: str, start: int, depth: int = 0) -> tuple[dict[str, object], int]:
-        """Read `key joins value` pairs up to the closing character; keys may stand bare.
+        """Read `key joins value` pairs up to the closing character; keys need no quotes.
 
         Raises:
-            ValueError: Something else stands there.
+            ValueError: The text there is not a sequence of such pairs.
         """
-        found: dict[str, object] = {}
+        pairs: dict[str, object] = {}
         position = skip_space(self.text, start)
         while not self.text.startswith(closes, position):
             key, position = self._key(position, depth)
             position = skip_space(self.text, position)
             if not self.text.startswith(joins, position):
                 raise ValueError(f"{joins!r} was expected at character {position}")
-            found[key], position = self.value(position + len(joins), depth + 1)
+            pairs[key], position = self.value(position + len(joins), depth + 1)
             position = self._next(position, closes)
-        return found, position + len(closes)
+        return pairs, position + len(closes)
 
     def name(self, start: int) -> tuple[str, int]:
         """Read a bare name.
 
         Raises:
-            ValueError: No name stands there.
+            ValueError: There is no name at this position.
         """
         match = _NAME.match(self.text, skip_space(self.text, start))
         if match is None:
@@ -287,7 +287,7 @@ class LiteralReader:
         return items, position + 1
 
     def _next(self, position: int, closes: str) -> int:
-        """Step over a comma; at the closing character stay."""
+        """Step over a comma; stay where the closing character is."""
         position = skip_space(self.text, position)
         if self.text.startswith(",", position):
             return skip_space(self.text, position + 1)

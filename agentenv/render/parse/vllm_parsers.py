@@ -1,7 +1,7 @@
-"""Read calls with one of vLLM's tool parsers, named as vLLM names it: `grammar="vllm:hermes"`.
+"""Parse calls with one of vLLM's tool parsers, under its name in vLLM: `grammar="vllm:hermes"`.
 
-The parser gets the text outside of thinking. Its call ids are kept only where the model wrote them:
-the others are random.
+The parser gets the text outside of thinking. Call ids are kept only if the model wrote them, because
+vLLM makes up random ids for the other calls.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PROTOCOLS = ("vllm.entrypoints.openai.chat_completion.protocol", "vllm.entrypoi
 
 
 def vllm_parser(name: str, tokenizer: ChatTokenizer) -> Foreign:
-    """Return a reader around vLLM's parser of this name.
+    """Return a parser that uses the vLLM tool parser of this name.
 
     Raises:
         DependencyMissing: vLLM is not installed.
-        UsageError: It has no parser of this name.
+        UsageError: vLLM has no tool parser of this name.
     """
     manager, request_of = _first(_PARSERS).ToolParserManager, _first(_PROTOCOLS).ChatCompletionRequest
     try:
@@ -47,22 +47,22 @@ def vllm_parser(name: str, tokenizer: ChatTokenizer) -> Foreign:
 
     def read(turn: TurnText, outside: str, tools: ToolIndex) -> WholeTurn:
         request = request_of(messages=[], model=tokenizer.name, tools=list(tools.entries) or None)
-        found = parser(fast, request.tools).extract_tool_calls(outside, request)
+        extracted = parser(fast, request.tools).extract_tool_calls(outside, request)
         calls = [
             arguments_call(
                 call.function.name,
                 call.function.arguments,
                 call.id if call.id and call.id in outside else "",
             )
-            for call in found.tool_calls
+            for call in extracted.tool_calls
         ]
-        return WholeTurn(found.content or "", "", tuple(calls))
+        return WholeTurn(extracted.content or "", "", tuple(calls))
 
     return read
 
 
 def _first(names: Sequence[str]) -> Any:
-    """Import the first module that this version of vLLM has."""
+    """Import the first of these modules that the installed version of vLLM has."""
     error: ImportError | None = None
     for name in names:
         try:

@@ -61,7 +61,7 @@ async def test_an_aborted_request_is_an_engine_that_is_unavailable():
     engine = ScriptedEngine([ScriptedTurn(text="Y", finish_reason="abort")], tokenizer=TOKENIZER)
     judge = TextModel(engine, Renderer(TOKENIZER), role="a judge")
 
-    with pytest.raises(EngineUnavailable, match="plays a judge"):
+    with pytest.raises(EngineUnavailable, match="engine of a judge"):
         await judge.ask(QUESTION, Sampling())
 
 
@@ -72,5 +72,5 @@ async def test_a_model_can_be_loaded_by_its_name():
 
 
 def test_an_engine_on_tokens_without_a_renderer_is_refused():
-    with pytest.raises(UsageError, match="a user played by an engine on tokens needs"):
+    with pytest.raises(UsageError, match="a user has an engine that works on tokens, but no renderer"):
         TextModel(ScriptedEngine(["Yes."]), role="a user")

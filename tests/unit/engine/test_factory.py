@@ -59,7 +59,7 @@ def test_an_unknown_option_suggests_the_nearest():
 
 
 def test_a_directory_without_weights_tokenizer_or_model_is_said(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"neither a config\.json nor a \.gguf"):
+    with pytest.raises(ModelNotFound, match=r"no config\.json, no \.gguf"):
         load_engine(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelNotFound, match="no weights"):

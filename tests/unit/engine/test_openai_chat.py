@@ -226,7 +226,7 @@ async def test_a_streamed_answer_is_joined():
     ("events", "said"),
     [
         ([chunk({"content": "a"}), {"error": {"message": "overloaded", "code": 500}}], "overloaded"),
-        ([chunk({"content": "a"}), "[DONE]"], "ended before the answer"),
+        ([chunk({"content": "a"}), "[DONE]"], "ended in the middle of the answer"),
     ],
 )
 async def test_a_stream_that_breaks_is_an_error(events, said):
@@ -331,8 +331,8 @@ async def test_a_deadline_aborts():
         (refusal(400, "bad"), EngineError, "refused the request: .*bad"),
         (refusal(401, "Incorrect API key"), EngineError, "AuthenticationError"),
         (refusal(404, "no such model"), EngineError, "NotFoundError"),
-        ({"nothing": 1}, EngineError, "no choice"),
-        (web.Response(text="<html>"), EngineError, "no chat completion"),
+        ({"nothing": 1}, EngineError, "without a choice"),
+        (web.Response(text="<html>"), EngineError, "not answer with a chat completion"),
     ],
     ids=["context", "bad", "key", "model", "empty", "nonsense"],
 )

@@ -55,7 +55,7 @@ def test_sureness_is_the_mean_logprob_and_one_engine_cannot_be_both():
     assert LessSureThan(-1.0)(Completion((1, 2), (-0.5, -2.0), "stop"))
     assert not LessSureThan(-1.0)(Completion((1, 2), (-0.5, -1.0), "stop"))
     engine = ScriptedEngine([[1]])
-    with pytest.raises(UsageError, match="two engines"):
+    with pytest.raises(UsageError, match="two different engines"):
         RouterEngine(engine, engine)
 
 

@@ -103,7 +103,7 @@ async def test_pushed_weights_are_read_from_a_directory_and_two_versions_are_kep
 
 
 async def test_an_engine_that_takes_no_weights_is_said(tmp_path):
-    with pytest.raises(UsageError, match="no way to take"):
+    with pytest.raises(UsageError, match="cannot take new weights"):
         await push_weights(ScriptedEngine([[1]]), Writer(), version=1, directory=tmp_path)
 
 

@@ -30,7 +30,7 @@ def test_ids_templates_and_stops_equal_those_of_transformers(family: str) -> Non
     assert ours.eos_token_ids[0] == auto.eos_token_id
     assert ours.chat_template == auto.chat_template
     assert ours.vocab_size == len(auto)
-    assert Renderer(ours)._found.reader.render(messages) == theirs
+    assert Renderer(ours)._diagnosis.reader.render(messages) == theirs
 
 
 def test_a_tokenizer_of_transformers_is_wrapped() -> None:
@@ -60,7 +60,7 @@ def test_a_processor_is_wrapped_by_its_tokenizer() -> None:
 
 
 def test_a_slow_tokenizer_is_refused_in_words() -> None:
-    with pytest.raises(UsageError, match="no fast tokenizer inside"):
+    with pytest.raises(UsageError, match="does not contain a fast tokenizer"):
         ChatTokenizer.of(object())
 
 

@@ -66,7 +66,7 @@ def sentencepiece(style: str, template: str) -> ChatTokenizer:
 
 
 def canonical(renderer: Renderer, messages: list[dict]) -> list[int]:
-    return renderer.tokenizer.encode(renderer._found.reader.render(messages))
+    return renderer.tokenizer.encode(renderer._diagnosis.reader.render(messages))
 
 
 @pytest.mark.parametrize("template", [LLAMA2, PHI3], ids=["llama2", "phi3"])

@@ -46,7 +46,7 @@ def test_a_template_whose_tail_depends_on_earlier_rounds_needs_the_history() -> 
 
     assert report.verdict == "history"
     assert "an earlier turn with 1 call" in report.reasons[0]
-    assert any("does not tell the model its tools" in warning for warning in report.warnings)
+    assert any("does not describe the tools" in warning for warning in report.warnings)
 
 
 def test_calls_numbered_over_the_conversation_need_the_history() -> None:
@@ -62,7 +62,7 @@ def test_calls_numbered_over_the_conversation_need_the_history() -> None:
 @pytest.mark.parametrize(
     ("template", "reason", "remedy"),
     [
-        (None, "no chat template", "pass one"),
+        (None, "no chat template", "pass a template"),
         ("{% for", "not valid Jinja", "pass a chat_template"),
         ("{{ raise_exception('go away') }}", "go away", "pass a chat_template"),
         (
@@ -116,7 +116,7 @@ def test_a_closer_that_is_no_stop_token_is_added_and_reported() -> None:
     renderer = Renderer(tokenizer)
 
     assert renderer.stop_token_ids == (tokenizer.token_id("<|im_end|>"),)
-    assert any("was not among the model's stop tokens" in warning for warning in renderer.report.warnings)
+    assert any("was not a stop token of the model" in warning for warning in renderer.report.warnings)
 
 
 def test_grammars_nobody_listed_are_inferred_from_a_rendered_call() -> None:
@@ -138,7 +138,7 @@ def test_a_way_of_calling_that_nothing_reads_is_replaced_by_the_text_protocol_in
     named = report_of(template, grammar="hermes")
 
     assert (report.verdict, report.grammar) == ("no_tool_role", "hermes")
-    assert "no grammar reads the tool calls" in report.reasons[0]
+    assert "no grammar can parse the tool calls" in report.reasons[0]
     assert "grammar=" in report.remedy
     assert (named.verdict, named.grammar, named.reasons) == ("fast", "hermes", ())
 

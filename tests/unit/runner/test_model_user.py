@@ -141,5 +141,5 @@ async def test_an_engine_that_fails_aborts_the_episode_and_scores_nothing(fault:
 
 
 def test_an_engine_on_tokens_without_a_renderer_is_refused():
-    with pytest.raises(UsageError, match="a user played by an engine on tokens needs"):
+    with pytest.raises(UsageError, match="a user has an engine that works on tokens, but no renderer"):
         ModelUser(ScriptedEngine(["Hi."]), "Buy.")

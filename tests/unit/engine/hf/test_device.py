@@ -14,7 +14,7 @@ from agentenv.engine.hf.load import pick_device  # noqa: E402 - needs torch
 def test_cuda_where_there_is_none_is_refused_by_name(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    with pytest.raises(UsageError, match=f"device '{device}' is not here.*leave device out"):
+    with pytest.raises(UsageError, match=f"device '{device}' cannot be used.*leave device out"):
         pick_device(device)
 
 

@@ -214,7 +214,7 @@ async def test_length_ends_a_completion_and_the_context_limit_shortens_it(model)
     done = await say(engine, prompt_of(15), max_tokens=50)
 
     assert (done.finish_reason, len(done.token_ids)) == ("length", 5)
-    with pytest.raises(ContextTooLong, match="20 tokens and hf takes 20"):
+    with pytest.raises(ContextTooLong, match="20 tokens, and hf takes 20"):
         await say(engine, prompt_of(20))
     await engine.close()
 

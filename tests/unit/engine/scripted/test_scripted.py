@@ -58,7 +58,7 @@ async def test_each_episode_gets_the_script_from_its_start():
 async def test_a_script_at_its_end_raises_or_repeats():
     engine = ScriptedEngine([[1]])
     await ask(engine)
-    with pytest.raises(EngineError, match="1 turns and was asked for turn 2"):
+    with pytest.raises(EngineError, match="1 turns, but turn 2 was requested"):
         await ask(engine)
 
     again = ScriptedEngine([[1]], repeat_last=True)

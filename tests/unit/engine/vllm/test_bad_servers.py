@@ -48,9 +48,12 @@ async def answering(routes):
 @pytest.mark.parametrize(
     ("routes", "said"),
     [
-        ({}, "is no OpenAI-compatible server: /v1/models answered 404: Not Found"),
-        ({"/v1/models": "<html>"}, "is no OpenAI-compatible server: /v1/models answered no JSON"),
-        ({"/v1/models": ["m"]}, "is no OpenAI-compatible server: /v1/models answered"),
+        ({}, "is not an OpenAI-compatible server: /v1/models answered with status 404: Not Found"),
+        (
+            {"/v1/models": "<html>"},
+            "is not an OpenAI-compatible server: the answer of /v1/models is not JSON",
+        ),
+        ({"/v1/models": ["m"]}, "is not an OpenAI-compatible server: /v1/models answered"),
         ({"/v1/models": {"data": []}}, "serves no model"),
     ],
     ids=["404", "html", "list", "none"],
@@ -64,13 +67,13 @@ async def test_what_is_no_model_server_is_said(routes, said):
 
 async def test_a_wrong_path_is_said():
     async with answering({"/v1/models": model()}) as url:
-        with pytest.raises(EngineError, match="no OpenAI-compatible server"):
+        with pytest.raises(EngineError, match="not an OpenAI-compatible server"):
             await asyncio.to_thread(load_engine, f"{url}/elsewhere/v1")
 
 
 async def test_a_wrong_model_name_is_told_the_right_ones():
     async with answering({"/v1/models": model()}) as url:
-        with pytest.raises(EngineError, match="no model 'other'; it has m"):
+        with pytest.raises(EngineError, match="no model 'other'; use one of its models: m"):
             await asyncio.to_thread(load_engine, f"{url}/v1", model="other")
 
 
@@ -83,7 +86,7 @@ async def test_a_model_directory_without_tokenizer_is_said(tmp_path):
 
 async def test_a_trainer_is_told_at_once_what_a_server_lacks(tmp_path):
     async with answering({"/v1/models": model(root=str(tmp_path)), "/v1/completions": {}}) as url:
-        with pytest.raises(UsageError, match="evaluated but not trained on: it gives no token ids"):
+        with pytest.raises(UsageError, match="evaluated but not trained on, because it returns no token ids"):
             await asyncio.to_thread(weights_and_engine, url)
     routes = {"/v1/models": model(root="/elsewhere"), "/v1/completions": {"choices": [TOKEN]}}
     async with answering(routes) as url:
@@ -112,6 +115,6 @@ async def test_a_server_that_always_closes_in_mid_answer_is_given_up_in_time():
     async with answering({"/v1/completions": closes, "/health": {}}) as url:
         report = ServerReport(url, "1", "m", None, 64, "completions", "processed", dev_mode=False, lora=False)
         engine = VLLMServerEngine(report, retry_s=0.5)
-        with pytest.raises(EngineUnavailable, match=r"cannot be reached|no server answers"):
+        with pytest.raises(EngineUnavailable, match=r"cannot be reached|no server has answered"):
             await engine.generate([1], Sampling(max_tokens=1), stop_token_ids=())
         await engine.close()

@@ -302,10 +302,10 @@ async def test_busy_servers_and_broken_connections_are_tried_again(fault):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (500, "answered 500: fault 500"),
-        (400, "answered 400: fault 400"),
-        ("nonsense", "no JSON object"),
-        ("empty", "something else than a completion"),
+        (500, "answered with status 500: fault 500"),
+        (400, "answered with status 400: fault 400"),
+        ("nonsense", "is not a JSON object"),
+        ("empty", "is not a completion"),
         ("short", "3 tokens, but 4 log-probabilities"),
         ("infinite", "not finite"),
     ],
@@ -439,9 +439,9 @@ async def test_a_server_that_shares_our_files_is_not_given_weights_that_would_br
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         (tmp_path / name / "model.safetensors").touch()
     async with serving(model_path=str(tmp_path / "served")) as fake, engine_on(fake) as engine:
-        with pytest.raises(EngineError, match="hidden_size 9 instead of 8; nothing was changed"):
+        with pytest.raises(EngineError, match="hidden_size is 9 and not 8; nothing was changed"):
             await engine.load_weights(tmp_path / "other")
-        with pytest.raises(EngineError, match=r"no \*\.safetensors; nothing was changed"):
+        with pytest.raises(EngineError, match=r"no \*\.safetensors file; nothing was changed"):
             await engine.load_weights(tmp_path / "nowhere")
         assert fake.posts == []
         assert await engine.load_weights(tmp_path / "same") == 1
@@ -498,7 +498,7 @@ async def test_an_unreachable_or_foreign_address_is_one_clear_line():
     with pytest.raises(EngineUnavailable, match="agentenv serve"):
         await asyncio.to_thread(load_engine, "http://127.0.0.1:9/v1")
     async with serving() as fake:
-        with pytest.raises(EngineError, match="no model 'x'; it has base"):
+        with pytest.raises(EngineError, match="no model 'x'; use one of its models: base"):
             await asyncio.to_thread(connect, fake.url, model="x")
 
 

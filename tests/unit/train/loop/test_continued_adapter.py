@@ -117,13 +117,13 @@ def test_an_adapter_without_its_base_says_what_is_missing(folder, tmp_path):
     with pytest.raises(ModelNotFound, match=r"without its base model: .*'/gone'.* base_model_name_or_path"):
         locate(str(adapter))
     write(json.dumps({**config, "base_model_name_or_path": None}))
-    with pytest.raises(ModelNotFound, match="does not say which model it changes"):
+    with pytest.raises(ModelNotFound, match="does not name its base model"):
         locate(str(adapter))
     write(json.dumps({**config, "base_model_name_or_path": str(adapter)}))
     with pytest.raises(UsageError, match="names another adapter"):
         locate(str(adapter))
     write(json.dumps({**config, "peft_type": "PROMPT_TUNING"}))
-    with pytest.raises(UsageError, match="PROMPT_TUNING; only LORA"):
+    with pytest.raises(UsageError, match="PROMPT_TUNING; use one of type LORA"):
         locate(str(adapter))
 
 
