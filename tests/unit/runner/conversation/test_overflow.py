@@ -240,7 +240,7 @@ async def test_a_disk_that_refuses_takes_no_episode_down(tmp_path, caplog):
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
     assert record.turns[0].tool_results[0].full_output == ""
-    assert "not kept" in caplog.text
+    assert "could not be written" in caplog.text
 
 
 def test_files_are_named_by_their_episode_and_stay_in_the_directory(tmp_path):
