@@ -62,9 +62,7 @@ async def check_parallel(subject: Subject) -> str:
     at_once = await asyncio.gather(*(subject.play(policy, task) for task in jobs))
     wrong = [played.task_id for played in at_once if played.story != in_turn[played.task_id]]
     if wrong:
-        raise Problem(
-            f"{len(jobs)} episodes at once differ from the same episodes one after another, on task {wrong[0]}"
-        )
+        raise Problem(f"{len(jobs)} episodes at once differ from those played one by one, on task {wrong[0]}")
     return f"{len(jobs)} episodes at once are the same as one after another"
 
 
