@@ -198,8 +198,7 @@ class Runner:
         Args:
             spec: specification that makes the environments, one for each attempt.
             tasks: the tasks to play; read when there is room, so the iterable may be endless.
-            group_size: number of episodes of each task; they share the environment seed and differ in
-                their sampling seeds.
+            group_size: number of episodes of each task, which differ only in their sampling seeds.
             round_index: round of a training run; a task that is repeated in another round gets new seeds.
             limits: further limits; the strictest of these, the spec's and the runner's apply.
             sampling: sampling settings that replace the runner's.
