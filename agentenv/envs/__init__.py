@@ -1,4 +1,4 @@
-"""Environments: how authors write them, where they are registered, and what tasks they play."""
+"""Environments: base classes for authors, the registry, task sets, rewards and adapters."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Environments: Gymnasium environments whose observations are text or chat messages.
 
-1. One asynchronous core (`begin`, `advance`, `is_finished`, `end`, `shutdown`) plays an episode for
-   the runner. Gymnasium's `reset`, `step` and `close` are a synchronous view on it: the message or text
-   that a Gymnasium user passes is read once, there.
-2. Authors write `reset`, `step`, and optionally `is_done`, `finish` and `close`, synchronous or
-   asynchronous. Synchronous ones run in a worker thread, off the event loop.
-3. `finish` runs exactly once in each episode, whoever ends it. The front's `step` adds what it
-   gives to the reward when the episode ends there.
-4. After the end, `step` raises until the next `reset`.
+1. An asynchronous core (`begin`, `advance`, `is_finished`, `end`, `shutdown`) plays an episode for the
+   runner. Gymnasium's `reset`, `step` and `close` are a synchronous front of this core, which turns the
+   message or text of a Gymnasium user into an action.
+2. Authors write `reset`, `step`, and optionally `is_done`, `finish` and `close`. Each may be synchronous or
+   asynchronous; synchronous methods run in a worker thread and do not block the event loop.
+3. `finish` runs exactly once in each episode, no matter what ends it. If an episode ends in Gymnasium's
+   `step`, the result of `finish` is added to the reward of that step.
+4. After the end of an episode `step` raises until the next `reset`.
 """
 
 from __future__ import annotations
@@ -44,30 +44,31 @@ from agentenv.envs.tasks import TaskSet, task_from
 __all__ = ["Env", "Snapshot"]
 
 _inside: ContextVar[frozenset[int]] = ContextVar("agentenv_inside", default=frozenset())
-"""Ids of the environments whose author's code is running: their methods are then called as they are."""
+"""Ids of the environments whose author's code is running now. Their methods run as the author wrote them,
+without Gymnasium's front."""
 
 
 @dataclass(slots=True)
 class _Episode:
-    """What the core knows of the episode being played."""
+    """State of the episode being played, as the core keeps it."""
 
     context: Context = field(default_factory=Context)
     task: dict[str, object] = field(default_factory=dict[str, object])
     label: str = ""
-    """The task's id, or its content where it has none: for error messages."""
+    """Name of the task in error messages: its id, or its content if it has no id."""
     messages: list[Message] = field(default_factory=list[Message])
-    """As the environment gave and got them; the runner's record may have shortened results."""
+    """Messages that the environment returned and received; the runner's record may have shortened results."""
     action: Action | None = None
-    """What the step being made answers."""
+    """Action that the current step answers."""
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
-    """Results that `ToolEnv.step` gave to an author's own `step` as messages, by call id."""
+    """Results, by call id, that `ToolEnv.step` returned as messages to an author's own `step`."""
     turn_reward: float = 0.0
-    """Given by tools during the step being made."""
+    """Reward that tools added during the current step."""
     begun: bool = False
     over: bool = False
-    """Set when a step or `end` ended the episode."""
+    """True once a step or `end` has ended the episode."""
     outcome: Outcome | BaseException | None = None
-    """What `finish` gave or raised; set once."""
+    """Result or exception of `finish`; set once."""
 
 
 class Env(gymnasium.Env[Any, Any]):
@@ -84,11 +85,11 @@ class Env(gymnasium.Env[Any, Any]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's attribute
 
     ends_on_text: bool = False
-    """True if a message without tool calls is the final answer."""
+    """True if a message without tool calls is the final answer and ends the episode."""
     system_prompt: str = ""
-    """Put before the first observation as a system message, if not empty."""
+    """System message before the first observation; empty means none."""
     tasks: object = None
-    """Where `reset` draws a task from when it gets none: anything `TaskSet.of` takes."""
+    """Tasks from which `reset` draws when it gets no task: anything that `TaskSet.of` takes."""
     full_marks: float = 1.0
     """Reward of a perfect episode."""
 
@@ -96,18 +97,19 @@ class Env(gymnasium.Env[Any, Any]):
     _episode: _Episode
     _rewards: tuple[Reward, ...]
     env_id: str
-    """Id of the specification that made the environment; else the class's name."""
+    """Id of the specification that made the environment; without one, the class's name."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - `Any` lets __init__ type the call
         if (args or kwargs) and cls.__init__ is object.__init__:
-            # Python lets these pass where a class writes __new__: a misspelt option would do nothing.
-            given = ", ".join([*map(repr, args), *kwargs])
-            raise TypeError(f"{cls.__name__}() takes no arguments, but was given: {given}")
+            # Python ignores these arguments in a class that defines __new__ but not __init__, so that a
+            # misspelt option would silently do nothing.
+            arguments = ", ".join([*map(repr, args), *kwargs])
+            raise TypeError(f"{cls.__name__}() takes no arguments, but was given: {arguments}")
         self = super().__new__(cls)
         self._episode = _Episode()
         self._rewards = ()
         self.env_id = cls.__name__
-        # Spaces hold a generator: shared by a class, one environment would disturb another.
+        # A space holds a random generator. If instances shared it, one would change the draws of another.
         self.observation_space = spaces.fresh(cls.observation_space)
         self.action_space = spaces.fresh(cls.action_space)
         return self
@@ -127,56 +129,56 @@ class Env(gymnasium.Env[Any, Any]):
 
     @property
     def task(self) -> Mapping[str, object]:
-        """The task being played: its fields by name."""
+        """Fields of the task being played, by name."""
         return self._episode.task
 
     @property
     def context(self) -> Context:
-        """What the runner handed over for this episode."""
+        """Context of this episode, which the runner passed to `begin`."""
         return self._episode.context
 
     @property
     def tool_schemas(self) -> Sequence[Mapping[str, JsonValue]]:
-        """Schemas shown to the model, in OpenAI's shape; none here."""
+        """Schemas of the tools, in OpenAI's format; empty unless a subclass has tools."""
         return ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; without `options["task"]` one is drawn by the seed."""
-        # `super().reset(seed=seed)` of an author has nothing left to do: the core has seeded already.
+        """Start an episode; without `options["task"]` the seed draws a task."""
+        # An author's `super().reset(seed=seed)` has nothing to do, because the core has already seeded.
         return ("", {}) if self.is_inside() else self._gym_reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         """Answer one message of the model."""
         if self.is_inside():
-            raise EnvironmentMisuse(f"{type(self).__name__} has no step() of its own to call")
+            raise EnvironmentMisuse(f"{type(self).__name__} does not define step()")
         return self._gym_step(action)
 
     def close(self) -> Any:
-        """Free what the environment holds; may be called twice."""
+        """Free the environment's resources; may be called twice."""
         return None if self.is_inside() else self._gym_close()
 
     def is_done(self) -> bool | Awaitable[bool]:
-        """Say whether the task is over; asked after each step."""
+        """Return whether the task is over; called after each step."""
         return False
 
     def finish(self, stop_reason: str) -> object:
-        """Score the finished episode: a number, None (cannot be scored) or named parts."""
+        """Score the finished episode: return a number, named parts, or None if it cannot be scored."""
         return 0.0
 
     def bind(
         self, env_id: str, *, tasks: TaskSet | None, rewards: Sequence[Reward], has_user: bool = False
     ) -> Env:
-        """Take what a specification adds to the class, and return the environment itself."""
+        """Apply the id, tasks and rewards of a specification, and return the environment itself."""
         self.env_id, self._rewards = env_id, tuple(rewards)
         if has_user:
-            # The user answers the model's text; the text alone is no end.
+            # The user answers the model's text, so text does not end the episode.
             self.ends_on_text = False
         if tasks is not None:
             self.tasks = tasks
         return self
 
     def snapshot(self) -> Snapshot:
-        """Copy the state of the episode, so that `restore` can come back to it.
+        """Copy the state of the episode, so that `restore` can return to it.
 
         Raises:
             UsageError: An attribute cannot be copied; the message names it.
@@ -184,14 +186,14 @@ class Env(gymnasium.Env[Any, Any]):
         return take(self, self._episode.context, _NOT_COPIED)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot; it can be used any number of times.
+        """Return to a snapshot, which can be used any number of times.
 
         Raises:
-            UsageError: The snapshot is of another class.
+            UsageError: The snapshot was taken of another class.
         """
         put_back(self, snapshot, self._episode.context, _NOT_COPIED)
 
-    # The core: what the runner drives -----------------------------------------------------
+    # The core, which the runner calls -----------------------------------------------------
 
     async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
         """Start an episode on a task; see `agentenv.core.episode_env.EpisodeEnv`."""
@@ -209,23 +211,26 @@ class Env(gymnasium.Env[Any, Any]):
         return (await self._advance(action))[0]
 
     async def is_finished(self) -> bool:
-        """Ask the author's `is_done`."""
+        """Return the result of the author's `is_done`."""
         if type(self).is_done is Env.is_done:
             return False
         return bool(await self._call(self.is_done))
 
     async def end(self, stop_reason: str) -> Outcome:
-        """Score the episode; the author's `finish` runs once however often this is called.
+        """Score the episode; the author's `finish` runs once, however often this is called.
 
         Raises:
             EnvironmentMisuse: No episode was begun.
         """
         episode = self._episode
         if not episode.begun:
-            raise EnvironmentMisuse(f"{type(self).__name__}: end before an episode was begun")
+            raise EnvironmentMisuse(
+                f"{type(self).__name__}: end was called before an episode was begun",
+                remedy="call begin or reset first",
+            )
         episode.over = True
         if episode.outcome is None:
-            # Set before the first await, so that a second caller never runs `finish` again.
+            # This is set before the first await, so that a concurrent second call never runs `finish` again.
             episode.outcome = EnvironmentMisuse("the episode is being scored")
             try:
                 episode.outcome = await self._score(str(stop_reason))
@@ -237,11 +242,11 @@ class Env(gymnasium.Env[Any, Any]):
         return episode.outcome
 
     async def shutdown(self) -> None:
-        """Close the environment; may be called twice, and without `begin`."""
+        """Close the environment; may be called twice, and without a call of `begin`."""
         if type(self).close is not Env.close:
             await self._call(self.close)
 
-    # Inside -------------------------------------------------------------------------------
+    # Helpers of the core ------------------------------------------------------------------
 
     async def _begin(
         self, task: Mapping[str, object], seed: int, context: Context, options: Mapping[str, object] | None
@@ -259,12 +264,12 @@ class Env(gymnasium.Env[Any, Any]):
         return observation, info
 
     async def _advance(self, action: Action) -> tuple[StepResult, object]:
-        """Make one step; return it as the runner takes it, and the observation as the author gave it."""
+        """Make one step; return the runner's `StepResult` and the author's own observation."""
         episode = self._episode
         if not episode.begun:
-            raise EnvironmentMisuse(f"{type(self).__name__}: step before reset")
+            raise EnvironmentMisuse(f"{type(self).__name__}: step before reset", remedy="call reset first")
         if episode.over:
-            raise EnvironmentMisuse(f"{type(self).__name__}: step after the end; call reset first")
+            raise EnvironmentMisuse(f"{type(self).__name__}: step after the end", remedy="call reset first")
         episode.action = action
         episode.turn_reward = 0.0
         message = action.to_message()
@@ -277,12 +282,12 @@ class Env(gymnasium.Env[Any, Any]):
         return result, observation
 
     async def _answer_action(self, action: Action, message: Message) -> tuple[StepResult, object]:
-        """Let the author's `step` answer the message, and read what it gave."""
+        """Let the author's `step` answer the message, and check its result."""
         where = f"{type(self).__name__}.step()"
         self._episode.results.clear()
         as_text = self._wants_text or isinstance(self.action_space, spaces.Text)
-        given = text_of(message) if as_text else message
-        raw = read_step(await self._call(self.step, given), where=where)
+        argument = text_of(message) if as_text else message
+        raw = read_step(await self._call(self.step, argument), where=where)
         return answered(raw, action.tool_calls, self._episode.results, where), raw[0]
 
     async def _score(self, stop_reason: str) -> Outcome:
@@ -297,7 +302,7 @@ class Env(gymnasium.Env[Any, Any]):
         return combine(own, parts)
 
     def _offered(self, stop_reason: str) -> dict[str, object]:
-        """What a reward may ask for by name."""
+        """Return the values that a reward's arguments may name."""
         episode = self._episode
         context = episode.context
         record = context.draft() if context.draft is not None else None
@@ -316,7 +321,7 @@ class Env(gymnasium.Env[Any, Any]):
         return offered if record is None else {**offered, "trajectory": record}
 
     async def _call(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        """Call an author's method as it was written: asynchronous here, synchronous in a thread."""
+        """Call an author's method: an asynchronous one here, a synchronous one in a thread."""
         token = _inside.set(_inside.get() | {id(self)})
         try:
             if _is_async(getattr(method, "__func__", method)):
@@ -327,7 +332,7 @@ class Env(gymnasium.Env[Any, Any]):
             _inside.reset(token)
 
     def is_inside(self) -> bool:
-        """Return whether this instance's own code is running here, called by the core."""
+        """Return whether the core is running this instance's code in the current context."""
         return id(self) in _inside.get()
 
     def _with_system_prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -341,14 +346,14 @@ class Env(gymnasium.Env[Any, Any]):
         self, *, seed: int | None = None, options: Mapping[str, object] | None = None
     ) -> tuple[object, dict[str, object]]:
         gymnasium.Env.reset(self, seed=seed)
-        given = dict(options or {})
-        context = given.pop("context", None)
+        rest = dict(options or {})
+        context = rest.pop("context", None)
         if not isinstance(context, Context):
             context = Context()
-        # Without a seed the episode still has one, drawn from the generator as it stands.
+        # Without a seed the episode gets one from the generator in its current state.
         context.seed = int(self.np_random.integers(2**63)) if seed is None else seed
-        task = task_from(given.pop("task", None), self.tasks, context.seed)
-        observation, info = run_sync(self._begin(task, context.seed, context, given))
+        task = task_from(rest.pop("task", None), self.tasks, context.seed)
+        observation, info = run_sync(self._begin(task, context.seed, context, rest))
         return self._front_observation(observation, first=True), info
 
     def _gym_step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
@@ -381,7 +386,7 @@ class Env(gymnasium.Env[Any, Any]):
         return "final_answer" if self.ends_on_text and not action.tool_calls else ""
 
     def _front_observation(self, observation: object, *, first: bool) -> object:
-        """Return the author's observation; chat messages get the system prompt and fresh objects."""
+        """Return the author's observation; chat messages are copied and get the system prompt."""
         if not isinstance(self.observation_space, spaces.Chat):
             return observation
         messages = messages_of(observation, where=type(self).__name__)
@@ -389,14 +394,14 @@ class Env(gymnasium.Env[Any, Any]):
 
 
 _NOT_COPIED = frozenset({"_rewards", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"})
-"""Attributes that belong to the instance and not to an episode."""
+"""Attributes that belong to the instance and not to an episode; a snapshot leaves them out."""
 
 
 def _front(author: Callable[..., Any], core: str) -> Callable[..., Any]:
     """Put Gymnasium's synchronous method in front of an author's method.
 
-    Called by the core (or by the author's own code through `super()`), the author's method runs
-    as it was written; called from outside, the synchronous front runs.
+    If the core calls the method, or the author's own code through `super()`, it runs as the author wrote
+    it. If it is called from outside, the synchronous front runs.
     """
 
     @functools.wraps(author)

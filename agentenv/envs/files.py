@@ -1,4 +1,4 @@
-"""Environments in plain files: a file is imported once, under a name that follows from its path."""
+"""Load environments from plain files. A file is imported once, under a module name made from its path."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ __all__ = ["load_file"]
 
 
 def load_file(path: str) -> str:
-    """Import a Python file and return the name of its module; a file that changed is read again.
+    """Import a Python file and return the name of its module; a changed file is imported again.
 
-    Modules beside the file can be imported by it.
+    The file can import modules from its own directory.
 
     Raises:
-        UnknownEnvironment: There is no such file.
+        UnknownEnvironment: There is no such file, or it is not a Python file.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise UnknownEnvironment(f"no file {path!r} (looked for {file})")
+        raise UnknownEnvironment(f"there is no file {path!r} (looked for {file})")
     stamp = file.stat().st_mtime_ns
     name = f"agentenv_file_{file.stem}_{blake2b(str(file).encode(), digest_size=4).hexdigest()}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__dict__.get("__agentenv_stamp__") == stamp:
         return name
-    made = importlib.util.spec_from_file_location(name, file)
-    if made is None or made.loader is None:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
         raise UnknownEnvironment(f"{path!r} is not a Python file")
-    module = importlib.util.module_from_spec(made)
-    beside = str(file.parent)
-    if beside not in sys.path:
-        sys.path.append(beside)
+    module = importlib.util.module_from_spec(spec)
+    directory = str(file.parent)
+    if directory not in sys.path:
+        sys.path.append(directory)
     sys.modules[name] = module
     try:
-        made.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
         raise

@@ -1,8 +1,8 @@
-"""Make our environments reachable through `gymnasium.make`, at no cost until Gymnasium is imported.
+"""Make our environments available through `gymnasium.make`, at no cost until Gymnasium is imported.
 
-Gymnasium has no plug-in mechanism of its own. `install` puts one finder on `sys.meta_path`; when
-`gymnasium.envs.registration` is imported, the finder mirrors our ids into Gymnasium's registry and
-takes itself away. If Gymnasium is there already, the ids are mirrored at once.
+Gymnasium has no plug-in mechanism. `install` puts a finder on `sys.meta_path`. When
+`gymnasium.envs.registration` is imported, the finder adds our ids to Gymnasium's registry and removes
+itself. If Gymnasium is already imported, the ids are added at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REGISTRATION = "gymnasium.envs.registration"
 
 
 def install() -> None:
-    """Mirror our ids into Gymnasium, now or when it is imported."""
+    """Add our ids to Gymnasium's registry, now or when Gymnasium is imported."""
     if _REGISTRATION in sys.modules:
         mirror()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -32,7 +32,7 @@ def install() -> None:
 
 
 def mirror() -> None:
-    """Register with Gymnasium every environment that we know, and each one to come."""
+    """Register our environments with Gymnasium, and each environment that is added later."""
     ours = importlib.import_module("agentenv.envs.registry").registry
     for id in ours:
         _register(id)
@@ -40,14 +40,14 @@ def mirror() -> None:
 
 
 def make_for_gymnasium(env_id: str, **kwargs: Any) -> Any:
-    """Make an environment; the entry point of the ids that are mirrored."""
+    """Make an environment; this is the entry point of our ids in Gymnasium's registry."""
     return importlib.import_module("agentenv.envs.registry").make(env_id, **kwargs)
 
 
 def _register(id: str) -> None:
     registration = sys.modules[_REGISTRATION]
     if id not in registration.registry:
-        # The argument is called env_id: `make_vec` passes arguments on beside its own `id`.
+        # The argument is called env_id because `make_vec` already passes an argument `id`.
         registration.register(
             id=id,
             entry_point=f"{__name__}:{make_for_gymnasium.__name__}",
@@ -56,9 +56,9 @@ def _register(id: str) -> None:
 
 
 class _Finder:
-    """Waits for one module and lets the usual finders find it.
+    """Waits for the import of Gymnasium's registry, which the usual finders then find.
 
-    It has the shape of `importlib.abc.MetaPathFinder`; importing that class would cost 20 ms.
+    It has the methods of `importlib.abc.MetaPathFinder`; importing that class would cost 20 ms.
     """
 
     def find_spec(
@@ -75,7 +75,7 @@ class _Finder:
 
 
 class _Loader:
-    """Runs the module as its own loader would, then mirrors our ids."""
+    """Runs the module with its own loader, then adds our ids."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -85,7 +85,7 @@ class _Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         self._inner.exec_module(module)
-        # What Gymnasium keeps is its own loader: it can show the source, ours cannot.
+        # The module keeps its own loader, because that one can show the source and ours cannot.
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
         module.__loader__ = self._inner

@@ -1,4 +1,4 @@
-"""What an author's `reset` and `step` take and return, and the shapes that the runner takes."""
+"""Check what an author's `reset` and `step` return, and turn it into the runner's types."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def last_answer(messages: Sequence[Message]) -> str:
 
 
 def messages_of(observation: object, *, where: str) -> tuple[Message, ...]:
-    """Return an observation as chat messages; empty text is no message.
+    """Return an observation as chat messages; empty text gives no message.
 
     Raises:
-        EnvironmentMisuse: It is neither text nor chat messages, or speaks for the model.
+        EnvironmentMisuse: The observation is neither text nor chat messages.
     """
     if observation is None or observation == "":
         return ()
@@ -49,27 +49,33 @@ def messages_of(observation: object, *, where: str) -> tuple[Message, ...]:
     if isinstance(observation, Mapping):
         observation = [observation]
     if not isinstance(observation, Sequence):
-        raise EnvironmentMisuse(f"{where} gave {observation!r:.200}; an observation is text or chat messages")
+        raise EnvironmentMisuse(
+            f"{where} returned {observation!r:.200}", remedy="an observation is text or chat messages"
+        )
     messages: list[Message] = []
     for message in cast("Sequence[object]", observation):
         role = cast("Mapping[str, object]", message).get("role") if isinstance(message, Mapping) else None
         if role not in {"system", "developer", "user", "tool", "assistant"}:
-            raise EnvironmentMisuse(f"{where} gave {message!r:.200}, which is not a chat message with a role")
+            raise EnvironmentMisuse(
+                f"{where} returned {message!r:.200}, which is not a chat message with a role"
+            )
         messages.append(cast("Message", {**cast("Message", message)}))
     return tuple(messages)
 
 
 def read_reset(value: object, *, where: str) -> tuple[object, dict[str, object]]:
-    """Check what `reset` returned.
+    """Check the return value of `reset`.
 
     Raises:
-        EnvironmentMisuse: It is not `(observation, info)`.
+        EnvironmentMisuse: The value is not `(observation, info)`.
     """
     if not isinstance(value, tuple) or len(cast("tuple[object, ...]", value)) != 2:
-        raise EnvironmentMisuse(f"{where} gave {value!r:.200}; reset returns (observation, info)")
+        raise EnvironmentMisuse(
+            f"{where} returned {value!r:.200}", remedy="reset returns (observation, info)"
+        )
     observation, info = cast("tuple[object, object]", value)
     if not isinstance(info, Mapping):
-        raise EnvironmentMisuse(f"{where} gave the info {info!r:.200}; it is a dictionary")
+        raise EnvironmentMisuse(f"{where} returned the info {info!r:.200}", remedy="info is a dictionary")
     return observation, dict(cast("Mapping[str, object]", info))
 
 
@@ -77,25 +83,28 @@ RawStep: TypeAlias = "tuple[object, float, bool, bool, dict[str, object]]"
 
 
 def read_step(value: object, *, where: str) -> RawStep:
-    """Check what `step` returned and make its numbers plain Python ones.
+    """Check the return value of `step` and turn its numbers into plain Python numbers.
 
     Raises:
-        EnvironmentMisuse: It is not `(observation, reward, terminated, truncated, info)`, or the
+        EnvironmentMisuse: The value is not `(observation, reward, terminated, truncated, info)`, or the
             reward is not a finite number.
     """
     if not isinstance(value, tuple) or len(cast("tuple[object, ...]", value)) != 5:
         raise EnvironmentMisuse(
-            f"{where} gave {value!r:.200}; step returns (observation, reward, terminated, truncated, info)"
+            f"{where} returned {value!r:.200}",
+            remedy="step returns (observation, reward, terminated, truncated, info)",
         )
     observation, reward, terminated, truncated, info = cast("tuple[object, ...]", value)
     try:
         number = float(cast("float", reward))
     except (TypeError, ValueError) as error:
-        raise EnvironmentMisuse(f"{where} gave the reward {reward!r:.200}; it is a number") from error
+        raise EnvironmentMisuse(
+            f"{where} returned the reward {reward!r:.200}", remedy="a reward is a number"
+        ) from error
     if not isfinite(number):
-        raise EnvironmentMisuse(f"{where} gave the reward {number}; it must be finite")
+        raise EnvironmentMisuse(f"{where} returned the reward {number}", remedy="a reward must be finite")
     if not isinstance(info, Mapping):
-        raise EnvironmentMisuse(f"{where} gave the info {info!r:.200}; it is a dictionary")
+        raise EnvironmentMisuse(f"{where} returned the info {info!r:.200}", remedy="info is a dictionary")
     return observation, number, bool(terminated), bool(truncated), dict(cast("Mapping[str, object]", info))
 
 
@@ -105,34 +114,37 @@ def answered(
     """Turn a step's observation into new messages and one result for each call, in call order.
 
     Args:
-        raw: what `read_step` gave.
+        raw: result of `read_step`.
         calls: the action's tool calls.
         known: results that a toolbox made for an author's own step, by call id.
-        where: for error messages.
+        where: name of the method in error messages.
 
     Raises:
-        EnvironmentMisuse: The environment spoke for the model, or answered a call twice or one
-            that was not made.
+        EnvironmentMisuse: The environment returned an assistant message, answered a call twice, or answered
+            a call that the model did not make.
     """
     observation, reward, terminated, truncated, info = raw
     if isinstance(observation, str) and observation and len(calls) == 1 and not known:
-        # An environment that runs its one call itself may answer in plain text.
+        # An environment that runs a single call itself may answer it in plain text.
         observation = [{"role": "tool", "tool_call_id": calls[0].id, "content": observation}]
     messages: list[Message] = []
     results = dict[str, ToolResult]()
     names = {call.id: call.name for call in calls}
     for message in messages_of(observation, where=where):
         if message["role"] == "assistant":
-            raise EnvironmentMisuse(f"{where} gave an assistant message; only the model writes those")
+            raise EnvironmentMisuse(
+                f"{where} returned an assistant message", remedy="only the model writes those"
+            )
         if message["role"] != "tool":
             messages.append(message)
             continue
         call_id = message.get("tool_call_id", "")
         if call_id in results or call_id not in names:
-            raise EnvironmentMisuse(f"{where} answered the tool call {call_id!r} twice or unasked")
+            problem = "twice" if call_id in results else "which the model did not make"
+            raise EnvironmentMisuse(f"{where} answered the tool call {call_id!r}, {problem}")
         content = message.get("content") or ""
-        mine = known.get(call_id, ToolResult(call_id, names[call_id], content))
-        results[call_id] = mine if mine.content == content else replace(mine, content=content)
+        result = known.get(call_id, ToolResult(call_id, names[call_id], content))
+        results[call_id] = result if result.content == content else replace(result, content=content)
     ordered = tuple(
         results.get(call.id)
         or known.get(call.id)

@@ -1,7 +1,7 @@
-"""Environments of others by name: `gymnasium:FrozenLake-v1`, `reasoning_gym:countdown` and their like.
+"""Environments of other libraries by name, for example `gymnasium:FrozenLake-v1`, `reasoning_gym:countdown`.
 
-Here each name becomes a specification. The adapters, which play such an environment, know no
-specifications, and are imported when the first name of their kind is looked up.
+This module turns each name into a specification. The adapters, which play such an environment, know
+nothing of specifications. Each is imported when the first name with its prefix is looked up.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["PEERS", "test_seeds", "train_seeds"]
 
 
 def train_seeds(seed: int) -> dict[str, object]:
-    """Return the task of a seed; training uses the even ones."""
+    """Return the training task of a seed; training tasks use even seeds."""
     return {"seed": 2 * seed}
 
 
 def test_seeds(seed: int) -> dict[str, object]:
-    """Return the task of a seed; held-out tasks use the odd ones."""
+    """Return the held-out task of a seed; held-out tasks use odd seeds."""
     return {"seed": 2 * seed + 1}
 
 
@@ -69,12 +69,14 @@ def _textarena(game: str) -> EnvSpec:
 
 
 def _openenv(url: str) -> EnvSpec:
-    """Return the specification of a server's environment; nothing is connected yet."""
+    """Return the specification of a server's environment, without connecting to the server."""
     from agentenv.envs.adapters.openenv import OpenEnv
 
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"openenv:{url} needs a server's URL, as in openenv:http://127.0.0.1:8000")
-    name = "".join(letter if letter.isalnum() else "-" for letter in url.partition("//")[2]).strip("-")
+        raise UsageError(
+            f"openenv:{url} has no server URL", remedy="write it as in openenv:http://127.0.0.1:8000"
+        )
+    name = "".join(char if char.isalnum() else "-" for char in url.partition("//")[2]).strip("-")
     return EnvSpec.of(
         f"openenv/{name}-v0",
         OpenEnv,
@@ -103,8 +105,8 @@ PEERS: Mapping[str, Callable[[str], EnvSpec]] = {
     "openenv": _openenv,
     "verifiers": _verifiers,
 }
-"""What makes the specification of a name, by the prefix before the colon.
+"""Functions that make the specification of a name, by the prefix before the colon.
 
-Each raises `UnknownEnvironment` where the package has nothing of this name, and `DependencyMissing` where
-the package is not installed.
+Each function raises `UnknownEnvironment` if the package has no environment of this name, and
+`DependencyMissing` if the package is not installed.
 """

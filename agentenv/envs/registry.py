@@ -1,11 +1,11 @@
-"""The registry: environments by id, from this program, from files and from installed packages.
+"""The registry finds environments by id: from this program, from files and from installed packages.
 
-1. An id is `namespace/Name-v0`. `spec`, `make` also take `path/to/file.py`, `file.py:Class`,
-   `module:Class`, and what others have: `gymnasium:FrozenLake-v1`, `reasoning_gym:countdown`,
-   `textarena:FrozenLake-v0`.
-2. Installed packages name their environments in the entry-point group `agentenv.envs`. They are
-   listed without being imported, and imported when they are first asked for.
-3. A package that cannot be imported is listed with its error and disturbs no other.
+1. An id is `namespace/Name-v0`. `spec` and `make` also take `path/to/file.py`, `file.py:Class`,
+   `module:Class`, and names in other libraries, for example `gymnasium:FrozenLake-v1`,
+   `reasoning_gym:countdown` and `textarena:FrozenLake-v0`.
+2. Installed packages name their environments in the entry-point group `agentenv.envs`. The registry lists
+   them without importing them, and imports each when it is first used.
+3. A package that cannot be imported is listed with its error and does not affect the others.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Listing:
 
     id: str
     origin: str
-    """Where it comes from: `registered`, or the distribution that brings it."""
+    """Source of the environment: `registered`, or the distribution that contains it."""
     spec: EnvSpec | None = None
-    """The specification, once loaded."""
+    """Specification of the environment; None before it is loaded."""
     error: str = ""
-    """Why it cannot be used; empty if it can, or has not been tried."""
+    """Why the environment cannot be loaded; empty if it was loaded or not tried."""
 
 
 class Registry(Mapping[str, EnvSpec]):
-    """Specifications by id; those of installed packages are loaded when first looked up."""
+    """Maps ids to specifications; environments of installed packages are loaded when first looked up."""
 
     def __init__(self, group: str = ENTRY_POINT_GROUP) -> None:
         self._group = group
@@ -68,8 +68,8 @@ class Registry(Mapping[str, EnvSpec]):
         """
         if not _ID.match(entry.id):
             raise UsageError(
-                f"environment id {entry.id!r} is not namespace/Name-v0, as in 'shop/Math-v0' "
-                "(letters, digits, _, . and -, and a version)"
+                f"environment id {entry.id!r} does not have the form namespace/Name-v0",
+                remedy="use letters, digits, _, . and -, and a version, as in 'shop/Math-v0'",
             )
         taken = self._specs.get(entry.id)
         if taken is not None and not override and taken.entry_point != entry.entry_point:
@@ -82,15 +82,15 @@ class Registry(Mapping[str, EnvSpec]):
             tell(entry.id)
 
     def remove(self, id: str) -> None:
-        """Forget a registered specification, if there is one."""
+        """Remove the specification of this id, if there is one."""
         self._specs.pop(id, None)
 
     def update(self, entries: Mapping[str, EnvSpec]) -> None:
-        """Add specifications as they are, in the place of those with the same ids."""
+        """Add specifications without checks; they replace those with the same ids."""
         self._specs.update(entries)
 
     def clear(self) -> None:
-        """Forget every loaded specification: for tests, which put back what was there with `update`."""
+        """Remove every loaded specification. Tests use this, and restore the specifications with `update`."""
         self._specs.clear()
 
     def watch(self, tell: Callable[[str], None]) -> None:
@@ -101,7 +101,7 @@ class Registry(Mapping[str, EnvSpec]):
         """Return the specification of an id.
 
         Raises:
-            UnknownEnvironment: No such id, or the package that brings it cannot be loaded.
+            UnknownEnvironment: There is no such id, or its package cannot be loaded.
         """
         if id not in self._specs and id in self._entry_points:
             self._load(self._entry_points[id])
@@ -123,7 +123,7 @@ class Registry(Mapping[str, EnvSpec]):
 
     @property
     def loaded(self) -> Mapping[str, EnvSpec]:
-        """The specifications that are there without importing anything more."""
+        """Specifications that are loaded already."""
         return MappingProxyType(self._specs)
 
     def listing(self, *, load: bool = False) -> list[Listing]:
@@ -131,12 +131,12 @@ class Registry(Mapping[str, EnvSpec]):
         rows: list[Listing] = []
         for id in self:
             if load and id not in self._specs and id not in self._errors:
-                with suppress(UnknownEnvironment):  # its text is kept in `_errors`, and listed below
+                with suppress(UnknownEnvironment):  # its text is in `_errors`, and is listed below
                     self[id]
             point = self._entry_points.get(id)
             origin = point.dist.name if point is not None and point.dist is not None else "registered"
-            found = self._specs.get(id)
-            rows.append(Listing(id, origin, found, "" if found is not None else self._errors.get(id, "")))
+            entry = self._specs.get(id)
+            rows.append(Listing(id, origin, entry, "" if entry is not None else self._errors.get(id, "")))
         return rows
 
     def rescan(self) -> None:
@@ -154,7 +154,8 @@ class Registry(Mapping[str, EnvSpec]):
         try:
             loaded = point.load()
             if point.name not in self._specs:
-                # A module registers once, when it is imported; what it said then holds still.
+                # A module registers its environment once, when it is imported. If the registry was cleared
+                # since then, the specification of that time is used again.
                 self.add(self._seen.get(point.name) or _spec_of(loaded, point.name, point.value))
             self._errors.pop(point.name, None)
         except BaseException as error:
@@ -170,7 +171,8 @@ class Registry(Mapping[str, EnvSpec]):
     def _unknown(self, id: str) -> UnknownEnvironment:
         known = list(self)
         match = _ID.match(id)
-        versions = [one for one in known if match and one.rpartition("-v")[0] == id.rpartition("-v")[0]]
+        name = id.rpartition("-v")[0]
+        versions = [other for other in known if match and other.rpartition("-v")[0] == name]
         close = versions or _closest(id, known)
         meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         return UnknownEnvironment(
@@ -179,20 +181,20 @@ class Registry(Mapping[str, EnvSpec]):
 
 
 def _closest(id: str, known: Sequence[str]) -> list[str]:
-    """Return near misses, without regard to case, and by the name alone if the namespace is off."""
-    whole = {one.lower(): one for one in known}
-    bare = {one.partition("/")[2].rpartition("-v")[0].lower(): one for one in known}
+    """Return similar ids, ignoring case; the name alone is also compared, without the namespace."""
+    whole = {other.lower(): other for other in known}
+    bare = {other.partition("/")[2].rpartition("-v")[0].lower(): other for other in known}
     name = id.rpartition("/")[2].lower()
     name = name.rpartition("-v")[0] or name
-    found = [
+    matches = [
         *(whole[near] for near in nearest(id.lower(), whole, cutoff=0.7)),
         *(bare[near] for near in nearest(name, bare, cutoff=0.7)),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(matches))
 
 
 registry = Registry()
-"""The environments of this program and of the installed packages."""
+"""Registry of the environments of this program and of the installed packages."""
 
 
 def register(
@@ -213,20 +215,20 @@ def register(
     """Register an environment and return its specification.
 
     Args:
-        id: `namespace/Name-v0`.
-        entry_point: an environment class, a function that makes one, or `"module:attr"`.
-        tasks: anything that `TaskSet.of` takes; the class's own `tasks` if None.
-        rewards: reward functions added to the environment's own reward; each a function, a
-            function with its weight, or an `ae.Reward`.
-        max_turns: limit of assistant turns; shorthand for the field of `limits`.
-        limits: limits of an episode; the stricter of these and the run's hold.
-        kwargs: arguments of the entry point; those of `make` win.
-        user: a simulated user (`ae.User`), or a function of the task that gives one.
+        id: id of the form `namespace/Name-v0`.
+        entry_point: an environment class, a function that makes an environment, or `"module:attr"`.
+        tasks: anything that `TaskSet.of` takes; None means the class's own `tasks`.
+        rewards: rewards added to the environment's own reward. Each is a function, a pair of a function and
+            its weight, or an `ae.Reward`.
+        max_turns: limit of assistant turns; short for this field of `limits`.
+        limits: limits of an episode; the stricter of these and the run's apply.
+        kwargs: arguments of the entry point; arguments of `make` override them.
+        user: a simulated user (`ae.User`), or a function of the task that returns one.
         done_policy: `"stop"` ends the episode when `is_done()` is true; `"explain"` tells the
             model and lets it answer once more.
         sandbox: name of the sandbox that episodes need (`"auto"`, `"local"`, `"e2b"`).
-        description: one line for lists.
-        override: replace an environment of the same id.
+        description: one line for lists of environments.
+        override: replace an environment that has the same id.
 
     Raises:
         UsageError: The id is malformed or taken, or an argument cannot be used.
@@ -252,7 +254,7 @@ def spec(id: str | EnvSpec) -> EnvSpec:
     """Return the specification that an id, a file or a module names.
 
     Raises:
-        UnknownEnvironment: Nothing has this name, or several things have.
+        UnknownEnvironment: Nothing has this name, or several environments have it.
     """
     if isinstance(id, EnvSpec):
         return id
@@ -281,7 +283,10 @@ def make(id: str | EnvSpec, **kwargs: Any) -> Env:
 
 
 def _is_reload(entry: EnvSpec) -> bool:
-    """A class defined anew under the same name and module (a notebook cell, a reload) replaces itself."""
+    """Return whether this is a new definition of the same class, for example in a reloaded module.
+
+    Such a definition replaces the old one without `override=True`.
+    """
     taken = registry.loaded.get(entry.id)
     return taken is not None and taken.entry_point == entry.entry_point
 
@@ -292,13 +297,13 @@ def _import(module: str, id: str) -> str:
     except ModuleNotFoundError as error:
         missing = error.name or module
         if module == missing or module.startswith(f"{missing}."):
-            raise UnknownEnvironment(f"environment {id!r}: no module {module!r} can be imported") from error
+            raise UnknownEnvironment(f"environment {id!r}: there is no module {module!r}") from error
         raise
     return module
 
 
 def _choose(module: str, attribute: str, id: str) -> EnvSpec:
-    """Return the one specification that a loaded module offers under `attribute`, or at all."""
+    """Return the specification that `attribute` names in a loaded module, or the module's only one."""
     registered = [entry for entry in registry.loaded.values() if entry.module == module]
     if not attribute:
         if len(registered) == 1:
@@ -313,11 +318,11 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
             return _spec_of(classes[0], _made_up_id(classes[0]), "")
         if not classes:
             raise UnknownEnvironment(
-                f"{id} registers no environment and defines no class of one",
-                remedy="write a class of agentenv.Env or agentenv.ToolEnv, and register it",
+                f"{id} neither registers an environment nor defines an environment class",
+                remedy="write a subclass of agentenv.Env or agentenv.ToolEnv, and register it",
             )
-        found = ", ".join(f"{id}:{one.__name__}" for one in classes)
-        raise UnknownEnvironment(f"{id} defines {len(classes)} environments", remedy=f"choose one: {found}")
+        names = ", ".join(f"{id}:{cls.__name__}" for cls in classes)
+        raise UnknownEnvironment(f"{id} defines {len(classes)} environments", remedy=f"choose one: {names}")
     for entry in registered:
         if attribute in (entry.id, entry.attribute):
             return entry
@@ -325,7 +330,7 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
         return registry[attribute]
     target = getattr(sys.modules[module], attribute, None)
     if target is None:
-        offers = [one.__name__ for one in _env_classes(module)] + [entry.id for entry in registered]
+        offers = [cls.__name__ for cls in _env_classes(module)] + [entry.id for entry in registered]
         meant = did_you_mean(attribute, offers)
         known = f"there are: {', '.join(offers) or 'none'}"
         raise UnknownEnvironment(
@@ -337,12 +342,12 @@ def _choose(module: str, attribute: str, id: str) -> EnvSpec:
 def _env_classes(module: str) -> list[type]:
     from agentenv.envs.env import Env
 
-    found = [
+    classes = [
         value
         for value in vars(sys.modules[module]).values()
         if isinstance(value, type) and issubclass(value, Env) and value.__module__ == module
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(classes))
 
 
 def _made_up_id(target: object) -> str:
@@ -351,9 +356,11 @@ def _made_up_id(target: object) -> str:
 
 
 def _spec_of(target: Any, id: str, entry_point: str) -> EnvSpec:
-    """Make a specification from what an entry point or an attribute holds."""
+    """Make a specification from the object that an entry point or an attribute names."""
     if isinstance(target, EnvSpec):
         return target if not entry_point or target.id == id else replace(target, id=id)
     if not callable(target):
-        raise UsageError(f"{entry_point or id} is {target!r:.200}, neither an environment nor an EnvSpec")
+        raise UsageError(
+            f"{entry_point or id} is {target!r:.200}, which is neither an environment nor an EnvSpec"
+        )
     return EnvSpec.of(id, entry_point or target)

@@ -1,4 +1,4 @@
-"""Copies of an environment's state in mid-episode, to come back to."""
+"""Snapshots: copies of an environment's state during an episode, which can be restored."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Snapshot", "put_back", "take"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of an environment's attributes; opaque, and good for any number of restores."""
+    """A copy of an environment's attributes, which can be restored any number of times."""
 
     owner: type
     attributes: Mapping[str, object]
     context: Context
-    """The surroundings without what cannot be copied: sandbox and record."""
+    """The episode's context, without its sandbox and its record, which cannot be copied."""
 
 
 def take(holder: object, context: Context, leave_out: Collection[str]) -> Snapshot:
-    """Copy an object's attributes; those that are one object stay one object in the copy.
+    """Copy an object's attributes; attributes that share an object share its copy.
 
     Raises:
         UsageError: An attribute cannot be copied; the message names it.
@@ -39,21 +39,21 @@ def take(holder: object, context: Context, leave_out: Collection[str]) -> Snapsh
         except Exception as error:
             raise UsageError(
                 f"{type(holder).__name__}.{name} cannot be copied ({type(error).__name__}: {error})",
-                remedy="keep such things out of the instance, or override snapshot() and restore()",
+                remedy="do not keep such objects in the instance, or override snapshot() and restore()",
             ) from error
     return Snapshot(type(holder), kept, saved)
 
 
 def put_back(holder: object, snapshot: Snapshot, live: Context, leave_out: Collection[str]) -> None:
-    """Give an object the attributes of a snapshot, and its context the snapshot's state.
+    """Restore an object's attributes and the state of its context from a snapshot.
 
-    The context stays the object that the runner handed over.
+    The context remains the object that the runner passed, and only its fields change.
 
     Raises:
-        UsageError: The snapshot is of another class.
+        UsageError: The snapshot was taken of another class.
     """
     if snapshot.owner is not type(holder):
-        raise UsageError(f"this is a snapshot of {snapshot.owner.__name__}, not {type(holder).__name__}")
+        raise UsageError(f"this is a snapshot of {snapshot.owner.__name__}, not of {type(holder).__name__}")
     saved = snapshot.context
     live.state = copy.deepcopy(saved.state)
     live.task, live.seed, live.turn = saved.task, saved.seed, saved.turn

@@ -1,8 +1,8 @@
 """Gymnasium spaces for text and chat messages.
 
-`gymnasium.spaces.Text` has a closed character set: it refuses newlines and accents, and a set of
-all characters takes seconds to build. These spaces hold any text; sampling draws short printable
-text from the space's own generator.
+`gymnasium.spaces.Text` has a fixed character set: by default it refuses newlines and accents, and a set of
+all characters takes seconds to build. The spaces of this module contain any text. Their samples are short
+texts drawn from the space's own generator.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class _JsonSpace(gymnasium.spaces.Space[Any]):
-    """What the three spaces share: members are JSON values, samples come from one generator."""
+    """Base class of the three spaces, whose members are JSON values."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text has no fixed size."""
+        """False, because text has no fixed size."""
         return False
 
     def fresh(self) -> _JsonSpace:
-        """Return a copy with a generator of its own, not drawn from yet."""
-        twin = copy.copy(self)
-        twin._np_random = None  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
-        return twin
+        """Return a copy with its own generator, from which nothing was drawn."""
+        space = copy.copy(self)
+        space._np_random = None  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue]
+        return space
 
     def _draw_text(self) -> str:
         length = int(self.np_random.integers(0, _SAMPLED_CHARS + 1))
@@ -65,7 +65,7 @@ class Text(_JsonSpace):
         self.max_chars = max_chars
 
     def contains(self, x: object) -> bool:
-        """Return whether `x` is text of a fitting length."""
+        """Return whether `x` is a text of at most `max_chars` characters."""
         return isinstance(x, str) and (self.max_chars is None or len(x) <= self.max_chars)
 
     def sample(self, mask: object = None, probability: object = None) -> str:
@@ -83,17 +83,17 @@ class Chat(_JsonSpace):
         """Return whether `x` is a list or tuple of chat messages."""
         if isinstance(x, str) or not isinstance(x, Sequence):
             return False
-        return all(_is_message(one) for one in cast("Sequence[object]", x))
+        return all(_is_message(message) for message in cast("Sequence[object]", x))
 
     def sample(self, mask: object = None, probability: object = None) -> list[Message]:
-        """Draw one to three messages of a user; masks do not apply and are ignored."""
+        """Draw one to three user messages; masks do not apply and are ignored."""
         return [
             {"role": "user", "content": self._draw_text()} for _ in range(int(self.np_random.integers(1, 4)))
         ]
 
 
 class Action(_JsonSpace):
-    """What a model does: an assistant message, or its text alone."""
+    """A model's action: an assistant message, or only its text."""
 
     def contains(self, x: object) -> bool:
         """Return whether `x` is text or an assistant message."""
@@ -102,12 +102,12 @@ class Action(_JsonSpace):
         return _is_message(x) and cast("Message", x)["role"] == "assistant"
 
     def sample(self, mask: object = None, probability: object = None) -> Message:
-        """Draw an assistant message of text; masks do not apply and are ignored."""
+        """Draw an assistant message with text; masks do not apply and are ignored."""
         return {"role": "assistant", "content": self._draw_text()}
 
 
 def fresh(space: gymnasium.spaces.Space[Any]) -> gymnasium.spaces.Space[Any]:
-    """Return a copy of a space with a generator of its own; cheap for the spaces of this module."""
+    """Return a copy of a space with its own generator; this is cheap for the spaces of this module."""
     return space.fresh() if isinstance(space, _JsonSpace) else copy.deepcopy(space)
 
 

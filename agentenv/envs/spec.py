@@ -1,4 +1,4 @@
-"""The frozen recipe of an environment: what makes it, its tasks, rewards and limits."""
+"""The specification of an environment: its entry point, tasks, rewards and limits."""
 
 from __future__ import annotations
 
@@ -25,38 +25,42 @@ __all__ = ["EnvSpec"]
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """One environment's recipe; immutable, and made into JSON and back where it is importable.
+    """Immutable specification of an environment.
+
+    It can be written as JSON and read back if everything in it can be imported by name.
 
     Raises:
-        UsageError: A field cannot be used.
+        UsageError: A field has a value that cannot be used.
     """
 
     id: str
-    """`namespace/Name-v0`."""
+    """Id of the form `namespace/Name-v0`."""
     entry_point: str
-    """`module:attr` of the class or function that makes the environment."""
+    """Class or function that makes the environment, as `module:attr`."""
     tasks: TaskSet | None = None
     rewards: tuple[Reward, ...] = ()
-    """Added to the environment's own reward."""
+    """Rewards that are added to the environment's own reward."""
     limits: RunLimits | None = None
-    """The stricter of these and the run's hold."""
+    """Limits of an episode; the stricter of these and the run's apply."""
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of the entry point."""
     user: Any = None
-    """A simulated user, or a function of the task that gives one."""
+    """A simulated user, or a function of the task that returns one."""
     done_policy: DonePolicy = "stop"
     sandbox: str | None = None
     """Name of the sandbox that episodes need."""
     description: str = ""
     target: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
-    """The object behind `entry_point`, where it is at hand."""
+    """Object that `entry_point` names, if it is already imported."""
 
     def __post_init__(self) -> None:
         module, colon, attribute = self.entry_point.partition(":")
         if not (module and colon and attribute):
-            raise UsageError(f"entry point {self.entry_point!r} of {self.id} is not 'module:attr'")
+            raise UsageError(
+                f"entry point {self.entry_point!r} of {self.id} does not have the form 'module:attr'"
+            )
         if self.done_policy not in get_args(DonePolicy):
-            raise UsageError(f"done_policy is one of {get_args(DonePolicy)}, not {self.done_policy!r}")
+            raise UsageError(f"done_policy must be one of {get_args(DonePolicy)}, not {self.done_policy!r}")
         object.__setattr__(self, "kwargs", MappingProxyType(dict(self.kwargs)))
 
     @classmethod
@@ -75,14 +79,14 @@ class EnvSpec:
         sandbox: str | None = None,
         description: str = "",
     ) -> EnvSpec:
-        """Make a specification from what `register` takes.
+        """Make a specification from the arguments of `register`.
 
         Raises:
-            UsageError: A field cannot be used.
+            UsageError: A field has a value that cannot be used.
         """
         target = None if isinstance(entry_point, str) else entry_point
         if target is not None and not callable(target):
-            raise UsageError(f"the entry point of {id} is {target!r:.200}, not a class or function")
+            raise UsageError(f"the entry point of {id} is {target!r:.200}, which is not a class or function")
         if max_turns is not None:
             base = limits or _no_limits()
             limits = base.stricter(dataclasses.replace(_no_limits(), max_turns=max_turns))
@@ -90,7 +94,7 @@ class EnvSpec:
             id=id,
             entry_point=entry_point if isinstance(entry_point, str) else _name_of(entry_point),
             tasks=None if tasks is None else TaskSet.of(tasks),
-            rewards=tuple(as_reward(one) for one in rewards),
+            rewards=tuple(as_reward(reward) for reward in rewards),
             limits=limits,
             kwargs=kwargs or {},
             user=user,
@@ -103,7 +107,7 @@ class EnvSpec:
 
     @property
     def module(self) -> str:
-        """Name of the module that holds the entry point."""
+        """Name of the module that contains the entry point."""
         return self.entry_point.partition(":")[0]
 
     @property
@@ -113,14 +117,14 @@ class EnvSpec:
 
     @property
     def max_turns(self) -> int | None:
-        """The specification's limit of assistant turns, if it has one."""
+        """Limit of assistant turns; None if the specification sets none."""
         return None if self.limits is None else self.limits.max_turns
 
     def load(self) -> Callable[..., Any]:
-        """Return the class or function behind the entry point.
+        """Return the class or function that the entry point names.
 
         Raises:
-            UnknownEnvironment: It cannot be imported.
+            UnknownEnvironment: The entry point cannot be imported.
         """
         if self.target is not None:
             return self.target
@@ -140,35 +144,35 @@ class EnvSpec:
             )
 
     def make(self, **kwargs: Any) -> Env:
-        """Make a new environment; arguments given here win over the specification's.
+        """Make a new environment; these arguments override the specification's.
 
         Raises:
             UnknownEnvironment: The entry point cannot be imported.
-            UsageError: It refuses the arguments, or makes something that is no environment.
+            UsageError: The entry point refuses the arguments, or does not make an environment.
         """
         target = self.load()
         arguments = {**self.kwargs, **kwargs}
         try:
-            made = target(**arguments)
+            env = target(**arguments)
         except TypeError as error:
             if arguments and _refuses(target, arguments):
                 raise UsageError(f"{self.id} cannot be made with {sorted(arguments)}: {error}") from error
             raise
         from agentenv.envs.env import Env
 
-        if not isinstance(made, Env):
+        if not isinstance(env, Env):
             adapters = importlib.import_module("agentenv.envs.adapters.adapt")
-            made = adapters.adapt(made, where=self.id)
-        return cast("Env", made).bind(
+            env = adapters.adapt(env, where=self.id)
+        return cast("Env", env).bind(
             self.id, tasks=self.tasks, rewards=self.rewards, has_user=self.user is not None
         )
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> EnvSpec:
-        """Return this recipe with further arguments of the entry point; they win over its own."""
+        """Return this specification with further arguments of the entry point, which override its own."""
         return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs}) if kwargs else self
 
     def task_set(self, split: str | None = None) -> TaskSet:
-        """Return the tasks, of a split if one is named.
+        """Return the task set, with the split chosen if one is named.
 
         Raises:
             TaskError: There is no such split.
@@ -177,22 +181,23 @@ class EnvSpec:
         return tasks if split is None else tasks.split(split)
 
     def to_json(self) -> str:
-        """Return the recipe as JSON; equal recipes give equal bytes.
+        """Return the specification as JSON text; equal specifications give equal text.
 
         Raises:
-            UsageError: Something in it is not importable or not JSON; the message names it.
+            UsageError: A part cannot be imported by name or written as JSON; the message names it.
         """
         return json.dumps(self.record(), sort_keys=True, ensure_ascii=True)
 
     def record(self) -> dict[str, JsonValue]:
-        """Return the recipe as plain JSON values.
+        """Return the specification as plain JSON values.
 
         Raises:
-            UsageError: Something in it is not importable or not JSON; the message names it.
+            UsageError: A part cannot be imported by name or written as JSON; the message names it.
         """
         if "<locals>" in self.entry_point:
             raise UsageError(
-                f"{self.id}: {self.entry_point} is defined inside a function, so no file can name it"
+                f"{self.id}: {self.entry_point} is defined inside a function, so no import finds it",
+                remedy="define it at the top level of a module",
             )
         limits = None if self.limits is None else _changed(self.limits)
         return {
@@ -210,10 +215,10 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, text: str) -> EnvSpec:
-        """Read what `to_json` wrote; the entry point is imported when it is first needed.
+        """Read the text that `to_json` returned; the entry point is imported when it is first needed.
 
         Raises:
-            UsageError: The text is not such a record.
+            UsageError: The text is not a specification.
         """
         try:
             data: dict[str, Any] = json.loads(text)
@@ -223,8 +228,8 @@ class EnvSpec:
                 entry_point=data["entry_point"],
                 tasks=None if data["tasks"] is None else TaskSet.from_record(data["tasks"]),
                 rewards=tuple(
-                    Reward(import_object(one["function"]), one["weight"], one["name"], one["timeout_s"])
-                    for one in data["rewards"]
+                    Reward(import_object(row["function"]), row["weight"], row["name"], row["timeout_s"])
+                    for row in data["rewards"]
                 ),
                 limits=None if limits is None else RunLimits(**limits),
                 kwargs=data["kwargs"],
@@ -234,24 +239,24 @@ class EnvSpec:
                 description=data["description"],
             )
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise UsageError(f"this is not an environment's recipe: {error!r}") from error
+            raise UsageError(f"this text is not the specification of an environment: {error!r}") from error
 
     def _with_defaults_of_class(self) -> EnvSpec:
-        """Take from the class what the registration left out."""
+        """Take tasks and description from the class if the registration left them out."""
         target = self.target
         if not isinstance(target, type):
             return self
         tasks, doc = self.tasks, self.description
-        own = getattr(target, "tasks", None)
-        if tasks is None and own is not None and not isinstance(own, property):
-            tasks = TaskSet.of(own)
+        class_tasks = getattr(target, "tasks", None)
+        if tasks is None and class_tasks is not None and not isinstance(class_tasks, property):
+            tasks = TaskSet.of(class_tasks)
         if not doc:
             doc = (target.__dict__.get("__doc__") or "").strip().partition("\n")[0]
         return dataclasses.replace(self, tasks=tasks, description=doc)
 
 
 def _no_limits() -> RunLimits:
-    """Limits that leave everything to the run."""
+    """Return limits that restrict nothing, so that the run's limits apply."""
     return RunLimits(
         max_turns=None,
         max_parse_errors=None,
@@ -265,14 +270,14 @@ def _no_limits() -> RunLimits:
 
 
 def _changed(limits: RunLimits) -> dict[str, JsonValue]:
-    return {one.name: getattr(limits, one.name) for one in dataclasses.fields(limits)}
+    return {limit.name: getattr(limits, limit.name) for limit in dataclasses.fields(limits)}
 
 
 def _name_of(target: object) -> str:
     name = getattr(target, "__qualname__", None)
     if name is None:
         raise UsageError(
-            f"{target!r:.200} has no importable name", remedy="use a class, a function or 'module:attr'"
+            f"{target!r:.200} cannot be imported by name", remedy="use a class, a function or 'module:attr'"
         )
     return f"{getattr(target, '__module__', '__main__')}:{name}"
 
@@ -281,7 +286,8 @@ def _reward_record(reward: Reward, id: str) -> dict[str, JsonValue]:
     name = _name_of(reward.function)
     if "<" in name:
         raise UsageError(
-            f"reward {name} of {id} is defined inside a function or a lambda, so no file can name it"
+            f"reward {name} of {id} is a lambda or defined inside a function, so no import finds it",
+            remedy="define it at the top level of a module",
         )
     return {
         "function": name,

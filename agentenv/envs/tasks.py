@@ -1,15 +1,15 @@
-"""Tasks: immutable rows to solve, with stable ids, splits and orders that follow from a seed.
+"""Task sets: immutable tasks with stable ids and splits, in an order that a seed determines.
 
-A task set is made from any of these, whole or as a mapping of split name to source:
+A task set is made from one of these sources, or from a mapping of split names to sources:
 
-- an iterable of mappings, or a function without arguments that returns one (called when first
-  used); a generator that gives more than 10,000 rows counts as endless;
-- a function of one argument, `seed`: endless, task `n` is `function(n)`;
+- an iterable of mappings, or a function without arguments that returns one and is called when first
+  needed; a generator that yields 10,000 rows or more counts as endless;
+- a function of one argument, `seed`; the set is endless, and task `n` is `function(n)`;
 - the path of a JSONL file, as `pathlib.Path` or text ending in `.jsonl`;
 - a Hugging Face dataset object, or text such as `hf:owner/name` or `hf:owner/name:split`.
 
-A row's id is its field `id` if it has one, else a digest of its content, so that it survives
-reordering and filtering. Rows of the same content are told apart by a suffix.
+The id of a row is its field `id` if it has one, else a digest of its content, so that the id does not
+change when rows are reordered or filtered. A suffix distinguishes rows with the same content.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from agentenv.core.task import Task, TaskFields, digest
 __all__ = ["TaskSet", "TaskSource", "task_from"]
 
 TaskSource: TypeAlias = object
-"""What `TaskSet.of` takes; see the module's text."""
+"""Anything that `TaskSet.of` takes; the module's docstring lists the kinds."""
 
 _STREAM_ROWS = 10_000
-"""Rows read of a generator before it counts as endless; drawing and shuffling use these."""
+"""A generator that yields this many rows counts as endless; drawing and shuffling use only these rows."""
 
 _ENDLESS_SPAN = 2**31
-"""An endless set is shuffled by drawing seeds below this."""
+"""Drawing and shuffling a function of a seed use seeds below this number."""
 
 
 class TaskSet:
     """Tasks of one or more splits, read when they are first needed.
 
-    Iterating, `len`, indexing and drawing mean the chosen split: the one given to `split`, else
-    `train` if there is one, else the first.
+    Iteration, `len`, indexing and drawing use the chosen split: the one chosen with `split`, else `train`
+    if there is one, else the first.
     """
 
     def __init__(self, sources: Mapping[str, TaskSource], *, chosen: str | None = None) -> None:
@@ -59,10 +59,10 @@ class TaskSet:
 
     @classmethod
     def of(cls, source: TaskSource) -> TaskSet:
-        """Make a task set from a source; a task set is returned as it is.
+        """Make a task set from a source; a task set is returned unchanged.
 
         Raises:
-            TaskError: The source is of no kind that is understood.
+            TaskError: The source is of an unknown kind.
         """
         if isinstance(source, TaskSet):
             return source
@@ -93,22 +93,24 @@ class TaskSet:
         if name not in self._sources:
             known = list(self._sources)
             meant = did_you_mean(name, known)
-            raise TaskError(f"no split {name!r}", remedy=f"{meant} there are: {', '.join(known)}".lstrip())
+            raise TaskError(
+                f"there is no split {name!r}", remedy=f"{meant} there are: {', '.join(known)}".lstrip()
+            )
         return self if name == self._chosen else TaskSet(self._sources, chosen=name)
 
     @property
     def endless(self) -> bool:
-        """True if the chosen split has no known end: a function of a seed, or a long generator."""
+        """True if the chosen split is a function of a seed, or a generator with no known end."""
         return self._by_seed is not None or self._read()[1]
 
     @property
     def num_tasks(self) -> int | None:
-        """Tasks in the chosen split; None if it is endless."""
+        """Number of tasks in the chosen split; None if it is endless."""
         return None if self.endless else len(self)
 
     def __len__(self) -> int:
         if self.endless:
-            raise TypeError("these tasks have no known end; use take(n)")
+            raise TypeError("these tasks have no known end, so they have no length; use take(n)")
         return len(self._read()[0])
 
     def __iter__(self) -> Iterator[Task]:
@@ -118,11 +120,11 @@ class TaskSet:
         return self._stream()
 
     def __getitem__(self, key: int | str) -> Task:
-        """Return a task by its place or by its id.
+        """Return a task by its index or by its id.
 
         Raises:
             TaskError: No task has this id.
-            IndexError: There are fewer tasks.
+            IndexError: There are not that many tasks.
         """
         if self._by_seed is not None:
             return _seeded(self._by_seed, key if isinstance(key, int) else _seed_in(key))
@@ -132,14 +134,14 @@ class TaskSet:
         for task in rows:
             if task.id == key:
                 return task
-        raise TaskError(f"no task {key!r} in split {self._chosen!r} of {len(rows)} tasks")
+        raise TaskError(f"there is no task {key!r} in split {self._chosen!r}, which has {len(rows)} tasks")
 
     def take(self, number: int) -> list[Task]:
-        """Return the first tasks, at most `number`."""
+        """Return the first `number` tasks, or all if there are fewer."""
         return list(islice(iter(self), number))
 
     def sample(self, seed: int) -> Task:
-        """Draw one task; the same seed draws the same one.
+        """Draw one task; the same seed draws the same task.
 
         Raises:
             TaskError: There are no tasks.
@@ -150,14 +152,14 @@ class TaskSet:
         rows, _ = self._read()
         if not rows:
             raise TaskError(f"split {self._chosen!r} has no tasks")
-        # More rows may have been read of a generator by now; the draw must not depend on that.
+        # More rows of a generator may have been read by now; the draw must not depend on how many.
         return rows[drawn % min(len(rows), _STREAM_ROWS if self.endless else len(rows))]
 
     def shuffle(self, seed: int) -> Iterator[Task]:
-        """Yield the tasks in an order that follows from the seed; ids do not change.
+        """Yield the tasks in an order that the seed determines; ids do not change.
 
-        A finite set yields each task once. A function of a seed yields tasks of seeds drawn from
-        this one, without end; of an endless generator the first 10,000 rows are shuffled.
+        A finite set yields each task once. A function of a seed yields tasks without end, whose seeds are
+        drawn from this one. From an endless generator the first 10,000 rows are shuffled.
         """
         if self._by_seed is not None:
             return (self[derive_seed("shuffle", seed, n) % _ENDLESS_SPAN] for n in count())
@@ -184,21 +186,22 @@ class TaskSet:
 
     def _stream(self) -> Iterator[Task]:
         rows, _ = self._read()
-        place = 0
+        index = 0
         while True:
-            while place < len(rows):
-                yield rows[place]
-                place += 1
+            # Other iterators may have appended rows in the meantime: `rows` is shared, `index` is not.
+            while index < len(rows):
+                yield rows[index]
+                index += 1
             more = None if self._rest is None else next(self._rest, None)
             if more is None:
                 return
             rows.append(more)
 
     def record(self, *, where: str = "tasks") -> dict[str, JsonValue]:
-        """Return where the tasks come from as JSON values, for `from_record`.
+        """Return the sources of the tasks as JSON values, for `from_record`.
 
         Raises:
-            TaskError: A split is neither importable nor JSON.
+            TaskError: A split can neither be imported by name nor written as JSON.
         """
         return {
             "chosen": self._chosen,
@@ -207,8 +210,8 @@ class TaskSet:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> TaskSet:
-        """Read what `record` gave; sources are imported when tasks are first needed."""
-        sources = {name: _source_from(one) for name, one in record["splits"].items()}
+        """Make a task set from the result of `record`."""
+        sources = {name: _source_from(split) for name, split in record["splits"].items()}
         return cls(sources, chosen=record["chosen"])
 
     def __eq__(self, other: object) -> bool:
@@ -229,10 +232,10 @@ class TaskSet:
 
 
 def task_from(given: object, source: TaskSource | None, seed: int) -> Mapping[str, object]:
-    """Return the fields of the task that was given; without one, draw it from a source by seed.
+    """Return the fields of the task `given`; if it is None, draw a task from the source by the seed.
 
     Raises:
-        TaskError: What was given is no task.
+        TaskError: `given` is not a task.
     """
     if isinstance(given, Task):
         return given.data
@@ -244,20 +247,24 @@ def task_from(given: object, source: TaskSource | None, seed: int) -> Mapping[st
 
 
 def _check(source: TaskSource, where: str) -> None:
-    """Refuse at once what can never become tasks."""
+    """Raise at once if the source can never become tasks."""
     if isinstance(source, (str, Path)):
         name = str(source)
         if not name.startswith("hf:") and not name.endswith(".jsonl"):
-            raise TaskError(f"{where}: {name!r} is neither a .jsonl file nor hf:owner/name")
+            raise TaskError(f"{where}: {name!r} is neither the path of a .jsonl file nor hf:owner/name")
         return
     if callable(source):
         wanted = wanted_by(source)
         if len(wanted.required) > 1:
-            raise TaskError(f"{where}: a function of tasks takes nothing, or a seed; not {wanted.required}")
+            raise TaskError(
+                f"{where}: the function has the parameters {wanted.required}",
+                remedy="a function that makes tasks takes no arguments, or one seed",
+            )
         return
     if not isinstance(source, Iterable):
         raise TaskError(
-            f"{where}: {source!r:.200} gives no tasks", remedy="an iterable of mappings does, for example"
+            f"{where}: {source!r:.200} cannot be read as tasks",
+            remedy="pass an iterable of mappings, for example",
         )
 
 
@@ -269,11 +276,15 @@ def _source_record(source: TaskSource, where: str) -> dict[str, JsonValue]:
     if callable(source):
         name = f"{getattr(source, '__module__', '')}:{getattr(source, '__qualname__', '')}"
         if "<" in name or name.startswith(":") or name.endswith(":"):
-            raise TaskError(f"{where}: the tasks come from {source!r:.200}, which no file can name")
+            raise TaskError(
+                f"{where}: the tasks come from {source!r:.200}, which cannot be imported by name",
+                remedy="use a function at the top level of a module",
+            )
         return {"function": name}
     if not isinstance(source, Sequence):
         raise TaskError(
-            f"{where}: tasks from {type(source).__name__} cannot be written down", remedy="pass a function"
+            f"{where}: tasks from a {type(source).__name__} cannot be written as JSON",
+            remedy="pass a function that returns them",
         )
     return {"rows": _json([dict(row) for row in source], where)}
 
@@ -288,18 +299,18 @@ def _json(value: object, where: str) -> JsonValue:
 def _source_from(record: Mapping[str, Any]) -> TaskSource:
     if "function" not in record:
         return record["name"] if "name" in record else record["rows"]
-    found = import_object(str(record["function"]), TaskError, where="function of the tasks")
-    return partial(found, *record["arguments"]) if "arguments" in record else found
+    function = import_object(str(record["function"]), TaskError, where="function of the tasks")
+    return partial(function, *record["arguments"]) if "arguments" in record else function
 
 
 def _rows_of(source: TaskSource, where: str) -> tuple[Iterable[object], bool]:
-    """Return the rows of a source, and whether they might have no end."""
+    """Return the rows of a source, and whether they may be endless."""
     if isinstance(source, (str, Path)):
         return (_hub_rows(str(source)) if str(source).startswith("hf:") else _jsonl_rows(Path(source))), False
-    made = source() if callable(source) else source
-    if inspect.isawaitable(made) or not isinstance(made, Iterable):
-        raise TaskError(f"{where}: the function gave {made!r:.200}, not an iterable of mappings")
-    return cast("Iterable[object]", made), isinstance(made, Iterator)
+    rows = source() if callable(source) else source
+    if inspect.isawaitable(rows) or not isinstance(rows, Iterable):
+        raise TaskError(f"{where}: the function returned {rows!r:.200}, not an iterable of mappings")
+    return cast("Iterable[object]", rows), isinstance(rows, Iterator)
 
 
 def _jsonl_rows(path: Path) -> Iterator[object]:
@@ -328,7 +339,7 @@ def _hub_rows(name: str) -> Iterable[object]:
 
 def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
     seen: dict[str, int] = {}
-    given: set[str] = set()
+    named_ids: set[str] = set()
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise TaskError(
@@ -340,12 +351,12 @@ def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
             raise TaskError(
                 f"{where}, row {number} has the field name {unnamed[0]!r}", remedy="names are text"
             )
-        own = fields.get("id")
-        if own is not None:
-            if str(own) in given:
-                raise TaskError(f"{where}, row {number}: another row has the id {str(own)!r} too")
-            given.add(str(own))
-            yield _task(str(own), fields)
+        named = fields.get("id")
+        if named is not None:
+            if str(named) in named_ids:
+                raise TaskError(f"{where}, row {number}: another row also has the id {str(named)!r}")
+            named_ids.add(str(named))
+            yield _task(str(named), fields)
             continue
         content = digest(fields, number)
         seen[content] = seen.get(content, 0) + 1
@@ -368,5 +379,8 @@ def _seeded(make: Callable[[int], Mapping[str, object]], seed: int) -> Task:
 def _seed_in(id: str) -> int:
     digits = id.removeprefix("seed-")
     if not digits.isdigit():
-        raise TaskError(f"no task {id!r}: tasks made by a function of a seed are called seed-0, seed-1, ...")
+        raise TaskError(
+            f"there is no task {id!r}",
+            remedy="tasks that a function of a seed makes have the ids seed-0, seed-1, ...",
+        )
     return int(digits)

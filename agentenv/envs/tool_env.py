@@ -1,4 +1,4 @@
-"""The easy way to write an environment: `start`, marked methods as tools, and a `reward`."""
+"""`ToolEnv`, the simplest base class of an environment: `start`, methods as tools, and `reward`."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ class ToolEnv(Env):
     """An environment made of tools.
 
     - `start(...)` gets the task's fields by name and returns the first observation. It may also
-      ask for `task`, `context`, `state`, `seed` and `sandbox`.
-    - Methods marked with `@ae.tool` are the model's tools; `tools` adds functions from elsewhere.
+      have parameters named `task`, `context`, `state`, `seed` and `sandbox`.
+    - Methods marked with `@ae.tool` are the model's tools; `tools` adds further functions.
     - `reward(...)` scores the finished episode; its arguments are filled by name.
-    - `is_done()`, optional, ends the episode after a step.
+    - `is_done()` is optional and can end the episode after a step.
 
-    All of them may be asynchronous. A message without tool calls ends the episode.
+    Each of them may be asynchronous. A message without tool calls ends the episode.
     """
 
     observation_space = spaces.Chat()
     action_space = spaces.Action()
     ends_on_text = True
     tools: Sequence[Any] = ()
-    """Functions or tools that this environment offers besides its own marked methods."""
+    """Functions or tools that this environment has in addition to its marked methods."""
     repair_json: bool = False
-    """Mend the broken JSON of a call where that is possible (needs json-repair), and count it."""
+    """Repair invalid JSON in a call where that is possible (needs json-repair), and count the repairs."""
 
-    # `*args: Any, **kwargs: Any` means to type checkers: a subclass may take what it likes.
+    # To a type checker `*args: Any, **kwargs: Any` means that a subclass may choose its own parameters.
 
     def start(self, *args: Any, **kwargs: Any) -> Any:
         """Begin a task and return its first observation."""
         raise UsageError(
-            f"{type(self).__name__} has no start(): write one that returns the first observation"
+            f"{type(self).__name__} has no start()", remedy="write one that returns the first observation"
         )
 
     def reward(self, *args: Any, **kwargs: Any) -> Any:
-        """Score the finished episode; 0 unless the environment says otherwise."""
+        """Score the finished episode; the reward is 0 unless a subclass overrides this method."""
         return 0.0
 
     def add_turn_reward(self, value: float) -> None:
-        """Give a reward to the turn whose tool calls are being run."""
+        """Add a reward to the turn whose tool calls are being run."""
         self._episode.turn_reward += float(value)
 
     @property
     def toolbox(self) -> Toolbox:
-        """The tools of this instance."""
+        """Toolbox with the tools of this instance."""
         return self._toolbox
 
     @property
     def tool_schemas(self) -> Sequence[Mapping[str, JsonValue]]:
-        """Schemas of the tools, in OpenAI's shape."""
+        """Schemas of the tools, in OpenAI's format."""
         return self._toolbox.schemas()
 
     async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
@@ -76,10 +76,10 @@ class ToolEnv(Env):
         return await self._call(self.start, **self._start_arguments()), {}
 
     async def step(self, action: Message) -> Any:
-        """Run the message's tool calls at once and answer them in order.
+        """Run the message's tool calls concurrently and answer them in order.
 
-        For authors who write a `step` of their own around this one; without one, the core runs the calls
-        itself and nothing becomes a message on the way.
+        This method is for authors whose own `step` calls it. If a class has no own `step`, the core runs the
+        calls directly, without turning results into messages first.
         """
         results = await self._run_calls(self._parsed_calls(action))
         self._episode.results.update({result.tool_call_id: result for result in results})
@@ -97,7 +97,7 @@ class ToolEnv(Env):
         return tuple(await self._toolbox.run(calls, self.context)) if calls else ()
 
     def _parsed_calls(self, message: Message) -> Sequence[ToolCall]:
-        """Return the parsed calls of the step being made, if the author handed on its own message."""
+        """Return the calls that were already parsed, if the author passed the message on unchanged."""
         action = self._episode.action
         if action is not None and message.get("tool_calls") == action.to_message().get("tool_calls"):
             return action.tool_calls
@@ -111,7 +111,7 @@ class ToolEnv(Env):
         return await self._call(self.reward, **arguments)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the toolbox, which holds bound methods and is made again when needed."""
+        """Leave out the toolbox, which holds bound methods; it is made again when needed."""
         return {name: value for name, value in self.__dict__.items() if name != "_toolbox"}
 
     @cached_property
@@ -119,7 +119,11 @@ class ToolEnv(Env):
         return Toolbox([*Toolbox.of(self), *self.tools], repair_json=self.repair_json)
 
     def _start_arguments(self) -> dict[str, object]:
-        """Return the arguments of `start`, or say which field of which task is missing or unknown."""
+        """Return the arguments of `start`.
+
+        Raises:
+            TaskError: A field of the task is missing or unknown.
+        """
         wanted, task = wanted_by(self.start), self._episode.task
         context = self.context
         offered: dict[str, object] = {
@@ -135,7 +139,7 @@ class ToolEnv(Env):
             if name not in offered:
                 has = ", ".join(task) or f"no fields: register the environment with tasks=[{{{name!r}: ...}}]"
                 raise TaskError(
-                    f"{where} lacks the field {name!r} that {type(self).__name__}.start() asks for",
+                    f"{where} lacks the field {name!r}, a parameter of {type(self).__name__}.start()",
                     remedy=f"{did_you_mean(name, task)} it has: {has}".lstrip(),
                 )
         self._refuse_unknown_fields(where)
@@ -154,7 +158,7 @@ class ToolEnv(Env):
         for name in self._episode.task:
             if name not in known:
                 raise TaskError(
-                    f"{where} has the field {name!r}, which neither {type(self).__name__}.start() nor its "
-                    "rewards ask for",
+                    f"{where} has the field {name!r}, which is not a parameter of "
+                    f"{type(self).__name__}.start() or of a reward",
                     remedy=did_you_mean(name, sorted(known - RESERVED_NAMES)),
                 )

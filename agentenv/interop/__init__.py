@@ -1,4 +1,4 @@
-"""Our trajectories and environments as things of others: TRL, verl, slime, OpenAI, ATIF, Inspect, OpenEnv."""
+"""Export trajectories and environments to TRL, verl, slime, OpenAI's format, ATIF, Inspect and OpenEnv."""
 
 from __future__ import annotations
 

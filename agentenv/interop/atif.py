@@ -1,8 +1,8 @@
-"""Episodes as ATIF, the Agent Trajectory Interchange Format (version 1.8), and back.
+"""Write episodes as ATIF, the Agent Trajectory Interchange Format (version 1.8), and read them.
 
-ATIF has prompt and completion ids with logprobs for each step, but no loss mask and no reward: these
-stand in `extra`. Reading gives episodes of messages; tokens stay ours alone, because a step's ids do not
-say which of them an environment wrote.
+ATIF has prompt and completion ids with logprobs for each step, but no loss mask and no reward; these are
+written to `extra`. Reading returns episodes with messages only, without tokens, because the ids of a step do
+not say which of them the environment wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ SCHEMA = "ATIF-v1.8"
 
 
 def to_atif(trajectory: Trajectory, *, model: str = "", version: str = "0.1.0") -> dict[str, Any]:
-    """Return an episode as one ATIF document."""
+    """Return an episode as an ATIF document.
+
+    Args:
+        trajectory: the episode.
+        model: name of the model that played it.
+        version: version of agentenv in the document.
+    """
     steps: list[dict[str, Any]] = []
     turns = list(trajectory.turns)
     for message in trajectory.messages:
@@ -89,14 +95,15 @@ def _agent_step(turn: Turn, trajectory: Trajectory) -> dict[str, Any]:
     if turn.tool_results:
         step["observation"] = {
             "results": [
-                {"source_call_id": one.tool_call_id, "content": one.text} for one in turn.tool_results
+                {"source_call_id": result.tool_call_id, "content": result.text}
+                for result in turn.tool_results
             ]
         }
     return step
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return a call's arguments as the object that ATIF wants; what is none stands under `_raw`."""
+    """Return a call's arguments as a JSON object, as ATIF requires; other text is put under `_raw`."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -105,7 +112,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def from_atif(documents: Iterable[Mapping[str, Any]]) -> Iterator[Trajectory]:
-    """Yield an episode for each ATIF document; its messages, calls, results and reward.
+    """Yield an episode for each ATIF document, with its messages, calls, results and reward.
 
     Raises:
         UsageError: A document is not ATIF.

@@ -1,4 +1,4 @@
-"""Episodes as chat messages: OpenAI-style rows out and in, and rows for supervised fine-tuning."""
+"""Write and read episodes as rows of OpenAI's chat format, and write rows for supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each episode: `messages`, `tools`, and what became of it in `metadata`."""
-    for one in trajectories:
+    """Yield one row for each episode, with `messages`, `tools`, and its reward and ids in `metadata`."""
+    for trajectory in trajectories:
         yield {
-            "messages": list(one.messages),
-            "tools": list(one.tools),
+            "messages": list(trajectory.messages),
+            "tools": list(trajectory.tools),
             "metadata": {
-                "env_id": one.env_id,
-                "task_id": one.task_id,
-                "group_id": one.group_id,
-                "member": one.member,
-                "seed": one.seed,
-                "reward": one.reward,
-                "rewards": dict(one.rewards),
-                "stop_reason": one.stop_reason.value,
-                "task": dict(one.task),
+                "env_id": trajectory.env_id,
+                "task_id": trajectory.task_id,
+                "group_id": trajectory.group_id,
+                "member": trajectory.member,
+                "seed": trajectory.seed,
+                "reward": trajectory.reward,
+                "rewards": dict(trajectory.rewards),
+                "stop_reason": trajectory.stop_reason.value,
+                "task": dict(trajectory.task),
             },
         }
 
@@ -40,42 +40,45 @@ def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
 def to_sft(
     trajectories: Iterable[Trajectory], *, min_reward: float = 1.0, hint: str = ""
 ) -> Iterator[dict[str, Any]]:
-    """Yield `messages` and `tools` of the episodes worth imitating: finished, and of enough reward.
+    """Yield `messages` and `tools` of each episode that terminated with at least `min_reward`.
 
-    A condensed episode gives a row for each conversation that the model was shown; what one carries
-    over of the model's own turns has `weight` 0 there, so that each turn is learned once.
+    A condensed episode gives one row for each conversation that the model was shown. Turns that a row
+    repeats from an earlier one have `weight` 0, so that each turn is learned once.
 
     Args:
-        trajectories: the episodes; their reward says whether an oracle accepts them.
-        min_reward: least reward of an episode that is accepted.
-        hint: a text that only the teacher was shown; it is taken out of system and user messages.
+        trajectories: the episodes.
+        min_reward: lowest reward with which an episode is accepted.
+        hint: text that only the teacher was shown; it is removed from system and user messages.
     """
-    for one in trajectories:
-        if one.terminated and one.reward is not None and one.reward >= min_reward:
-            for messages in _shown(one):
+    for trajectory in trajectories:
+        reward = trajectory.reward
+        if trajectory.terminated and reward is not None and reward >= min_reward:
+            for messages in _shown(trajectory):
                 yield {
                     "messages": [_without(hint, message) for message in messages],
-                    "tools": list(one.tools),
+                    "tools": list(trajectory.tools),
                 }
 
 
-def _shown(one: Trajectory) -> Iterator[list[Any]]:
+def _shown(trajectory: Trajectory) -> Iterator[list[Any]]:
     """Yield the conversations that the model was shown, from one condensation to the next."""
-    if not one.rewrites:
-        yield list(one.messages)
+    whole = trajectory.messages
+    if not trajectory.rewrites:
+        yield list(whole)
         return
-    said = [place for place, message in enumerate(one.messages) if message["role"] == "assistant"]
-    # A first observation may hold assistant messages as examples: those are no turns.
-    said = [*said[len(said) - len(one.turns) :], len(one.messages)]
-    ends = [said[rewrite.turn] for rewrite in one.rewrites]
-    shown = ((), *(rewrite.messages for rewrite in one.rewrites))
-    for carried, start, end in zip(shown, [0, *ends], [*ends, len(one.messages)], strict=True):
+    said = [index for index, message in enumerate(whole) if message["role"] == "assistant"]
+    # The first observation may contain assistant messages as examples; those are not turns.
+    said = [*said[len(said) - len(trajectory.turns) :], len(whole)]
+    ends = [said[rewrite.turn] for rewrite in trajectory.rewrites]
+    shown = ((), *(rewrite.messages for rewrite in trajectory.rewrites))
+    for carried, start, end in zip(shown, [0, *ends], [*ends, len(whole)], strict=True):
         if start == end:
             continue
-        # What was observed last before a condensation is shown in the condensed conversation.
-        last = next(place for place in reversed(said) if place < end)
+        # The last observation before a condensation is part of the condensed conversation, so this row ends
+        # with the assistant message before it.
+        last = next(index for index in reversed(said) if index < end)
         old = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in carried]
-        yield [*old, *one.messages[start : last + 1]]
+        yield [*old, *whole[start : last + 1]]
 
 
 def _without(hint: str, message: Any) -> Any:
@@ -86,10 +89,10 @@ def _without(hint: str, message: Any) -> Any:
 
 
 def from_openai(rows: Iterable[Mapping[str, Any]], *, env_id: str = "import/Chat-v0") -> Iterator[Trajectory]:
-    """Yield an episode for each row with `messages`; a reward is taken from `metadata` or the row.
+    """Yield an episode for each row with `messages`; the reward is read from `metadata` or from the row.
 
     Raises:
-        UsageError: A row has no messages, or a message has no known role; the row is named.
+        UsageError: A row has no messages, or a message has an unknown role; the error names the row.
     """
     for number, row in enumerate(rows):
         yield _episode(row, number, env_id)
@@ -99,11 +102,11 @@ def _episode(row: Mapping[str, Any], number: int, env_id: str) -> Trajectory:
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise UsageError(f"row {number} has no list `messages`; its keys are {sorted(map(str, row))}")
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise UsageError(f"row {number}, message {place} has no known role: {message!r:.120}")
-    given = row.get("metadata")
-    facts: Mapping[str, Any] = given if isinstance(given, dict) else row
+            raise UsageError(f"row {number}, message {index} has no known role: {message!r:.120}")
+    metadata = row.get("metadata")
+    facts: Mapping[str, Any] = metadata if isinstance(metadata, dict) else row
     text = dumps(messages, sort_keys=True, default=str)
     task_id = str(facts.get("task_id") or blake2b(text.encode(), digest_size=6).hexdigest())
     reward = facts.get("reward")
@@ -141,7 +144,7 @@ def _turns(messages: list[Any], reward: float | None) -> tuple[Turn, ...]:
                 0,
                 tool_calls=calls,
                 tool_results=tuple(
-                    ToolResult(call.id, call.name, text_of(found)) for call, found in answered
+                    ToolResult(call.id, call.name, text_of(answer)) for call, answer in answered
                 ),
                 reward=(reward or 0.0) if index == len(said) - 1 else 0.0,
             )

@@ -1,7 +1,7 @@
-"""Episodes as a log of Inspect (`inspect_ai`, log version 2), which its viewer and data frames open.
+"""Write episodes as a log of Inspect (`inspect_ai`, log version 2), for its viewer and data frames.
 
-An Inspect log is of one task, so a run of several environments becomes several logs. Inspect has no
-place for token ids and loss masks: they stay in the run, which the log's metadata names.
+An Inspect log is about one task, so a run of several environments becomes several logs. Inspect has no
+fields for token ids and loss masks. They remain in the run, whose id is in the log's metadata.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMITS = {
     StopReason.GENERATION_LENGTH: "token",
     StopReason.DEADLINE: "time",
 }
-"""Inspect's names of the limits that it knows too; the others are `custom`."""
+"""Inspect's names for stop reasons that are limits; all other limits are `custom`."""
 ERRORS = {
     ToolErrorKind.INVALID_JSON: "parsing",
     ToolErrorKind.BAD_ARGUMENTS: "parsing",
@@ -43,22 +43,22 @@ FINISH = {"stop": "stop", "length": "max_tokens", "abort": "unknown"}
 
 
 def to_inspect(trajectories: Iterable[Trajectory], info: RunInfo) -> dict[str, dict[str, Any]]:
-    """Return one log for each environment, by its id.
+    """Return one log for each environment, by the environment's id.
 
-    The episodes of a task are Inspect's epochs, numbered from 1 in the order in which they stand.
+    The episodes of a task become Inspect's epochs, numbered from 1 in the given order.
 
     Args:
         trajectories: episodes of the run, in order.
-        info: what was run.
+        info: description of the run.
     """
-    samples: dict[str, list[dict[str, Any]]] = {}
+    by_env: dict[str, list[dict[str, Any]]] = {}
     epochs = Counter[tuple[str, str]]()
     model = info.model or "unknown"
-    for one in trajectories:
-        epochs[one.env_id, one.task_id] += 1
-        epoch = epochs[one.env_id, one.task_id]
-        samples.setdefault(one.env_id, []).append(_sample(one, epoch, model))
-    return {env_id: _log(env_id, found, info, model) for env_id, found in samples.items()}
+    for trajectory in trajectories:
+        epochs[trajectory.env_id, trajectory.task_id] += 1
+        epoch = epochs[trajectory.env_id, trajectory.task_id]
+        by_env.setdefault(trajectory.env_id, []).append(_sample(trajectory, epoch, model))
+    return {env_id: _log(env_id, samples, info, model) for env_id, samples in by_env.items()}
 
 
 def _log(env_id: str, samples: list[dict[str, Any]], info: RunInfo, model: str) -> dict[str, Any]:
@@ -173,20 +173,20 @@ def _limit(one: Trajectory) -> dict[str, Any]:
 
 
 def _first_turn(one: Trajectory) -> int:
-    """Return the place of the first message that the model wrote in this episode."""
-    first = one.turns[0].message
-    return next((place for place, message in enumerate(one.messages) if message == first), len(one.messages))
+    """Return the index of the first message that the model wrote in this episode."""
+    first, messages = one.turns[0].message, one.messages
+    return next((index for index, message in enumerate(messages) if message == first), len(messages))
 
 
 def _messages(one: Trajectory, model: str) -> list[dict[str, Any]]:
     turns = list(one.turns)
     answers: dict[str, ToolResult] = {}
     converted: list[dict[str, Any]] = []
-    for place, message in enumerate(one.messages):
+    for index, message in enumerate(one.messages):
         turn = turns.pop(0) if turns and message == turns[0].message else None
         if turn is not None:
             answers = {result.tool_call_id: result for result in turn.tool_results}
-        converted.append({"id": f"m{place}", **_message(message, turn, answers, model)})
+        converted.append({"id": f"m{index}", **_message(message, turn, answers, model)})
     return converted
 
 
@@ -203,38 +203,38 @@ def _message(
     if reasoning:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         content = [{"type": "reasoning", "reasoning": reasoning}, *parts]
-    made: dict[str, Any] = {"role": "assistant", "content": content}
+    converted: dict[str, Any] = {"role": "assistant", "content": content}
     if turn is not None:
-        made |= {"source": "generate", "model": model}
+        converted |= {"source": "generate", "model": model}
     calls = message.get("tool_calls")
     if calls:
-        made["tool_calls"] = [_call(call["id"], call["function"]) for call in calls]
-    return made
+        converted["tool_calls"] = [_call(call["id"], call["function"]) for call in calls]
+    return converted
 
 
 def _call(call_id: str, function: Any) -> dict[str, Any]:
-    made = {"id": call_id, "function": function["name"], "type": "function", "arguments": {}}
+    call = {"id": call_id, "function": function["name"], "type": "function", "arguments": {}}
     try:
         arguments = json.loads(function["arguments"])
     except ValueError as error:
-        return {**made, "parse_error": f"{error}: {function['arguments']}"}
+        return {**call, "parse_error": f"{error}: {function['arguments']}"}
     if not isinstance(arguments, dict):
-        return {**made, "parse_error": f"the arguments are no object: {function['arguments']}"}
-    return {**made, "arguments": arguments}
+        return {**call, "parse_error": f"the arguments are not an object: {function['arguments']}"}
+    return {**call, "arguments": arguments}
 
 
 def _tool_message(message: Message, result: ToolResult | None) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    converted: dict[str, Any] = {
         "role": "tool",
         "content": _content(message),
         "tool_call_id": message.get("tool_call_id", ""),
     }
     name = message.get("name") or (result.name if result else "")
     if name:
-        made["function"] = name
+        converted["function"] = name
     if result is not None and result.error_kind is not None:
-        made["error"] = {"type": ERRORS.get(result.error_kind, "unknown"), "message": text_of(message)}
-    return made
+        converted["error"] = {"type": ERRORS.get(result.error_kind, "unknown"), "message": text_of(message)}
+    return converted
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

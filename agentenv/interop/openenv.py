@@ -1,16 +1,17 @@
-"""Serve an environment in OpenEnv's protocol, so that OpenEnv's clients play it.
+"""Serve an environment in OpenEnv's protocol, so that OpenEnv's clients can play it.
 
-1. Each WebSocket at `/ws` is a session with an environment of its own. `/reset`, `/step` and
-   `/state` over plain HTTP share one more session.
+1. Each WebSocket at `/ws` is a session with its own environment. `/reset`, `/step` and `/state` over plain
+   HTTP share one further session.
 2. An action is the model's message (`{"content": ..., "tool_calls": [...]}`), or OpenEnv's
-   `{"type": "call_tool", "tool_name": ..., "arguments": {...}}` and `{"type": "list_tools"}`.
-3. An observation holds `messages`, new ones only; that of a reset holds `tools`, too. The answer to
-   `call_tool` holds `tool_name`, `result` and `error`.
-4. `reset` takes `seed`, and `task_id` or `task` with `split`. A seed and a task give one episode.
-5. The specification's turn limit holds. The reward of the end is added to the last step's.
-6. `/mcp` lists and calls the tools in MCP's words, of the session that `/ws?session_id=...` plays.
+   `{"type": "call_tool", "tool_name": ..., "arguments": {...}}` or `{"type": "list_tools"}`.
+3. An observation contains the new `messages`; the observation of a reset also contains `tools`. The answer
+   to `call_tool` contains `tool_name`, `result` and `error`.
+4. `reset` takes `seed`, and `task_id` or `task` with `split`. The same seed and task give the same episode.
+5. The specification's turn limit applies. The reward at the end is added to the reward of the last step.
+6. `/mcp` lists and calls the tools with MCP's methods, for the session that `/ws?session_id=...` plays.
 
-Not served: a simulated user, whose turns are the runner's, and token ids: OpenEnv's protocol has text.
+Environments with a simulated user cannot be served, because the runner plays the user's turns. Token ids are
+not served, because OpenEnv's protocol transports text.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ _STATE: dict[str, Any] = {
 
 
 class OpenEnvServer:
-    """The protocol over one environment.
+    """Serves one environment in OpenEnv's protocol.
 
     Args:
         env: id, file or specification of the environment.
-        max_sessions: WebSockets at once.
+        max_sessions: limit of sessions that are open at once.
 
     Raises:
         UsageError: The environment has a simulated user.
@@ -82,13 +83,13 @@ class OpenEnvServer:
     def __init__(self, env: str | EnvSpec, *, max_sessions: int = 64) -> None:
         self.entry = spec(env)
         if self.entry.user is not None:
-            raise UsageError(f"{self.entry.id} has a simulated user, whose turns OpenEnv's protocol lacks")
+            raise UsageError(f"{self.entry.id} has a simulated user, which OpenEnv's protocol cannot serve")
         self._sessions = Sessions(self.entry, max_sessions)
         self._sockets: set[web.WebSocketResponse] = set()
         self._shared = EnvSession(self.entry)
 
     def app(self) -> web.Application:
-        """Return the application."""
+        """Return the aiohttp application of the server."""
         app = web.Application(client_max_size=_MAX_MESSAGE_BYTES)
         app.add_routes(
             [
@@ -131,7 +132,7 @@ class OpenEnvServer:
     async def _step(self, request: web.Request) -> web.Response:
         action = (await _body(request)).get("action")
         if not isinstance(action, dict):
-            return web.json_response({"detail": "the body is an object with an action"}, status=422)
+            return web.json_response({"detail": "the body must be an object with an action"}, status=422)
         return await _plain(self._shared.step(action))
 
     async def _mcp(self, request: web.Request) -> web.Response:
@@ -190,8 +191,8 @@ async def _reply(session: EnvSession, sessions: Sessions, text: str) -> dict[str
             return {"type": "mcp", "data": await answer_rpc(data, sessions, session)}
     except UsageError as error:
         return _error(str(error), "VALIDATION_ERROR")
-    except Exception as error:  # noqa: BLE001 - told to the client
-        # One environment's failure is told to its client; the others play on.
+    except Exception as error:  # noqa: BLE001 - reported to the client
+        # A failure is reported to the client of this environment; the other sessions continue.
         if not isinstance(error, AgentEnvError):
             _log.exception("the environment raised")
         return _error(f"{type(error).__name__}: {error}", "EXECUTION_ERROR")
@@ -230,12 +231,18 @@ def _error(message: str, code: str) -> dict[str, Any]:
 async def serve(
     env: str | EnvSpec, *, host: str = "127.0.0.1", port: int = 0, max_sessions: int = 64
 ) -> AsyncGenerator[str]:
-    """Serve an environment for the time of a block; yields the address.
+    """Serve an environment while the block runs, and yield the address.
+
+    Args:
+        env: id, file or specification of the environment.
+        host: address on which the server listens.
+        port: port on which the server listens; 0 chooses a free one.
+        max_sessions: limit of sessions that are open at once.
 
     Raises:
         UnknownEnvironment: Nothing has this name.
         UsageError: The environment has a simulated user.
-        OSError: The port is taken.
+        OSError: The port is in use.
     """
     runner = web.AppRunner(OpenEnvServer(env, max_sessions=max_sessions).app(), shutdown_timeout=2.0)
     await runner.setup()
@@ -250,10 +257,10 @@ async def serve(
 async def serve_forever(
     env: str | EnvSpec, *, host: str, port: int, max_sessions: int, said: Callable[[str], None]
 ) -> None:
-    """Serve until cancelled: what `agentenv serve --env` does.
+    """Serve until cancelled; the command `agentenv serve --env` calls this.
 
     Raises:
-        UsageError: The port cannot be had, or the environment cannot be served.
+        UsageError: The server cannot listen on the port, or the environment cannot be served.
     """
     try:
         async with serve(env, host=host, port=port, max_sessions=max_sessions) as address:

@@ -1,8 +1,8 @@
-"""The tools of a served environment over JSON-RPC, as MCP names its methods: OpenEnv's `/mcp`.
+"""OpenEnv's `/mcp`: the tools of a served environment over JSON-RPC, with MCP's method names.
 
-`openenv/session/create` and `openenv/session/close` open and close a session by id; `tools/list` and
-`tools/call` take its `session_id`, without which the server's shared session is meant. A call is a step
-of the session's episode, so rewards, turn limits and ends are those of a step.
+`openenv/session/create` and `openenv/session/close` open and close a session by id. `tools/list` and
+`tools/call` take its `session_id`; without one they use the server's shared session. A call is a step of the
+session's episode, with the rewards and limits of a step.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ async def answer_rpc(request: object, sessions: Sessions, default: EnvSession) -
 
     Args:
         request: the parsed request.
-        sessions: the server's.
-        default: meant by a request that names no session.
+        sessions: sessions of the server.
+        default: session of requests that name no session.
     """
     asked = cast("Mapping[str, Any]", request) if isinstance(request, Mapping) else {}
     id, method, params = asked.get("id"), asked.get("method"), asked.get("params", {})
     if asked.get("jsonrpc") != "2.0" or not isinstance(method, str):
-        return _failed(id, _INVALID_REQUEST, "a request has jsonrpc 2.0 and a method")
+        return _failed(id, _INVALID_REQUEST, "a request must have jsonrpc 2.0 and a method")
     if not isinstance(params, Mapping):
         return _failed(id, _INVALID_PARAMS, "params must be an object")
     try:
         result = await _done(method, cast("Mapping[str, Any]", params), sessions, default)
     except UsageError as error:
         return _failed(id, _INVALID_PARAMS, str(error))
-    except Exception as error:  # noqa: BLE001 - told to the client
+    except Exception as error:  # noqa: BLE001 - reported to the client
         if not isinstance(error, AgentEnvError):
             _log.exception("the environment raised")
         return _failed(id, _INTERNAL, f"{type(error).__name__}: {error}")
     if result is None:
-        return _failed(id, _NO_METHOD, f"no method {method!r:.80}")
+        return _failed(id, _NO_METHOD, f"there is no method {method!r:.80}")
     return {"jsonrpc": "2.0", "id": id, "result": result}
 
 
 async def _done(
     method: str, params: Mapping[str, Any], sessions: Sessions, default: EnvSession
 ) -> dict[str, Any] | None:
-    """Do what a request asks; None if there is no such method."""
+    """Execute a request and return its result; None if there is no such method."""
     named = params.get("session_id")
     if method == "openenv/session/create":
         return {"session_id": await sessions.open()}
@@ -59,9 +59,9 @@ async def _done(
         return {"session_id": named, "closed": True}
     session = default if named is None else sessions[str(named)]
     if method == "tools/list":
-        named_so = {"input_schema": "inputSchema"}
+        renamed = {"input_schema": "inputSchema"}
         tools = await session.tools()
-        return {"tools": [{named_so.get(key, key): one[key] for key in one} for one in tools]}
+        return {"tools": [{renamed.get(key, key): tool[key] for key in tool} for tool in tools]}
     if method == "tools/call":
         return await _call(session, params)
     return None
@@ -70,7 +70,7 @@ async def _done(
 async def _call(session: EnvSession, params: Mapping[str, Any]) -> dict[str, Any]:
     name, arguments = params.get("name"), params.get("arguments") or {}
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise UsageError("tools/call takes a name, and arguments as an object")
+        raise UsageError("tools/call needs a name, and arguments as an object")
     step = await session.step({"type": "call_tool", "tool_name": name, "arguments": arguments})
     error = step["observation"].get("error")
     if error is not None:

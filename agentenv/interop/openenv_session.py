@@ -1,4 +1,4 @@
-"""One client's episodes of an environment, in the shapes of OpenEnv's protocol."""
+"""Sessions of a server: each plays one client's episodes, in the message formats of OpenEnv's protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["EnvSession", "Sessions"]
 
 
 class EnvSession:
-    """One client's environment."""
+    """Plays the episodes of one client."""
 
     def __init__(self, entry: EnvSpec) -> None:
         self._entry = entry
@@ -34,7 +34,7 @@ class EnvSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """OpenEnv's state."""
+        """State of the session in OpenEnv's format."""
         return {
             "episode_id": self._episode_id,
             "step_count": self._turns,
@@ -47,14 +47,14 @@ class EnvSession:
         """Start an episode and return its first observation.
 
         Raises:
-            UsageError: The seed is no number, or the task is no object.
+            UsageError: The seed is not a whole number from 0, or the task is not an object.
         """
         async with self._lock:
             seed = asked.get("seed")
             if seed is None:
                 seed = uuid.uuid4().int % 2**31
             if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-                raise UsageError(f"a seed is a whole number from 0, not {seed!r:.100}")
+                raise UsageError(f"a seed must be a whole number from 0, not {seed!r:.100}")
             self._task_id, task = self._task(asked, seed)
             await self._close()
             self._env = self._entry.make()
@@ -63,14 +63,14 @@ class EnvSession:
             self._turns = self._calls = 0
             begun = await self._env.begin(task, seed=seed, context=context)
             self._done = False
-            seen = {"messages": list(begun.messages), "tools": [dict(one) for one in self._env.tool_schemas]}
+            seen = {"messages": list(begun.messages), "tools": list(map(dict, self._env.tool_schemas))}
             return _answer(seen, None, done=False, metadata={"task_id": self._task_id, "seed": seed})
 
     async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """Play one action.
 
         Raises:
-            UsageError: The action has no known shape, or no episode is being played.
+            UsageError: The action has an unknown format, or no episode is being played.
         """
         async with self._lock:
             kind = action.get("type")
@@ -92,12 +92,12 @@ class EnvSession:
             if kind == "call_tool":
                 seen = self._tool_answer(action, result.tool_results[0]) if result.tool_results else {}
             else:
-                said = [one.to_message() for one in result.tool_results]
-                seen = {"messages": [*said, *result.messages]}
+                answers = [answer.to_message() for answer in result.tool_results]
+                seen = {"messages": [*answers, *result.messages]}
             return _answer(seen, reward, done=self._done, metadata=metadata)
 
     async def close(self) -> None:
-        """Free the environment."""
+        """Close the environment."""
         async with self._lock:
             await self._close()
 
@@ -107,11 +107,11 @@ class EnvSession:
             await env.shutdown()
 
     def _task(self, asked: Mapping[str, Any], seed: int) -> tuple[str, Mapping[str, object]]:
-        given = asked.get("task")
-        if given is not None:
-            if not isinstance(given, Mapping):
-                raise UsageError(f"a task is an object with the task's fields, not {given!r:.100}")
-            return str(given.get("id", "given")), given
+        task_fields = asked.get("task")
+        if task_fields is not None:
+            if not isinstance(task_fields, Mapping):
+                raise UsageError(f"a task must be an object with the task's fields, not {task_fields!r:.100}")
+            return str(task_fields.get("id", "given")), task_fields
         split = asked.get("split")
         tasks = self._entry.task_set(None if split is None else str(split))
         if asked.get("task_id") is not None:
@@ -121,7 +121,7 @@ class EnvSession:
         return task.id, task.data
 
     async def tools(self) -> list[dict[str, Any]]:
-        """Return the tools, in the shape of OpenEnv's observations."""
+        """Return the tools, in the format of OpenEnv's observations."""
         env = self._env
         if env is not None:
             return [_tool(schema["function"]) for schema in env.tool_schemas]
@@ -139,8 +139,8 @@ class EnvSession:
             return Action({"role": "assistant", "content": None}, (call,))
         if not isinstance(action.get("content"), str) and not action.get("tool_calls"):
             raise UsageError(
-                "an action has content (text), tool_calls, or the type call_tool or list_tools; "
-                f"this has: {', '.join(map(str, action)) or 'nothing'}"
+                f"the action has these fields: {', '.join(map(str, action)) or 'none'}",
+                remedy="an action needs content (text), tool_calls, or the type call_tool or list_tools",
             )
         fields = {name: action[name] for name in ("content", "tool_calls") if action.get(name) is not None}
         return Action.of({"role": "assistant", "content": None, **fields})
@@ -166,11 +166,11 @@ class EnvSession:
 
 
 class Sessions:
-    """The sessions of a server: each belongs to a socket, to a client that opened it by id, or to both.
+    """The sessions of a server. Each belongs to a socket, to a client that opened it by id, or to both.
 
     Args:
-        entry: what is played.
-        limit: sessions at once. With all taken, the oldest that no socket uses makes room.
+        entry: specification of the environment.
+        limit: limit of open sessions. At the limit, a new session closes the oldest one that no socket uses.
     """
 
     def __init__(self, entry: EnvSpec, limit: int) -> None:
@@ -183,7 +183,7 @@ class Sessions:
         """Return an open session.
 
         Raises:
-            UsageError: There is none of this id.
+            UsageError: No session with this id is open.
         """
         if id not in self._open:
             raise UsageError(f"no session {id!r:.80} is open")
@@ -193,47 +193,49 @@ class Sessions:
         """Open a session and return its id.
 
         Raises:
-            UsageError: All are taken.
+            UsageError: All sessions are in use by sockets.
         """
         if len(self._open) >= self._limit:
             idle = next((id for id in self._open if id not in self._attached), None)
             if idle is None:
-                raise UsageError(f"all {self._limit} sessions are taken")
+                raise UsageError(
+                    f"all {self._limit} sessions are in use", remedy="try again when another has closed"
+                )
             await self.close(idle)
         id = uuid.uuid4().hex
         self._open[id] = EnvSession(self._entry)
         return id
 
     def attach(self, id: str) -> EnvSession:
-        """Give an open session to a socket.
+        """Reserve an open session for a socket and return it.
 
         Raises:
-            UsageError: There is none of this id, or another socket has it.
+            UsageError: No session with this id is open, or another socket uses it.
         """
         session = self[id]
         if id in self._attached:
-            raise UsageError(f"session {id!r} has a socket already")
+            raise UsageError(f"session {id!r} is already in use by another socket")
         self._attached.add(id)
         return session
 
     def detach(self, id: str) -> None:
-        """Take a session from its socket; it stays open."""
+        """End a socket's use of a session, which stays open."""
         self._attached.discard(id)
 
     async def close(self, id: str) -> None:
-        """Close a session and free its environment.
+        """Close a session and its environment.
 
         Raises:
-            UsageError: There is none of this id, or a socket has it.
+            UsageError: No session with this id is open, or a socket uses it.
         """
         session = self[id]
         if id in self._attached:
-            raise UsageError(f"session {id!r} is in use by a socket", remedy="close that first")
+            raise UsageError(f"session {id!r} is in use by a socket", remedy="close the socket first")
         del self._open[id]
         await session.close()
 
     async def close_all(self) -> None:
-        """Close every session; their sockets are closed already."""
+        """Close every session; the caller has already closed their sockets."""
         self._attached.clear()
         for id in list(self._open):
             await self.close(id)
@@ -242,9 +244,9 @@ class Sessions:
 def _answer(
     seen: dict[str, Any], reward: float | None, *, done: bool, metadata: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return an observation in the shape that OpenEnv's clients parse."""
-    told = metadata or {}
-    return {"observation": {**seen, "metadata": told}, "reward": reward, "done": done, "metadata": told}
+    """Return an observation in the format that OpenEnv's clients parse."""
+    facts = metadata or {}
+    return {"observation": {**seen, "metadata": facts}, "reward": reward, "done": done, "metadata": facts}
 
 
 def _tool(function: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A token sequence as most trainers want it: one prompt, one response with a mask."""
+"""Split a token sequence into one prompt and one response with a mask, as most trainers expect it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["PromptResponse", "split_sequence"]
 
 @dataclass(frozen=True, slots=True)
 class PromptResponse:
-    """A sequence cut before the first token that the policy sampled."""
+    """A sequence split before the first token that the policy sampled."""
 
     prompt_ids: list[int]
     response_ids: list[int]
     loss_mask: list[bool]
-    """As long as the response: true on what the policy sampled."""
+    """True for each response token that the policy sampled; as long as the response."""
     logprobs: list[float]
-    """As long as the response: 0.0 outside the mask."""
+    """Logprob of each response token, 0.0 outside the mask; as long as the response."""
 
 
 def split_sequence(sequence: TokenSequence) -> PromptResponse:
-    """Cut a sequence into prompt and response; without sampled tokens all of it is prompt.
+    """Split a sequence into prompt and response; without sampled tokens, everything is prompt.
 
-    What follows the last sampled token (an observation that was never answered) is left out.
+    Tokens after the last sampled token are left out: they are an observation that was never answered.
     """
     ids, mask, logprobs = sequence.token_ids, sequence.loss_mask, sequence.logprobs
     if True not in mask:

@@ -1,14 +1,14 @@
-"""Our environments under TRL's `GRPOTrainer`, where its trainer is preferred.
+"""Train on an environment with TRL's `GRPOTrainer`.
 
-`rollout_func(spec)`: our runner plays the episodes on TRL's model, in process; TRL gets the exact token
-ids, the sampler's logprobs, a mask over tool output and the reward.
+With `rollout_func(spec)` agentenv's runner plays the episodes on TRL's model, in the same process. TRL gets
+the exact token ids, the sampler's logprobs, a mask over tool output and the reward.
 
     spec = agentenv.spec("agentenv/Calculator-v0")
     GRPOTrainer(model, environment_reward, args, Dataset.from_list(task_rows(spec)),
                 rollout_func=rollout_func(spec, limits=RunLimits(max_turns=3)))
 
-`environment_factory(spec)`: TRL plays the episodes itself, with its own tool loop, also on vLLM; ours are
-the task, the tools and the reward. It needs a chat template with tools that TRL can parse.
+With `environment_factory(spec)` TRL plays the episodes in its own tool loop, also on vLLM. The environment
+provides task, tools and reward. TRL must be able to parse tool calls of the model's chat template.
 
     GRPOTrainer(model, environment_reward, args, Dataset.from_list(environment_rows(spec)),
                 environment_factory=environment_factory(spec))
@@ -47,11 +47,19 @@ __all__ = [
 
 MARK = "agentenv task "
 IGNORED = -100
-"""The label of a token outside the loss."""
+"""Label of a token that does not count in the loss."""
 
 
 def task_rows(spec: EnvSpec, *, split: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
-    """Return rows for TRL's `train_dataset`: the prompt names a task, the runner writes the real one."""
+    """Return rows for TRL's `train_dataset` and `rollout_func`.
+
+    The prompt of a row only names a task; the runner writes the real prompt.
+
+    Args:
+        spec: specification of the environment.
+        split: split of its tasks; None means the default split.
+        limit: limit of the number of rows; None means all tasks.
+    """
     tasks = spec.task_set(split)
     chosen = tasks.take(limit) if limit is not None else list(tasks)
     return [{"prompt": [{"role": "user", "content": MARK + task.id}], "task_id": task.id} for task in chosen]
@@ -63,10 +71,10 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     A row has the columns of a `rollout_func` (`prompt_ids`, `completion_ids`, `logprobs`, `env_mask`,
     `env_reward`) and, for `SFTTrainer` on the exact tokens, `input_ids` with `labels`.
     """
-    for one in trajectories:
-        if not one.trainable or one.reward is None:
+    for trajectory in trajectories:
+        if not trajectory.trainable or trajectory.reward is None:
             continue
-        for sequence in one.sequences:
+        for sequence in trajectory.sequences:
             part = split_sequence(sequence)
             response = [
                 token if trained else IGNORED
@@ -77,12 +85,12 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
                 "completion_ids": part.response_ids,
                 "logprobs": part.logprobs,
                 "env_mask": [int(trained) for trained in part.loss_mask],
-                "env_reward": one.reward,
+                "env_reward": trajectory.reward,
                 "input_ids": [*part.prompt_ids, *part.response_ids],
                 "labels": [IGNORED] * len(part.prompt_ids) + response,
-                "env_id": one.env_id,
-                "task_id": one.task_id,
-                "group_id": one.group_id,
+                "env_id": trajectory.env_id,
+                "task_id": trajectory.task_id,
+                "group_id": trajectory.group_id,
             }
 
 
@@ -92,27 +100,32 @@ def environment_reward(
     environments: Sequence[Any] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """Return the environment's own rewards: a reward function for TRL.
+    """Return the environment's rewards. This is a reward function for TRL.
 
     Args:
-        completions: what the model said, as messages.
-        env_reward: the column that `rollout_func` adds.
-        environments: the objects that `environment_factory` made; the episodes end here.
+        completions: completions of the model, as messages.
+        env_reward: column that `rollout_func` adds.
+        environments: objects that `environment_factory` made; this function ends their episodes.
     """
     if environments is None:
         return list(env_reward)
     return [
-        env._finish(said)  # noqa: SLF001 - a public method would be a tool to TRL
-        for env, said in zip(environments, completions, strict=True)
+        env._finish(completion)  # noqa: SLF001 - a public method would be a tool to TRL
+        for env, completion in zip(environments, completions, strict=True)
     ]
 
 
 def environment_rows(
     spec: EnvSpec, *, split: str | None = None, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return rows for TRL's `train_dataset` beside `environment_factory`: system prompt and task.
+    """Return rows for TRL's `train_dataset` and `environment_factory`, with system prompt and task id.
 
-    The first observation is written by the environment's `reset`, after the row's last message.
+    The environment's `reset` writes the first observation after the row's last message.
+
+    Args:
+        spec: specification of the environment.
+        split: split of its tasks; None means the default split.
+        limit: limit of the number of rows; None means all tasks.
     """
     system = str(getattr(spec.make(), "system_prompt", ""))
     before = [{"role": "system", "content": system}] if system else []
@@ -127,15 +140,15 @@ def environment_factory(
 ) -> type[TrlEnvironment]:
     """Return an `environment_factory`: a class whose objects play the environment in TRL's own tool loop.
 
-    TRL, not the runner, holds the limits on turns and tokens (`max_tool_calling_iterations`,
-    `max_completion_length`); the limits here bound the tools. A failing episode is logged and gets no
-    reward. Environments that answer the model's text need `rollout_func`.
+    TRL, not the runner, limits turns and tokens (`max_tool_calling_iterations`, `max_completion_length`);
+    `limits` apply to the tools. A failed episode is logged and gets no reward. Environments that answer the
+    model's text need `rollout_func`.
 
     Args:
-        spec: the environment.
-        split: of its tasks, as given to `environment_rows`.
-        limits: of the tools.
-        seed: of the run.
+        spec: specification of the environment.
+        split: split of its tasks, as passed to `environment_rows`.
+        limits: limits of the tools.
+        seed: seed of the run.
 
     Raises:
         UsageError: TRL's tool loop cannot play the environment.
@@ -146,19 +159,20 @@ def environment_factory(
 def rollout_func(
     spec: EnvSpec, *, split: str | None = None, limits: RunLimits | None = None, seed: int = 0
 ) -> Callable[[Sequence[Any], Any], dict[str, list[Any]]]:
-    """Return a `rollout_func` that plays an environment with our runner on TRL's model.
+    """Return a `rollout_func` that plays an environment with agentenv's runner on TRL's model.
 
-    TRL's `max_completion_length` holds as well: an episode that reaches it, tool output included, ends
-    there. Without `limits` a turn may be as long as that.
+    TRL's `max_completion_length` also applies: an episode ends when its completion, including tool output,
+    reaches it. Without `limits` it is the limit of a turn, too.
 
     Args:
-        spec: the environment.
-        split: of its tasks, as given to `task_rows`.
-        limits: of the episodes.
-        seed: of the run.
+        spec: specification of the environment.
+        split: split of its tasks, as passed to `task_rows`.
+        limits: limits of the episodes.
+        seed: seed of the run.
 
     Raises:
-        UsageError: When it is called: TRL's `top_p`, `top_k` or `min_p` cut the distribution.
+        UsageError: The returned function raises this if TRL's `top_p`, `top_k` or `min_p` truncate the
+            distribution.
     """
     tasks = spec.task_set(split)
     calls = count(1)
@@ -191,7 +205,11 @@ def rollout_func(
 
 
 def _sampling(args: Any) -> Sampling:
-    """Return how TRL's configuration wants completions drawn; what cuts the distribution is refused."""
+    """Return the sampling settings of TRL's configuration.
+
+    Raises:
+        UsageError: A setting truncates the distribution.
+    """
     sampling = Sampling(
         temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or 0, min_p=args.min_p or 0.0
     )
@@ -202,7 +220,7 @@ def _sampling(args: Any) -> Sampling:
 
 
 class _Bounded:
-    """An engine whose episodes have a limit on what follows their first prompt, tool output included."""
+    """Engine that limits the tokens after the first prompt of each episode, including tool output."""
 
     def __init__(self, engine: Engine, max_completion: int) -> None:
         self.name = engine.name
@@ -211,7 +229,7 @@ class _Bounded:
         self._engine = engine
         self._max_completion = max_completion
         self._prompts: dict[str | None, int] = {}
-        """Length of the first prompt of each episode under way."""
+        """Length of the first prompt of each running episode, by session id."""
 
     async def generate(
         self,
@@ -243,35 +261,41 @@ class _Bounded:
 async def _play(
     runner: Runner, spec: EnvSpec, chosen: Sequence[tuple[Task, int]], call: int
 ) -> list[Trajectory]:
-    async def one(number: int, task: Task, size: int) -> list[Trajectory]:
+    async def play_task(number: int, task: Task, size: int) -> list[Trajectory]:
+        # The round index is different for each call and row, so that a repeated task gets new seeds.
         played = runner.run_groups(spec, [task], size, round_index=call * 10_000 + number)
         return [member async for group in played for member in group]
 
-    groups = await asyncio.gather(*(one(number, task, size) for number, (task, size) in enumerate(chosen)))
-    return [member for group in groups for member in group]
+    plays = (play_task(number, task, size) for number, (task, size) in enumerate(chosen))
+    return [member for group in await asyncio.gather(*plays) for member in group]
 
 
 def _task_id(prompt: Any) -> str:
     text = prompt if isinstance(prompt, str) else text_of(prompt[-1])
     if not text.startswith(MARK):
-        raise UsageError(f"the prompt {text!r:.100} names no task: make the dataset with task_rows(spec)")
+        raise UsageError(
+            f"the prompt {text!r:.100} names no task", remedy="make the dataset with task_rows(spec)"
+        )
     return text.removeprefix(MARK)
 
 
 def _columns(played: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any]]:
-    """Return TRL's columns; an episode that cannot be trained is one masked token without a reward."""
+    """Return TRL's columns; an episode that cannot be trained becomes one masked token without a reward."""
     columns: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward")
     }
-    for one in played:
-        if len(one.sequences) > 1:
-            raise UsageError(f"{one.env_id} rewrites its history: TRL takes one sequence for each episode")
-        part = split_sequence(one.sequences[0]) if one.sequences and one.trainable else None
+    for trajectory in played:
+        sequences = trajectory.sequences
+        if len(sequences) > 1:
+            raise UsageError(
+                f"{trajectory.env_id} rewrites its history, but TRL takes one sequence for each episode"
+            )
+        part = split_sequence(sequences[0]) if sequences and trajectory.trainable else None
         usable = part is not None and bool(part.response_ids)
         columns["prompt_ids"].append(part.prompt_ids if part is not None and part.prompt_ids else [stop_id])
         columns["completion_ids"].append(part.response_ids if part is not None and usable else [stop_id])
         columns["logprobs"].append(part.logprobs if part is not None and usable else [0.0])
         mask = [int(trained) for trained in part.loss_mask] if part is not None and usable else [0]
         columns["env_mask"].append(mask)
-        columns["env_reward"].append(one.reward if usable else None)
+        columns["env_reward"].append(trajectory.reward if usable else None)
     return columns

@@ -1,8 +1,8 @@
-"""An environment as TRL's `environment_factory` wants it: a class with `reset`, whose methods are tools.
+"""Make a class for TRL's `environment_factory` from an environment: it has `reset`, and methods as tools.
 
-TRL reads a tool's schema from a method's type hints and Google docstring, so both are written here from
-our schema; our own validation still runs on every call. What TRL's loop does not say, how it ended and
-what the model answered, comes with the completion when the reward is asked for.
+TRL reads a tool's schema from the type hints and the Google docstring of a method, so this module writes both
+from the environment's schema. The arguments of every call are still checked by agentenv. TRL's loop does not
+report its end and the model's answer; both are read from the completion when the reward is computed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PLAIN = {"string": str, "integer": int, "number": float, "boolean": bool, "objec
 
 
 class TrlEnvironment:
-    """One episode at a time of an environment of ours, driven by TRL's tool loop.
+    """Plays one episode at a time of an environment, driven by TRL's tool loop.
 
-    Every public function of the class but `reset` is a tool to TRL, so the rest is private.
+    To TRL every public method of the class except `reset` is a tool, so all other methods are private.
     """
 
     _spec: EnvSpec
@@ -48,11 +48,11 @@ class TrlEnvironment:
         self._calls = 0
         self._reward = 0.0
         self._over = ""
-        """Why the environment ended the episode; empty while it goes on."""
+        """Stop reason with which the environment ended the episode; empty while it continues."""
         self._failed = False
 
     def reset(self, *, task_id: str, prompt: Any = (), **_: Any) -> str:
-        """Begin the task of a row, and return its first observation."""
+        """Begin the task of a row and return its first observation."""
         old, self._env = self._env, None
         if old is not None:
             self._guarded("its end", old.shutdown())
@@ -61,14 +61,14 @@ class TrlEnvironment:
         return "" if begun is None else _first_text(begun.messages, prompt, self._spec.id)
 
     def _call(self, name: str, arguments: Mapping[str, object]) -> str:
-        """Run a tool call and return what the model is shown."""
+        """Run a tool call and return the text that the model is shown."""
         if self._env is None or self._failed or self._over:
             return "not run: the environment has finished"
         answer = self._guarded(f"the tool {name}", self._answer(self._env, name, json.dumps(arguments)))
         return "the environment has failed" if answer is None else answer
 
     def _finish(self, completion: Sequence[Message]) -> float | None:
-        """End the episode on what the model said last, and return its reward; None if it failed."""
+        """End the episode with the model's last message and return its reward; None if it failed."""
         if self._env is None or self._failed:
             return None
         last: Message = completion[-1] if completion else {"role": "tool"}
@@ -76,10 +76,10 @@ class TrlEnvironment:
         return None if outcome is None or outcome.reward is None else self._reward + outcome.reward
 
     def _guarded(self, where: str, work: Coroutine[Any, Any, T]) -> T | None:
-        """Run the environment's code; what it raises fails this episode and nothing else."""
+        """Run the environment's code; an exception fails only this episode."""
         try:
             return run_sync(work)
-        except Exception:  # the boundary
+        except Exception:  # an error of one environment must not end TRL's training
             log.warning("an episode of %s failed at %s", self._spec.id, where, exc_info=True)
             self._failed = True
             return None
@@ -127,7 +127,8 @@ def environment_class(
         run_sync(probe.shutdown())
     if spec.user is not None or not ends_on_text or not schemas:
         raise UsageError(
-            f"{spec.id} answers the model's text, which TRL's tool loop cannot pass on: use rollout_func"
+            f"{spec.id} has no tools or answers the model's text, which TRL's tool loop cannot play",
+            remedy="use rollout_func",
         )
     members: dict[str, Any] = {
         "_spec": spec,
@@ -142,7 +143,7 @@ def environment_class(
 
 
 def _method(function: Mapping[str, Any]) -> Callable[..., str]:
-    """Return a method with the name, the hints and the docstring that a tool's schema asks for."""
+    """Return a method with the name, type hints and docstring of a tool's schema."""
     name: str = function["name"]
 
     def call(self: Any, **arguments: Any) -> str:
@@ -161,23 +162,23 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
         for key, hint in hints.items()
     ]
     receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    made: Any = call
-    made.__name__, made.__qualname__ = name, f"TrlEnvironment.{name}"
-    made.__signature__ = inspect.Signature([receiver, *parameters], return_annotation=str)
-    made.__annotations__ = {**hints, "return": str}
-    made.__doc__ = _docstring(function.get("description", name), properties)
-    return made
+    method: Any = call
+    method.__name__, method.__qualname__ = name, f"TrlEnvironment.{name}"
+    method.__signature__ = inspect.Signature([receiver, *parameters], return_annotation=str)
+    method.__annotations__ = {**hints, "return": str}
+    method.__doc__ = _docstring(function.get("description", name), properties)
+    return method
 
 
 def _hint(schema: Mapping[str, Any]) -> Any:
-    """Return the type hint that TRL turns into a schema like this; nested parts lose their detail."""
+    """Return the type hint that TRL turns into this schema; details of nested parts are lost."""
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
-    options = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     if options:
         hint = _hint(options[0])
-        for one in options[1:]:
-            hint = hint | _hint(one)
+        for option in options[1:]:
+            hint = hint | _hint(option)
         return hint | None if len(options) < len(schema["anyOf"]) else hint
     if schema.get("type") == "array" and "items" in schema:
         return list[_hint(schema["items"])]
@@ -197,14 +198,17 @@ def _docstring(description: str, properties: Mapping[str, Any]) -> str:
 
 def _first_text(messages: Sequence[Message], prompt: Any, env_id: str) -> str:
     """Return the first observation as the text that TRL appends to the row's last message."""
-    system = [text_of(one) for one in messages if one["role"] == "system"]
-    shown = [text_of(one) for one in prompt if one["role"] == "system"] if isinstance(prompt, list) else []
+    system = [text_of(message) for message in messages if message["role"] == "system"]
+    row = prompt if isinstance(prompt, list) else []
+    shown = [text_of(message) for message in row if message["role"] == "system"]
     if system != shown:
-        raise UsageError(f"a row lacks the system prompt of {env_id}: make rows with environment_rows(spec)")
-    rest = [one for one in messages if one["role"] != "system"]
+        raise UsageError(
+            f"a row lacks the system prompt of {env_id}", remedy="make rows with environment_rows(spec)"
+        )
+    rest = [message for message in messages if message["role"] != "system"]
     if len(rest) != 1 or rest[0]["role"] != "user" or not isinstance(rest[0].get("content"), str):
         raise UsageError(
-            f"{env_id} begins with {len(rest)} messages, and TRL takes the text of one user message: "
-            "use rollout_func"
+            f"{env_id} begins with {len(rest)} messages, but TRL takes the text of one user message",
+            remedy="use rollout_func",
         )
     return text_of(rest[0])

@@ -1,8 +1,9 @@
-"""Trajectories in the sample format of verl's agent loop (`AgentLoopOutput`), with its length rules.
+"""Export trajectories in the sample format of verl's agent loop (`AgentLoopOutput`), with its length rules.
 
-Read in volcengine/verl, verl/experimental/agent_loop: a sample is a prompt and one response; the
-response holds everything after the first prompt, `response_mask` is 1 on what the model wrote and 0 on
-tool output, mask and logprobs are as long as the response, and user, assistant and tool turns count.
+The format is defined in volcengine/verl, verl/experimental/agent_loop. A sample is a prompt and one response,
+and the response contains everything after the first prompt. `response_mask` is 1 for tokens of the model and
+0 for tool output. Mask and logprobs are as long as the response. `num_turns` counts user, assistant and tool
+messages.
 """
 
 from __future__ import annotations
@@ -25,48 +26,49 @@ def verl_samples(
 ) -> Iterator[dict[str, JsonValue]]:
     """Yield one sample for each sequence of each trainable, scored trajectory.
 
-    The reward stands on every sequence of an episode whose history was rewritten; verl's own
-    normalisation then counts the episode once for each of them.
+    If an episode's history was rewritten, each of its sequences has the episode's reward, and verl's
+    normalisation counts the episode once for each sequence.
 
     Args:
-        trajectories: of any episodes; the others are passed over.
+        trajectories: the episodes; those that cannot be trained or have no reward are skipped.
         prompt_length: verl's `data.max_prompt_length`.
         response_length: verl's `data.max_response_length`.
 
     Raises:
-        UsageError: A sample is longer than a limit, which verl would cut without a word.
+        UsageError: A sample is longer than a limit; verl would cut it silently.
     """
-    for one in trajectories:
-        if not one.trainable or one.reward is None:
+    for trajectory in trajectories:
+        if not trajectory.trainable or trajectory.reward is None:
             continue
-        for number, sequence in enumerate(one.sequences):
+        for number, sequence in enumerate(trajectory.sequences):
             part = split_sequence(sequence)
-            _check("prompt", len(part.prompt_ids), prompt_length, one)
-            _check("response", len(part.response_ids), response_length, one)
+            _check("prompt", len(part.prompt_ids), prompt_length, trajectory)
+            _check("response", len(part.response_ids), response_length, trajectory)
             yield {
                 "prompt_ids": part.prompt_ids,
                 "response_ids": part.response_ids,
                 "response_mask": [int(trained) for trained in part.loss_mask],
                 "response_logprobs": part.logprobs,
-                "reward_score": one.reward,
-                "num_turns": sum(message["role"] != "system" for message in one.messages),
+                "reward_score": trajectory.reward,
+                "num_turns": sum(message["role"] != "system" for message in trajectory.messages),
                 "metrics": {
-                    "generate_sequences": one.timings.get("generate_s", 0.0),
-                    "tool_calls": one.timings.get("tools_s", 0.0),
+                    "generate_sequences": trajectory.timings.get("generate_s", 0.0),
+                    "tool_calls": trajectory.timings.get("tools_s", 0.0),
                 },
                 "extra_fields": {
-                    "uid": one.group_id,
-                    "env_id": one.env_id,
-                    "task_id": one.task_id,
+                    "uid": trajectory.group_id,
+                    "env_id": trajectory.env_id,
+                    "task_id": trajectory.task_id,
                     "sequence": number,
-                    "stop_reason": one.stop_reason.value,
+                    "stop_reason": trajectory.stop_reason.value,
                 },
             }
 
 
-def _check(what: str, length: int, limit: int | None, one: Trajectory) -> None:
+def _check(what: str, length: int, limit: int | None, trajectory: Trajectory) -> None:
     if limit is not None and length > limit:
         raise UsageError(
-            f"the {what} of {one.group_id}, member {one.member}, has {length} tokens, "
-            f"and verl's limit is {limit}: raise that limit, or lower max_context_tokens"
+            f"the {what} of {trajectory.group_id}, member {trajectory.member}, has {length} tokens, "
+            f"and verl's limit is {limit}",
+            remedy="raise that limit, or lower max_context_tokens",
         )

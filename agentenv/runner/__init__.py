@@ -1,4 +1,4 @@
-"""Many episodes at once: turns, budgets, stop reasons, simulated users and what becomes of failures."""
+"""The runner plays many episodes at once: turns, limits, stop reasons, simulated users and failures."""
 
 from __future__ import annotations
 

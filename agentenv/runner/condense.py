@@ -1,10 +1,10 @@
-"""Condensing a long conversation so that it goes on within the model's context.
+"""Condense a long conversation, so that it fits the model's context and can continue.
 
-1. A condenser makes a shorter *view* of the messages. The record keeps every message as it was; the
-   tokens go on in a new sequence, whose carried-over part is never trained again.
-2. What is condensed is kept in numbered blocks; the model may ask for each of them once, through the
-   tool `recall_block`. What is not condensed stands in the view byte for byte.
-3. A replacement that is not shorter is not made.
+1. A condenser makes a shorter *view* of the messages. The record keeps every message unchanged. The
+   episode continues in a new token sequence, and tokens carried over into it are not trained again.
+2. The condensed text is kept in numbered blocks. The model can bring each block back once, with the tool
+   `recall_block`. Everything else appears in the view byte for byte.
+3. A message is replaced only if the replacement is shorter.
 """
 
 from __future__ import annotations
@@ -41,32 +41,35 @@ def with_recall(tools: Sequence[Mapping[str, JsonValue]]) -> tuple[Mapping[str, 
     """Return the tools of an episode whose conversation may be condensed.
 
     Raises:
-        UsageError: One of them has the name of the tool that is added.
+        UsageError: The environment already has a tool named `recall_block`.
     """
     names = [cast("Mapping[str, object]", tool["function"])["name"] for tool in tools]
     if "recall_block" in names:
-        raise UsageError("the environment has a tool recall_block of its own: it cannot be condensed")
+        raise UsageError(
+            "the environment has a tool named recall_block, which a condenser adds itself",
+            remedy="rename that tool, or play without a condenser",
+        )
     return (*tools, RECALL_TOOL)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The messages that the model goes on with."""
+    """The messages with which the model continues after a condensation."""
 
     messages: tuple[Message, ...]
     cause: str
-    """Why the conversation was condensed; counted in the record's metrics."""
+    """Why the conversation was condensed; the record's metrics count condensations by cause."""
     written: str = ""
-    """Text that a summariser wrote into the view; its tokens are `other`."""
+    """Text that a summariser wrote into the view; its tokens become a span of kind `other`."""
     written_tokens: int = 0
-    """Tokens that the summariser sampled; they count for the episode's limit."""
+    """Tokens that the summariser sampled; they count towards the episode's token limit."""
 
 
 class Condenser:
-    """Base class: when to condense, and the blocks. Subclasses write `shorten`.
+    """Base class that decides when to condense and keeps the blocks. Subclasses write `shorten`.
 
     Args:
-        at: share of the context in use above which the conversation is condensed.
+        at: the conversation is condensed when more than this share of the context is used.
 
     Raises:
         UsageError: `at` is not between 0 and 1.
@@ -77,17 +80,17 @@ class Condenser:
             raise UsageError(f"at must be in (0, 1], not {at}")
         self.at = at
         self.blocks: list[str] = []
-        """Full text of what was condensed in this episode."""
+        """Full texts that were condensed in this episode; block `n` is `blocks[n - 1]`."""
         self._recalled: set[int] = set()
 
     def fresh(self) -> Condenser:
-        """Return a condenser for one episode; this one stays as it is."""
-        one = copy.copy(self)
-        vars(one).update(blocks=[], _recalled=set())
-        return one
+        """Return a copy for one episode, with no blocks; the original does not change."""
+        condenser = copy.copy(self)
+        vars(condenser).update(blocks=[], _recalled=set())
+        return condenser
 
     def due(self, used_tokens: int, max_tokens: int | None) -> bool:
-        """Say whether it is time; never without a limit of the context."""
+        """Return whether to condense now; always False if the context has no limit."""
         return max_tokens is not None and used_tokens > self.at * max_tokens
 
     async def shorten(self, messages: Sequence[Message]) -> View | None:
@@ -100,28 +103,29 @@ class Condenser:
         return len(self.blocks)
 
     def recall(self, call: ToolCall) -> ToolResult:
-        """Answer a call of `recall_block`; what is wrong with it is said to the model."""
+        """Answer a call of `recall_block`; mistakes in the call are explained to the model."""
         number = call.values.get("block") if call.values is not None and len(call.values) == 1 else None
         if not isinstance(number, int) or isinstance(number, bool):
-            why = "recall_block takes one whole number: block"
+            why = "recall_block takes one argument, `block`, a whole number"
             return ToolResult(call.id, call.name, why, ToolErrorKind.BAD_ARGUMENTS)
         if not 1 <= number <= len(self.blocks):
             why = f"there is no block {number}"
             return ToolResult(call.id, call.name, why, ToolErrorKind.TOOL_ERROR)
         if number in self._recalled:
-            why = f"block {number} was brought back before"
+            why = f"block {number} was already brought back once"
             return ToolResult(call.id, call.name, why, ToolErrorKind.TOOL_ERROR)
         self._recalled.add(number)
         return ToolResult(call.id, call.name, self.blocks[number - 1])
 
 
 class DropToolOutputs(Condenser):
-    """Put a short note in the place of the oldest tool outputs.
+    """Replace the oldest tool outputs with short notes.
 
     Args:
         at: see `Condenser`.
-        keep_last: newest tool outputs that stay.
-        min_chars: shorter outputs stay; at least 50, so that a note is never condensed itself.
+        keep_last: number of newest tool outputs that are kept.
+        min_chars: outputs shorter than this are kept. It must be at least 50, so that a note is never
+            condensed again.
     """
 
     def __init__(self, *, at: float = 0.75, keep_last: int = 1, min_chars: int = 200) -> None:
@@ -134,29 +138,30 @@ class DropToolOutputs(Condenser):
         self.min_chars = min_chars
 
     async def shorten(self, messages: Sequence[Message]) -> View | None:
-        """Condense every tool output but the newest."""
-        places = [place for place, message in enumerate(messages) if message["role"] == "tool"]
+        """Condense every tool output except the newest ones."""
+        outputs = [index for index, message in enumerate(messages) if message["role"] == "tool"]
         shortened = list(messages)
-        for place in places[: max(len(places) - self.keep_last, 0)]:
-            text = text_of(messages[place])
+        for index in outputs[: max(len(outputs) - self.keep_last, 0)]:
+            text = text_of(messages[index])
             if len(text) >= self.min_chars:
                 note = f"[block {self.keep(text)}: {len(text)} characters condensed]"
-                shortened[place] = {**messages[place], "content": note}
+                shortened[index] = {**messages[index], "content": note}
         return View(tuple(shortened), "tool_outputs") if shortened != list(messages) else None
 
 
 class Summarise(Condenser):
     """Let a model summarise the middle of the conversation.
 
-    The system message, the first message of the user and the newest messages stay.
+    The system message, the first user message and the newest messages are kept.
 
     Args:
-        engine: a `ChatEngine`, or an `Engine` with its `renderer`.
-        renderer: for an engine on tokens.
+        engine: engine that writes the summary: a `ChatEngine`, or an `Engine` with its `renderer`.
+        renderer: renderer of the engine, if the engine works on tokens.
         at: see `Condenser`.
-        keep_last: newest messages that stay; more where a call and its results must stay together.
-        instructions: what the summariser is told.
-        sampling: how the summary is drawn.
+        keep_last: number of newest messages that are kept. More are kept where a call and its results
+            would be separated.
+        instructions: instructions for the summariser.
+        sampling: sampling settings for the summary.
     """
 
     def __init__(
@@ -178,9 +183,11 @@ class Summarise(Condenser):
         self._sampling = sampling or Sampling(max_tokens=512)
 
     async def shorten(self, messages: Sequence[Message]) -> View | None:
-        """Summarise what stands between the first user message and the newest ones."""
-        first = next((place for place, one in enumerate(messages) if one["role"] == "user"), -1) + 1
+        """Summarise the messages between the first user message and the newest ones."""
+        users = (index for index, message in enumerate(messages) if message["role"] == "user")
+        first = next(users, -1) + 1
         last = max(len(messages) - self.keep_last, first)
+        # A tool result must not be separated from the call that it answers.
         while last > first and messages[last]["role"] == "tool":
             last -= 1
         middle = messages[first:last]
@@ -201,7 +208,7 @@ class Summarise(Condenser):
 
 
 def _told(message: Message) -> str:
-    """One message as the summariser and a recalled block show it."""
+    """Return one message as text, as the summariser and a recalled block show it."""
     calls = "".join(
         f"\n{call['function']['name']}({call['function']['arguments']})"
         for call in message.get("tool_calls", ())

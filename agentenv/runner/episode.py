@@ -1,13 +1,13 @@
-"""One attempt at one episode: generate, answer, decide, until something ends it.
+"""Play one attempt at one episode: generate, answer the model, decide, until something ends the episode.
 
 Rules:
 
-1. A tool call gets exactly one answer, in call order: calls that may run go to the environment in
-   one action, the others are answered here. On the last turn and after a cut completion none runs.
-2. An observation becomes tokens only if the model will read it, so a sequence that was not
-   interrupted ends on a sampled token, and the final reward stands on it.
-3. Every wait is guarded by its limit and by the episode's deadline, and says whose code runs.
-4. A failed episode is not scored: its environment is closed, its record says why.
+1. Each tool call gets exactly one answer, in call order. Calls that may run go to the environment in one
+   action; the others are answered here. No call runs on the last turn or after a completion that was cut.
+2. An observation becomes tokens only if the model will read it. A sequence that was not interrupted
+   therefore ends on a sampled token, which carries the final reward.
+3. Every wait has its own limit and the episode's deadline, and records whose code is running.
+4. A failed episode is not scored. Its environment is closed, and its record says why it failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.condense import Condenser, with_recall
 from agentenv.runner.conversation.base import Conversation
-from agentenv.runner.conversation.fit import Observation, max_tokens_left
+from agentenv.runner.conversation.fit import TurnAnswer, max_tokens_left
 from agentenv.runner.guard import Failure, Guard, Halt, at
 from agentenv.runner.held import Lease
 from agentenv.runner.outputs import FullOutputs
@@ -39,11 +39,11 @@ __all__ = ["Episode"]
 EXPLANATION = "The environment has finished. Give your final answer now; no tool can be called any more."
 
 _ABORT_SLACK_S = 0.05
-"""An engine may give up this much before the deadline that it was told."""
+"""An engine may abort a completion this much before its deadline; the stop then counts as the deadline."""
 
 
 class Episode:
-    """Plays a plan once, on a fresh conversation; `play` never raises for what went wrong in it."""
+    """Plays a plan once, on a new conversation. A failure in the episode is recorded, never raised."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Episode:
         self._lease = lease
         self._full_outputs = full_outputs
         self.guard = Guard(context)
-        """What the episode waits for; read by the watchdog."""
+        """Guards the episode's waits; the watchdog reads it to see what the episode waits for."""
         self._record = Record(plan, conversation, attempt)
         self._explained = False
         self._begun = False
@@ -97,11 +97,12 @@ class Episode:
         except Failure as failure:
             return record.freeze(failure.reason, error=failure.error)
         finally:
-            # The environment holds the context: no episode must keep itself alive through it.
+            # The environment holds the context, and `draft` holds this episode: without this line they would
+            # keep each other alive.
             self._context.draft = None
 
     def give_up(self, failure: Failure) -> Trajectory:
-        """Return the record as it stands, failed."""
+        """Return the record of what was played so far, marked as failed."""
         return self._record.freeze(failure.reason, error=failure.error)
 
     # The beginning ------------------------------------------------------------------------
@@ -113,7 +114,7 @@ class Episode:
             async with self.guard.waiting("sandbox", lease.timeout_s):
                 self._context.sandbox = await lease.take()
             spare["queue_s"] += time.perf_counter() - began
-        # The deadline is for playing: waiting for a sandbox that others hold does not count.
+        # The deadline limits playing: waiting for a sandbox that other episodes hold does not count.
         if limits.episode_timeout_s is not None:
             self._context.deadline = time.monotonic() + limits.episode_timeout_s
         began = time.perf_counter()
@@ -141,10 +142,10 @@ class Episode:
     # A turn -------------------------------------------------------------------------------
 
     def _sampling(self, index: int) -> Sampling:
-        """Return how the next completion is drawn.
+        """Return the sampling settings of the next completion.
 
         Raises:
-            Halt: No token is left for it.
+            Halt: No token is left for a completion.
         """
         plan, room = self._plan, self._conversation.room
         left = max_tokens_left(self._limits, plan.sampling.max_tokens, room, self._record.sampled_tokens)
@@ -165,7 +166,7 @@ class Episode:
     def _read(
         self, sampled: Completion | ChatCompletion, index: int, sampling: Sampling, took: float
     ) -> OpenTurn:
-        """Record a completion that took so many seconds."""
+        """Parse and record a completion that took `took` seconds."""
         began = time.perf_counter()
         reply = self._conversation.read(sampled, turn=index)
         turn = OpenTurn(index, reply, sampling)
@@ -178,9 +179,9 @@ class Episode:
         return turn
 
     async def _answer(self, turn: OpenTurn) -> StopReason | None:
-        """Answer a turn; return why it ends the episode, None if the episode goes on."""
+        """Answer a turn; return the stop reason, or None if the episode continues."""
         if turn.reply.finish_reason == "length":
-            self._refuse(turn, "the completion was cut at its length")
+            self._refuse(turn, "the completion was cut at its token limit")
             return StopReason.GENERATION_LENGTH
         calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
         if self._explained:
@@ -204,55 +205,55 @@ class Episode:
         if self._repair_json:
             calls, mended = mend(calls, self._record.tools)
             self._record.repaired_calls += len(mended)
-        # Invariant: each place of `calls` stands either in `answers` or in `runnable`.
-        answers, runnable, over = self._sort_out(calls)
+        # Invariant: each index of `calls` is either a key of `results` or in `runnable`.
+        results, runnable, over = self._sort_out(calls)
         step = StepResult()
         if runnable:
-            step = await self._advance(turn, tuple(calls[place] for place in runnable))
-            answers.update(zip(runnable, marked(step.tool_results, mended), strict=True))
-        observation = Observation(tuple(answers[place] for place in range(len(calls))), step.messages)
+            step = await self._advance(turn, tuple(calls[index] for index in runnable))
+            results.update(zip(runnable, marked(step.tool_results, mended), strict=True))
+        answer = TurnAnswer(tuple(results[index] for index in range(len(calls))), step.messages)
         reason = await self._stop_after(step, asked=bool(runnable))
-        return await self._observe(turn, observation, over if reason is None else reason)
+        return await self._observe(turn, answer, over if reason is None else reason)
 
     def _sort_out(self, calls: list[ToolCall]) -> tuple[dict[int, ToolResult], list[int], StopReason | None]:
-        """Answer the calls that are not run; return the places of the others, and which limit was passed.
+        """Answer the calls that are not run; return the indices of the others, and the limit that was passed.
 
-        This is the one place that counts tool calls: it sees those of every environment, also of one that
-        runs them in a `step` of its own, and answers each call over the limit in its place.
+        Tool calls are counted only here. The count includes the calls of environments that run them in their
+        own `step`, and each call over the limit gets its own answer.
         """
         limits, record = self._limits, self._record
-        answers: dict[int, ToolResult] = {}
+        results: dict[int, ToolResult] = {}
         runnable: list[int] = []
         over: StopReason | None = None
-        for place, call in enumerate(calls):
+        for index, call in enumerate(calls):
             if self._condenser is not None and call.name == "recall_block" and call.status is CallStatus.OK:
-                answers[place] = self._condenser.recall(call)
+                results[index] = self._condenser.recall(call)
             elif call.status is not CallStatus.OK:
-                answers[place] = malformed(call)
-                # A well-formed call of a tool that does not exist is no parse error.
+                results[index] = malformed(call)
+                # A well-formed call of a tool that does not exist is not a parse error.
                 record.parse_errors += call.status is not CallStatus.UNKNOWN_TOOL
             elif (
                 limits.max_tool_calls is not None
                 and record.tool_calls + len(runnable) >= limits.max_tool_calls
             ):
                 over = StopReason.MAX_TOOL_CALLS
-                answers[place] = not_run(call, f"limit of {limits.max_tool_calls} tool calls reached")
+                results[index] = not_run(call, f"limit of {limits.max_tool_calls} tool calls reached")
             else:
-                runnable.append(place)
+                runnable.append(index)
         if over is None and limits.max_parse_errors is not None:
             over = StopReason.MAX_PARSE_ERRORS if record.parse_errors > limits.max_parse_errors else None
-        return answers, runnable, over
+        return results, runnable, over
 
     async def _answer_text(self, turn: OpenTurn) -> StopReason | None:
         step = await self._advance(turn, ())
         if self._env.ends_on_text and not step.truncated:
-            return await self._observe(turn, Observation((), step.messages), StopReason.FINAL_ANSWER)
+            return await self._observe(turn, TurnAnswer((), step.messages), StopReason.FINAL_ANSWER)
         reason = await self._stop_after(step, asked=True)
         messages = step.messages
         if reason is None and self._user is not None:
             words, reason = await self._ask_user(turn, self._user, messages)
             messages = (*messages, *words)
-        return await self._observe(turn, Observation((), messages), reason or self._why_last(turn))
+        return await self._observe(turn, TurnAnswer((), messages), reason or self._why_last(turn))
 
     async def _advance(self, turn: OpenTurn, calls: tuple[ToolCall, ...]) -> StepResult:
         limits, context = self._limits, self._context
@@ -273,7 +274,7 @@ class Episode:
         return step
 
     async def _stop_after(self, step: StepResult, *, asked: bool) -> StopReason | None:
-        """Why the environment's answer ends the episode; None if it goes on."""
+        """Return why the environment's answer ends the episode; None if the episode continues."""
         if step.terminated:
             return StopReason.ENV_TERMINATED
         if step.truncated:
@@ -305,41 +306,39 @@ class Episode:
         return words, StopReason.USER_DONE if answer.done else None
 
     async def _observe(
-        self, turn: OpenTurn, observation: Observation, reason: StopReason | None
+        self, turn: OpenTurn, answer: TurnAnswer, reason: StopReason | None
     ) -> StopReason | None:
-        """Record what the turn is answered with; tokens only if the episode goes on."""
+        """Record the answer to a turn; append its tokens only if the episode continues."""
         explain = reason is StopReason.ENV_DONE and self._plan.done_policy == "explain"
         if explain and not self._why_last(turn):
             told: Message = {"role": "user", "content": EXPLANATION}
-            observation = Observation(observation.results, (*observation.messages, told))
+            answer = TurnAnswer(answer.results, (*answer.messages, told))
             reason, self._explained = None, True
         if reason is None:
-            await self._condense(turn, observation)
-            # What a summariser writes counts too: it may have used up the rest.
+            await self._condense(turn, answer)
+            # A summariser's tokens count towards the episode's limit, and may have used up the rest.
             reason = self._why_last(turn)
         if reason is None:
             began = time.perf_counter()
-            fitted = self._conversation.observe(turn.reply, observation)
+            fitted = self._conversation.observe(turn.reply, answer)
             turn.timings["render_s"] += time.perf_counter() - began
             if fitted is None:
-                reason = StopReason.TOOL_OUTPUT_OVERFLOW if observation.results else StopReason.CONTEXT_LENGTH
+                reason = StopReason.TOOL_OUTPUT_OVERFLOW if answer.results else StopReason.CONTEXT_LENGTH
             elif self._full_outputs is None:
-                observation = fitted
+                answer = fitted
             else:
                 name = self._record.name
-                observation = await self._full_outputs.keep_whole(name, turn.index, observation, fitted)
+                answer = await self._full_outputs.keep_whole(name, turn.index, answer, fitted)
         if reason is not None and self._explained:
             reason = StopReason.ENV_DONE
-        turn.results = observation.results
-        self._record.trimmed += observation.trimmed_messages + sum(
-            result.trimmed for result in observation.results
-        )
-        self._record.messages.extend(observation.all_messages)
+        turn.results = answer.results
+        self._record.trimmed += answer.trimmed_messages + sum(result.trimmed for result in answer.results)
+        self._record.messages.extend(answer.all_messages)
         return reason
 
-    async def _condense(self, turn: OpenTurn, observation: Observation) -> None:
+    async def _condense(self, turn: OpenTurn, answer: TurnAnswer) -> None:
         condenser = self._condenser
-        if condenser is None or not condenser.due(*self._conversation.used_with(observation)):
+        if condenser is None or not condenser.due(*self._conversation.used_with(answer)):
             return
         began = time.perf_counter()
         async with self.guard.waiting("engine", self._limits.turn_timeout_s):
@@ -351,13 +350,13 @@ class Episode:
             self._conversation.go_on_with(view)
 
     def _refuse(self, turn: OpenTurn, why: str) -> None:
-        """Answer every call of the turn "not run", in the messages alone."""
+        """Answer every call of the turn with "not run", in the messages only, not in the tokens."""
         calls = [call for call in turn.reply.tool_calls if call.status is not CallStatus.IN_THINKING]
         turn.results = tuple(not_run(call, why) for call in calls)
         self._record.messages.extend(result.to_message() for result in turn.results)
 
     def _why_last(self, turn: OpenTurn) -> StopReason | None:
-        """Why no turn can follow this one; None if one can."""
+        """Return why no turn can follow this one; None if one can."""
         limits = self._limits
         if limits.max_turns is not None and turn.index + 1 >= limits.max_turns:
             return StopReason.MAX_TURNS
@@ -376,7 +375,7 @@ class Episode:
             return self._record.freeze(reason)
 
         self._context.draft = draft
-        # The deadline is for playing: an episode that was cut by it is still scored.
+        # The deadline limits playing: an episode that it ended is still scored.
         self._context.deadline = None
         limit = self._limits.reward_timeout_s
         async with self.guard.waiting("reward", limit):
@@ -389,6 +388,9 @@ class Episode:
             parts = {**parts, **named}
         with at("reward"):
             if reward is not None and not isfinite(reward):
-                raise UsageError(f"the reward {reward!r} is not finite; give None if there is none")
+                raise UsageError(
+                    f"the reward {reward!r} is not finite",
+                    remedy="return a finite number, or None if the episode cannot be scored",
+                )
         self._record.spare["reward_s"] += time.perf_counter() - began
         return Outcome(reward, parts)

@@ -1,11 +1,12 @@
-"""Many episodes at once, handed out as groups when their last member is finished.
+"""Play many episodes at once and yield each group when its last member has finished.
 
 Rules:
 
-1. At most `concurrency` episodes are in flight; tasks are taken from their source only when there is
-   room, so the source may be endless. New groups wait while too many finished ones are not taken.
-2. The order in which episodes finish changes nothing in any of them, nor the order in a group.
-3. Leaving the loop, an error or a cancellation closes every environment before control returns.
+1. At most `concurrency` episodes run at once. A task is taken from its source only when there is room, so
+   the source may be endless. No new group starts while too many finished groups wait for the consumer.
+2. The order in which episodes finish changes neither an episode nor the order of members in a group.
+3. When the consumer leaves the loop, and after an error or a cancellation, every environment is closed
+   before control returns.
 4. Members that an earlier run finished are not played again; a group is complete without them.
 """
 
@@ -28,18 +29,18 @@ __all__ = ["GroupPolicy", "play_groups"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPolicy:
-    """What becomes of a group when members fail (aborted or error).
+    """What happens to a group when members fail (stop reason aborted or error).
 
     Raises:
         UsageError: A number is out of range.
     """
 
     on_failed: Literal["shrink", "refill"] = "shrink"
-    """`refill` plays another member for each failed one; the failed ones stay in the group as data."""
+    """`refill` plays another member for each failed one, `shrink` does not. Failed members stay as data."""
     max_refills: int = 2
-    """Extra members of one group at most."""
+    """Limit of extra members in one group."""
     min_usable: int = 1
-    """With fewer usable members the whole group is marked not trainable."""
+    """A group with fewer usable members is marked untrainable as a whole."""
 
     def __post_init__(self) -> None:
         if self.on_failed not in {"shrink", "refill"}:
@@ -50,10 +51,10 @@ class GroupPolicy:
             )
 
     def check(self, group_size: int) -> None:
-        """Check that groups of this size can be what the policy asks for.
+        """Check that groups of this size can satisfy the policy.
 
         Raises:
-            UsageError: They cannot.
+            UsageError: The size is below 1, or smaller than `min_usable`.
         """
         if group_size < 1:
             raise UsageError(f"group_size must be at least 1, not {group_size}")
@@ -65,11 +66,11 @@ class GroupPolicy:
 class _Group:
     """A group that is being played."""
 
-    # Invariant: `missing` counts the members that are waiting or running, refills among them.
+    # Invariant: `missing` counts the members that are waiting or running, including refills.
     job: Job
     missing: int
     next_member: int
-    """The number that a refill gets."""
+    """Member number of the next refill."""
     played: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
     refills: int = 0
 
@@ -80,15 +81,18 @@ class _Group:
         if usable >= policy.min_usable:
             return group
         why = f"only {usable} of {len(members)} members are usable, fewer than min_usable={policy.min_usable}"
-        marked = (one if not one.trainable else replace(one, untrainable_reason=why) for one in members)
+        marked = (
+            replace(trajectory, untrainable_reason=why) if trajectory.trainable else trajectory
+            for trajectory in members
+        )
         return TrajectoryGroup(tuple(marked))
 
 
 class _InFlight:
-    """The episodes in flight: starts others while there is room, also while the consumer is busy."""
+    """Holds the running episodes, and starts more while there is room, also while the consumer is busy."""
 
-    # Invariant: a member stands in `waiting`, runs in a task of `running`, or is in its group's `played`.
-    # Once `stopping` is set, or `broken` holds an error, no member leaves `waiting` any more.
+    # Invariant: a member is in `waiting`, or runs in a task of `running`, or is in its group's `played`.
+    # Once `stopping` is set, or `broken` holds an error, no member leaves `waiting`.
 
     def __init__(
         self,
@@ -113,17 +117,17 @@ class _InFlight:
         self._stopping = False
         self._broken: BaseException | None = None
         self._ready: deque[TrajectoryGroup] = deque()
-        # Finished groups kept for a slow consumer: as many as could be in flight.
+        # For a slow consumer, at most as many finished groups are kept as could be in flight.
         self._max_ready = max(2, concurrency // group_size)
         self.running: set[asyncio.Task[Trajectory]] = set()
         self.changed = asyncio.Event()
-        """Set whenever an episode ended."""
+        """Set whenever an episode has ended."""
 
     def next_group(self) -> TrajectoryGroup | None:
-        """Return a finished group and start episodes in its place; None if no group is finished yet.
+        """Return a finished group and start more episodes; return None if no group has finished yet.
 
         Raises:
-            BaseException: What the source of the tasks or a caller's function raised.
+            BaseException: An exception that the task source or `on_trajectory` raised.
         """
         group = self._ready.popleft() if self._ready else None
         if group is None and self._broken is not None:
@@ -145,11 +149,11 @@ class _InFlight:
             task.add_done_callback(partial(self._end, group, member))
 
     def _begin_group(self) -> bool:
-        """Let the members of the next group wait for room; False if there is none."""
+        """Put the members of the next group into `waiting`; return False if there is no next group now."""
         while not self._exhausted and len(self._ready) < self._max_ready:
             try:
                 job = next(self._jobs, None)
-            except Exception as error:  # noqa: BLE001 - the caller's iterable: raised in `next_group`
+            except Exception as error:  # noqa: BLE001 - from the caller's iterable; raised in `next_group`
                 self._broken = error
                 return False
             if job is None:
@@ -164,12 +168,12 @@ class _InFlight:
         return False
 
     def _end(self, group: _Group, member: int, task: asyncio.Task[Trajectory]) -> None:
-        """Take the record of an episode that ended, and start others in its place."""
+        """Take the record of an episode that has ended, and start more episodes."""
         self.running.discard(task)
         if not task.cancelled():
             try:
                 self._take(group, member, task.result())
-            except BaseException as error:  # noqa: BLE001 - the caller's function, or ours: raised in `next_group`
+            except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
                 self._broken = self._broken or error
         self._fill()
         self.changed.set()
@@ -191,7 +195,7 @@ class _InFlight:
             self._ready.append(group.close(self._policy))
 
     async def stop(self) -> None:
-        """Cancel what is running and wait until its environments are closed."""
+        """Cancel the running episodes and wait until their environments are closed."""
         self._stopping = True
         for task in self.running:
             task.cancel()
@@ -213,12 +217,14 @@ async def play_groups(
 
     Args:
         stage: plays the members.
-        jobs: what to play; taken lazily.
-        group_size: members of a group.
-        policy: what becomes of failed members.
-        concurrency: episodes in flight at once.
-        finished: group and number of members that are not played: an earlier run finished them.
-        on_trajectory: called with each episode at once, also of groups that are never completed.
+        jobs: the groups to play; read lazily.
+        group_size: number of members in a group.
+        policy: what happens to failed members.
+        concurrency: limit of episodes that run at once.
+        finished: group id and member number of each episode that an earlier run finished; these are not
+            played.
+        on_trajectory: called with each episode as soon as it has finished, also in groups that are never
+            completed.
     """
     async with stage:
         in_flight = _InFlight(

@@ -1,15 +1,14 @@
-"""Awaiting code of others: under its time limit and the episode's deadline, and what its errors mean.
+"""Await code from outside the runner under time limits, and decide what its errors mean for the episode.
 
-An episode ends in one of three ways, and each is data: it comes to a stop (`Halt`), it fails
-(`Failure`), or the program cancels it. Rules:
+An episode can stop (`Halt`), fail (`Failure`), or be cancelled by the program. Rules:
 
-1. Infrastructure (engine, sandbox, a judge's or simulated user's engine) makes an episode
-   `aborted`; code of an environment, reward, parser or user makes it `error`.
-2. A prompt that the engine refuses as too long is a stop, never a failure and never retried.
-3. Only a real cancellation of the running task passes through; a `CancelledError` or `SystemExit`
-   that the guarded code raised by itself is a failure like any other.
-4. The episode's deadline, and an engine that takes longer than a turn may, are stops. Any other code
-   that takes longer than its limit has failed.
+1. If infrastructure fails (the engine, a sandbox, or the engine of a judge or simulated user), the stop
+   reason is `aborted`. If code of an environment, reward, parser or user fails, it is `error`.
+2. If the engine refuses a prompt as too long, the episode stops. This is not a failure and not retried.
+3. Only a real cancellation of the running task passes through. A `CancelledError` or `SystemExit` that
+   the guarded code raised itself is a failure like any other.
+4. The episode stops at its deadline, and when the engine exceeds the time limit of a turn. Any other code
+   that exceeds its limit has failed.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from agentenv.core.trajectory import EpisodeError, StopReason
 __all__ = ["Boundary", "Failure", "Guard", "Halt", "at"]
 
 Boundary: TypeAlias = Literal["env", "tool", "engine", "reward", "parser", "sandbox", "user", "render"]
-"""Whose code was running."""
+"""Part of the system whose code was running."""
 
 MAX_MESSAGE_CHARS = 4_000
 MAX_TRACEBACK_CHARS = 20_000
 
 
 class Halt(Exception):
-    """The episode came to a stop."""
+    """The episode stops for a reason that is not a failure."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason.value)
@@ -49,7 +48,7 @@ class Halt(Exception):
 
 
 class Failure(Exception):
-    """The episode failed: it is recorded with its cause and never trained."""
+    """The episode failed. It is recorded with its cause and never trained."""
 
     def __init__(self, reason: StopReason, error: EpisodeError) -> None:
         super().__init__(error.message)
@@ -65,7 +64,7 @@ class Failure(Exception):
         elif isinstance(error, EngineError):
             reason, retryable = StopReason.ABORTED, isinstance(error, EngineUnavailable)
         elif boundary in {"engine", "sandbox"}:
-            # A completion without exact logprobs may be whole on another attempt.
+            # Another attempt may return complete logprobs, so an AlignmentError of the engine is retried.
             reason, retryable = StopReason.ABORTED, isinstance(error, (OSError, TimeoutError, AlignmentError))
         text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
         message = str(error)[:MAX_MESSAGE_CHARS]
@@ -73,7 +72,7 @@ class Failure(Exception):
 
 
 def _meaning(boundary: Boundary, error: BaseException) -> Halt | Failure | None:
-    """Return what an exception makes of the episode; None if the exception is to go on as it is."""
+    """Return the `Halt` or `Failure` that an exception causes; None if it must propagate unchanged."""
     if isinstance(error, (Halt, Failure, GeneratorExit, KeyboardInterrupt)):
         return None
     if isinstance(error, asyncio.CancelledError):
@@ -88,7 +87,7 @@ def _meaning(boundary: Boundary, error: BaseException) -> Halt | Failure | None:
 
 
 class at:
-    """Turn whatever the guarded code raises into a `Halt` or a `Failure`; it sets no time limit."""
+    """Turns every exception of the guarded code into a `Halt` or a `Failure`; it sets no time limit."""
 
     __slots__ = ("_boundary",)
 
@@ -107,7 +106,7 @@ class at:
 
 
 class Guard:
-    """Guards every wait of one episode, and tells the watchdog what the episode waits for.
+    """Guards every wait of one episode, and shows the watchdog what the episode waits for.
 
     Args:
         context: holds the episode's deadline.
@@ -119,27 +118,27 @@ class Guard:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.boundary: Boundary = "env"
-        """Whose code the episode waits for."""
+        """Part of the system that the episode waits for."""
         self.since = time.monotonic()
-        """Since when."""
+        """Time at which the wait began, by `time.monotonic()`."""
         self.due: float | None = None
-        """When the wait ought to be over; None without a limit, and between waits."""
+        """Time at which the wait must be over; None without a limit, and between waits."""
 
     def waiting(self, boundary: Boundary, limit_s: float | None) -> _Wait:
-        """Return the context in which code of others is awaited; entered, it gives the seconds left.
+        """Return the context in which to await outside code; entering it returns the seconds left.
 
         Raises:
-            Halt: The deadline passed, or the engine took longer than a turn may.
-            Failure: The code raised, or took longer than its limit.
+            Halt: The deadline has passed, or the engine exceeded the time limit of a turn.
+            Failure: The code raised an exception, or exceeded its time limit.
         """
         return _Wait(self, boundary, limit_s)
 
     def left(self, limit_s: float | None, *, spent: bool = False) -> tuple[float | None, bool]:
-        """Seconds that a wait may take, and whether it is the episode's deadline that says so.
+        """Return the seconds that a wait may take, and whether the episode's deadline sets them.
 
         Args:
-            limit_s: of the wait itself.
-            spent: count the time since the present wait began.
+            limit_s: time limit of the wait itself.
+            spent: subtract the time since the current wait began from `limit_s`.
         """
         now = time.monotonic()
         if limit_s is not None and spent:
@@ -152,7 +151,7 @@ class Guard:
 
 
 class _Wait:
-    """One wait. A context and no function that awaits another: it adds no frame to the stack."""
+    """One wait. It is a context manager, not a function that awaits, so it adds no frame to the stack."""
 
     __slots__ = ("_boundary", "_guard", "_is_deadline", "_limit_s", "_timeout")
 
@@ -184,7 +183,7 @@ class _Wait:
         if meaning is None:
             return
         if isinstance(meaning, Failure) and self._timeout.expired():
-            # Whatever the code raised when it was cancelled, the reason is that its time was over.
+            # The timeout cancelled the code; whatever the code raised then, the cause is the timeout.
             if self._is_deadline or self._boundary == "engine":
                 raise Halt(StopReason.DEADLINE) from error
             late = TimeoutError(f"{self._boundary}: no answer within {self._limit_s} s")

@@ -1,11 +1,10 @@
-"""What an attempt at an episode holds: the sandbox lent to it, and how everything is given back.
+"""Resources that an attempt at an episode holds: its sandbox, and how everything is closed.
 
 Rules:
 
-1. What is held is closed to the end and within a time limit, also while the episode is being cancelled.
-2. One task enters and leaves the context manager of a sandbox pool, so that the pool may hold timeouts
-   and task groups of its own, and so that an episode cancelled half-way gives back what it had, or was
-   about to get.
+1. Every resource is closed completely, within a time limit, even if the episode is cancelled meanwhile.
+2. The same task enters and leaves the context manager of a sandbox pool. The pool can then use timeouts
+   and task groups, and an episode that is cancelled returns the sandbox that it had or was about to get.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class SandboxPool(Protocol):
-    """Lends sandboxes; every `agentenv.sandbox.Sandbox` does."""
+    """Lends sandboxes; every `agentenv.sandbox.Sandbox` is such a pool."""
 
     def lease(self) -> AbstractAsyncContextManager[SandboxProtocol]:
         """Lend a clean sandbox until the context is left."""
@@ -33,7 +32,7 @@ class SandboxPool(Protocol):
 
 
 async def own_pool(name: str | None, stack: AsyncExitStack) -> SandboxPool | None:
-    """Open the sandbox that an environment's spec names, until the stack is left; None for none."""
+    """Open the sandbox named in an environment's spec until the stack closes; return None for no name."""
     if name is None:
         return None
     from agentenv.sandbox.base import create
@@ -45,12 +44,12 @@ class Lease:
     """One sandbox of a pool, from `take` to `give_back`.
 
     Args:
-        pool: lends it.
-        timeout_s: that whoever waits for it allows.
+        pool: pool that lends the sandbox.
+        timeout_s: time limit with which the episode awaits `take`.
     """
 
-    # Invariant: `take` sets `_lent` and `_keeper` together. `_lent` is pending while the pool is asked, then
-    # holds the sandbox or what the pool raised; it is cancelled when nobody waits for a sandbox any more.
+    # Invariant: `take` sets `_lent` and `_keeper` together. `_lent` is pending until the pool answers, then
+    # it holds the sandbox or the pool's exception. It is cancelled when nobody waits for a sandbox any more.
     __slots__ = ("_keeper", "_lent", "_over", "_pool", "timeout_s")
 
     def __init__(self, pool: SandboxPool, timeout_s: float | None = None) -> None:
@@ -61,32 +60,32 @@ class Lease:
         self._keeper: asyncio.Task[None] | None = None
 
     async def take(self) -> SandboxProtocol:
-        """Wait for a sandbox; raises what the pool raised."""
+        """Wait for a sandbox; an exception of the pool is raised here."""
         self._lent = asyncio.get_running_loop().create_future()
         self._keeper = asyncio.create_task(self._keep(self._lent))
         return await self._lent
 
     async def _keep(self, lent: asyncio.Future[SandboxProtocol]) -> None:
         try:
-            async with self._pool.lease() as mine:
+            async with self._pool.lease() as sandbox:
                 if not lent.done():
-                    lent.set_result(mine)
+                    lent.set_result(sandbox)
                     await self._over.wait()
-        except (Exception, SystemExit) as error:  # handed to whoever waits: the boundary is theirs
+        except (Exception, SystemExit) as error:  # passed to the waiting episode, whose guard classifies it
             if lent.done():
-                raise  # what fails after the sandbox was lent is raised by `give_back`
+                raise  # an error after the sandbox was lent is raised by `give_back`
             lent.set_exception(error)
         finally:
             lent.cancel()  # does nothing to a future that is done
 
     async def give_back(self) -> None:
-        """Leave the pool's context, whatever became of the episode; raises what that raised."""
+        """Leave the pool's context, however the episode ended; an exception of the pool is raised here."""
         keeper, lent = self._keeper, self._lent
         if keeper is None or lent is None:
             return
         self._over.set()
         if lent.cancelled():
-            # Nobody waits for it any more, and it may be far from being lent.
+            # Nobody waits for the sandbox any more, and the pool may not lend it for a long time.
             keeper.cancel()
         try:
             await asyncio.wait({keeper})
@@ -98,23 +97,23 @@ class Lease:
 
 
 class Closing:
-    """Closes things of episodes whose records are already made: failures are only logged.
+    """Closes resources of episodes whose records are complete; failures are only logged.
 
     Args:
-        timeout_s: for each thing.
+        timeout_s: time limit for closing each resource.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        # Invariant: a closing stands here until it is done, also when whoever asked for it was cancelled.
-        # The event loop holds tasks only weakly, and `wait` must find those that nobody awaits.
+        # Invariant: a closing task is in this set until it is done, even if its caller was cancelled. The
+        # event loop holds tasks only weakly, and `wait` must find the tasks that nobody awaits.
         self._running: set[asyncio.Task[None]] = set()
 
     async def close(self, what: str, close: Callable[[], Awaitable[object]]) -> None:
-        """Close one thing; what it raises is logged with its name.
+        """Close one resource; an exception is logged with the resource's name.
 
-        A `CancelledError` of its own (an author cancels a task and awaits it) is a failure like any other:
-        passed on, it would look like a cancelled episode, and the finished one would be lost.
+        A `CancelledError` that the author's code raises (by awaiting a task that it cancelled) is logged,
+        too. If it propagated, the finished episode would look cancelled and its record would be lost.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -128,13 +127,13 @@ class Closing:
             _log.warning("closing %s failed", what, exc_info=True)
 
     async def settle(self, closing: Coroutine[object, object, None]) -> None:
-        """Run a closing to its end, also when the episode that waits for it is cancelled."""
+        """Run a closing to its end, even if the episode that waits for it is cancelled."""
         task = asyncio.create_task(closing)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         await asyncio.shield(task)
 
     async def wait(self) -> None:
-        """Wait for the closings that nobody waits for any more."""
+        """Wait for the closings that are still running."""
         while self._running:
             await asyncio.wait(set(self._running))

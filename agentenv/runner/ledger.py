@@ -1,4 +1,4 @@
-"""The books of a run: every episode submitted has exactly one outcome."""
+"""Episode counts of a run that must add up: every submitted episode has exactly one outcome."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ __all__ = ["Ledger"]
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of episodes; `check` holds at every moment."""
+    """Episode counts of a run; `balanced` is true at every moment."""
 
     submitted: int = 0
-    """Episodes started."""
+    """Number of episodes started."""
     outcomes: dict[StopReason, int] = field(default_factory=dict[StopReason, int])
-    """Episodes finished, by stop reason."""
+    """Number of finished episodes by stop reason."""
     cancelled: int = 0
-    """Episodes that the program cancelled."""
+    """Number of episodes that the program cancelled."""
     in_flight: int = 0
-    """Episodes being played."""
+    """Number of episodes being played."""
     retried: int = 0
-    """Attempts made again after infrastructure failed; not episodes."""
+    """Number of further attempts after infrastructure failed; these are not extra episodes."""
 
     def start(self) -> None:
-        """Book a submitted episode."""
+        """Count a submitted episode."""
         self.submitted += 1
         self.in_flight += 1
 
     def finish(self, trajectory: Trajectory) -> None:
-        """Book an outcome."""
+        """Count the outcome of a finished episode."""
         self.in_flight -= 1
         self.outcomes[trajectory.stop_reason] = self.outcomes.get(trajectory.stop_reason, 0) + 1
 
     def cancel(self) -> None:
-        """Book a cancelled episode."""
+        """Count a cancelled episode."""
         self.in_flight -= 1
         self.cancelled += 1
 
     @property
     def balanced(self) -> bool:
-        """True if submitted equals the sum of outcomes, cancelled and in flight."""
+        """True if `submitted` is the sum of the outcomes, `cancelled` and `in_flight`."""
         return self.submitted == sum(self.outcomes.values()) + self.cancelled + self.in_flight

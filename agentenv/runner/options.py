@@ -1,4 +1,4 @@
-"""How a run plays its episodes, apart from what each episode may spend (`RunLimits`)."""
+"""Options for playing the episodes of a run. The limits of each episode are in `RunLimits`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ __all__ = ["RunnerOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
-    """Options of a `Runner`; the section `runner` of every configuration.
+    """Options of a `Runner`. They are the section `runner` of every configuration.
 
     Raises:
         UsageError: A value is out of range.
     """
 
     concurrency: PositiveInt = 32
-    """Episodes in flight at once."""
+    """Limit of episodes that run at once."""
     retries: NonNegativeInt = 1
-    """Further attempts at an episode whose infrastructure failed in a way that may pass."""
+    """Further attempts at an episode after a temporary failure of infrastructure."""
     retry_wait_s: NonNegativeSeconds = 0.5
-    """Wait before the first further attempt; doubled each time."""
+    """Wait before the first further attempt; the wait doubles with each attempt."""
     history: Literal["verbatim", "rewrite"] = "verbatim"
-    """`verbatim` sends again what was sampled and sent, as it is; `rewrite` renders the messages anew each
-    turn, as a deployment would, and goes on in a new sequence where that differs (a template that drops
-    thinking, for example)."""
+    """`verbatim` sends the tokens of earlier turns again, unchanged. `rewrite` renders all messages anew each
+    turn, as a deployment would, and continues in a new sequence where the tokens differ, for example because
+    the template drops thinking."""
     close_timeout_s: PositiveSeconds = 30.0
-    """For closing an environment or a user, and for code to obey a cancellation."""
+    """Time limit for closing an environment or a user, and for code to react to its cancellation."""
     lease_timeout_s: PositiveSeconds | None = 600.0
-    """For a sandbox to be lent; the wait is no part of the episode's own deadline."""
+    """Time limit for getting a sandbox; this wait does not count towards the episode's deadline."""
     warn_after_s: PositiveSeconds | None = 300.0
-    """Log what an episode waits for after this long; None never."""
+    """Log what an episode waits for after this time; None disables the log."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -1,4 +1,4 @@
-"""The whole of each tool output that was cut, on disk for people."""
+"""Files with the full text of each tool output that was cut, for people to read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core.messages import ToolResult
-from agentenv.runner.conversation.fit import Observation
+from agentenv.runner.conversation.fit import TurnAnswer
 
 __all__ = ["FullOutputs", "file_name"]
 
@@ -18,30 +18,28 @@ _log = logging.getLogger(__name__)
 
 
 class FullOutputs:
-    """Files with the whole of what was cut: `EPISODE/turn-003-call-1.txt` in a directory.
+    """Writes the full text of cut tool outputs to files such as `EPISODE/turn-003-call-1.txt`.
 
     Args:
-        directory: made when the first output is kept.
+        directory: directory of the files; created when the first output is written.
     """
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
 
-    def keep(self, episode: str, turn: int, place: int, text: str) -> str:
-        """Write one output; return its path in the directory, empty if it could not be written."""
-        name = Path(file_name(episode)) / f"turn-{turn:03}-call-{place + 1}.txt"
+    def keep(self, episode: str, turn: int, index: int, text: str) -> str:
+        """Write one output; return its path in the directory, or an empty string if writing failed."""
+        name = Path(file_name(episode)) / f"turn-{turn:03}-call-{index + 1}.txt"
         try:
             (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
             (self.directory / name).write_bytes(text.encode("utf-8", "surrogatepass"))
         except OSError as error:
-            _log.warning("the whole output is not kept: %s", error)
+            _log.warning("the full tool output could not be written: %s", error)
             return ""
         return name.as_posix()
 
-    async def keep_whole(
-        self, episode: str, turn: int, whole: Observation, shown: Observation
-    ) -> Observation:
-        """Keep the outputs of a turn that were cut; return what was shown with their files named."""
+    async def keep_whole(self, episode: str, turn: int, whole: TurnAnswer, shown: TurnAnswer) -> TurnAnswer:
+        """Write the outputs of a turn that were cut; return the shown answer with the paths of the files."""
         if shown.results == whole.results:
             return shown
         results = await asyncio.to_thread(self._keep_cut, episode, turn, whole.results, shown.results)
@@ -51,16 +49,16 @@ class FullOutputs:
         self, episode: str, turn: int, whole: tuple[ToolResult, ...], shown: tuple[ToolResult, ...]
     ) -> tuple[ToolResult, ...]:
         named: list[ToolResult] = []
-        for place, (before, after) in enumerate(zip(whole, shown, strict=True)):
+        for index, (before, after) in enumerate(zip(whole, shown, strict=True)):
             if after.content == before.content or not isinstance(before.content, str):
                 named.append(after)
             else:
-                named.append(replace(after, full_output=self.keep(episode, turn, place, before.content)))
+                named.append(replace(after, full_output=self.keep(episode, turn, index, before.content)))
         return tuple(named)
 
 
 def file_name(name: str) -> str:
-    """Return a name that is one file's, and no other name's: changed names carry a digest."""
+    """Return a valid file name; if the name had to be changed, a digest keeps it unique."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip(".")[:80]
     if clean == name:
         return clean

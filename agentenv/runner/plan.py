@@ -1,4 +1,4 @@
-"""What to play: tasks with their ids, the groups made of them with their seeds, an episode's plan."""
+"""What to play: task ids, the group of each task with its seeds, and the plan of each episode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Score: TypeAlias = Callable[
     [Trajectory, EpisodeEnv, Mapping[str, object]],
     Awaitable[tuple[float | None, Mapping[str, float | None]]],
 ]
-"""Scores a draft (the record without reward fields): the reward to add, and its named parts."""
+"""Scores a draft, which is the record without rewards; returns the reward to add and its named parts."""
 
 
 class _TaskRow(Protocol):
@@ -30,22 +30,22 @@ class _TaskRow(Protocol):
 
 
 TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
-"""A task with `id` and `data`, or the data alone (its id is then a digest of it)."""
+"""A task with `id` and `data`, or only its data; the id is then a digest of the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one episode plays; the same plan gives the same episode."""
+    """Everything that determines one episode; the same plan gives the same episode."""
 
     env_id: str
     task_id: str = ""
     task: Mapping[str, object] = field(default_factory=dict[str, object])
     seed: int = 0
-    """Of the environment; shared by a group."""
+    """Seed of the environment; all members of a group share it."""
     group_id: str = ""
     member: int = 0
     run_seed: int = 0
-    """Sampling seeds derive from it, the environment's id, the task's, member and turn."""
+    """Seed of the run. Sampling seeds derive from it, the environment, the task, the member and the turn."""
     limits: RunLimits = field(default_factory=RunLimits)
     sampling: Sampling = field(default_factory=Sampling)
     done_policy: DonePolicy = "stop"
@@ -59,13 +59,13 @@ class Job:
     task_id: str
     task: Mapping[str, object]
     run_seed: int
-    """Of sampling."""
+    """Seed from which the sampling seeds derive."""
     group_id: str
     seed: int
-    """Of the environment."""
+    """Seed of the environment."""
 
     def plan(self, template: Plan, member: int) -> Plan:
-        """Return what one member of the group plays."""
+        """Return the plan of one member of the group."""
         return replace(
             template,
             task_id=self.task_id,
@@ -78,22 +78,22 @@ class Job:
 
 
 def read_task(task: TaskLike) -> tuple[str, Mapping[str, object]]:
-    """Return a task's id and fields; a bare mapping gets the id that a task set would give it."""
+    """Return a task's id and fields; a plain mapping gets the id that a task set would give it."""
     if not isinstance(task, Mapping) or isinstance(task, TaskFields):
         return task.id, task if isinstance(task, TaskFields) else task.data
-    first = Task.of(task)
-    return first.id, first.data
+    whole = Task.of(task)
+    return whole.id, whole.data
 
 
 def jobs_of(tasks: Iterable[TaskLike], env_id: str, run_seed: int, round_index: int) -> Iterator[Job]:
-    """Give every group its id and seeds; a task met again in one call is another group."""
-    met: dict[str, int] = {}
+    """Yield a job for each task, with the group's id and seeds; a repeated task becomes another group."""
+    times_seen: dict[str, int] = {}
     if round_index:
         run_seed = derive_seed(run_seed, "round", round_index)
     for task in tasks:
         task_id, data = read_task(task)
-        repeat = met.get(task_id, 0)
-        met[task_id] = repeat + 1
+        repeat = times_seen.get(task_id, 0)
+        times_seen[task_id] = repeat + 1
         salted = run_seed if repeat == 0 else derive_seed(run_seed, "repeat", repeat)
         suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
         group_id = f"{env_id}:{task_id}{suffix}"

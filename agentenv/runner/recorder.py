@@ -52,7 +52,7 @@ class OpenTurn:
 
 @dataclass(slots=True)
 class Record:
-    """The data of one attempt; new for each."""
+    """The data of one attempt; every attempt has its own."""
 
     plan: Plan
     conversation: Conversation
@@ -65,28 +65,30 @@ class Record:
     parse_errors: int = 0
     repaired_calls: int = 0
     tool_calls: int = 0
-    """Calls that were run."""
+    """Number of tool calls that were run."""
     user_turns: int = 0
     condenser_tokens: int = 0
-    """Tokens that a summariser sampled; they are among `sampled_tokens`."""
+    """Tokens that a summariser sampled; `sampled_tokens` includes them."""
     trimmed: int = 0
-    """Observations that were cut."""
+    """Number of tool results and messages that were cut."""
     spare: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*_TIMES, "reward_s"), 0.0))
-    """Seconds spent outside turns: at the start and for the reward."""
+    """Seconds spent outside turns, at the start and for the reward."""
 
     @property
     def name(self) -> str:
-        """Name of the attempt, the same whenever the episode is played."""
+        """Name of the attempt; it is the same each time the episode is played."""
         return f"{self.plan.group_id}/{self.plan.member}/{self.attempt}"
 
     def give(self, index: int, reward: float) -> None:
-        """Add what a user gives to a turn's reward.
+        """Add a user's reward to the reward of a turn.
 
         Raises:
             UsageError: The reward is not finite, or no such turn was played.
         """
         if not isfinite(reward):
-            raise UsageError(f"the user gave turn {index} the reward {reward!r}; it must be finite")
+            raise UsageError(
+                f"the user gave turn {index} the reward {reward!r}", remedy="the reward must be finite"
+            )
         if not 0 <= index < len(self.turns):
             raise UsageError(
                 f"the user rewarded turn {index}, but turns 0 to {len(self.turns) - 1} were played"
@@ -96,14 +98,15 @@ class Record:
     def freeze(
         self, reason: StopReason, *, outcome: Outcome | None = None, error: EpisodeError | None = None
     ) -> Trajectory:
-        """Make the trajectory; without an outcome, the draft that rewards see."""
+        """Return the trajectory; without an outcome it is the draft that rewards see."""
         plan = self.plan
-        given = [turn.reward if outcome is not None else 0.0 for turn in self.turns]
+        turn_rewards = [turn.reward if outcome is not None else 0.0 for turn in self.turns]
         reward = None if outcome is None else outcome.reward
-        if reward is not None and given:
-            given[-1] += reward
-            reward = sum(given)
-        turns = tuple(turn.close(share) for turn, share in zip(self.turns, given, strict=True))
+        if reward is not None and turn_rewards:
+            # The outcome belongs to the last turn, so that the turns' rewards sum to the episode's reward.
+            turn_rewards[-1] += reward
+            reward = sum(turn_rewards)
+        turns = tuple(turn.close(share) for turn, share in zip(self.turns, turn_rewards, strict=True))
         return Trajectory(
             env_id=plan.env_id,
             task_id=plan.task_id,

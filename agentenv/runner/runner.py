@@ -1,7 +1,7 @@
-"""Play episodes, many at once: the runner knows no environment and no trainer.
+"""Play many episodes at once. The runner depends on no particular environment or trainer.
 
-One bad episode is one record with its cause. What a caller does wrong (a task without data, a
-renderer that fits no engine) raises at once; what goes wrong while an episode is played never does.
+A failed episode becomes a record with its cause. A caller's mistake (a task without data, a renderer that
+does not fit the engine) raises at once; a failure while an episode is played never raises.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Runner:
     """Plays episodes with one engine.
 
     Args:
-        engine: makes tokens, or speaks text (a `ChatEngine`).
-        renderer: messages to tokens and back; none with a `ChatEngine`.
-        limits: of every episode; a spec's own limits hold too, the stricter of both.
-        sampling: how completions are drawn; seed and token limit are set for each turn.
-        run_seed: every seed derives from it, and from what the episode is.
-        options: how many episodes at once, retries, waits and history.
-        sandbox: lends every attempt at an episode a clean sandbox of its own, in its `Context`; without
-            it `run_groups` opens the one that a spec names.
+        engine: an `Engine`, which samples tokens, or a `ChatEngine`, which returns text.
+        renderer: turns messages into tokens and back; leave it out with a `ChatEngine`.
+        limits: limits of every episode; where a spec has limits too, the stricter value applies.
+        sampling: sampling settings; the runner sets seed and token limit for each turn.
+        run_seed: seed of the run, from which the seeds of all episodes derive.
+        options: number of episodes at once, retries, waits and history.
+        sandbox: pool that lends each attempt at an episode a clean sandbox, in its `Context`. Without it
+            `run_groups` opens the sandbox that the spec names.
         condenser: shortens conversations that come near the context's limit.
-        full_outputs: directory for the whole of each tool output that was cut, one file for each.
+        full_outputs: directory to which the full text of each cut tool output is written.
 
     Raises:
-        UsageError: Engine and renderer do not belong together, or a number is out of range.
+        UsageError: Engine and renderer do not fit together, or a number is out of range.
     """
 
     def __init__(
@@ -65,11 +65,17 @@ class Runner:
     ) -> None:
         chat = isinstance(engine, ChatEngine)
         if chat and renderer is not None:
-            raise UsageError(f"{engine.name} only speaks text: it takes no renderer")
+            raise UsageError(f"{engine.name} only speaks text", remedy="pass no renderer")
         if not chat and renderer is None:
-            raise UsageError(f"{engine.name} works on tokens: pass the renderer of its tokenizer")
+            raise UsageError(
+                f"{engine.name} works on tokens and needs a renderer",
+                remedy="pass the renderer of its tokenizer",
+            )
         if sandbox is not None and not isinstance(sandbox, SandboxPool):
-            raise UsageError(f"{type(sandbox).__name__} lends no sandboxes: it has no lease()")
+            raise UsageError(
+                f"{type(sandbox).__name__} has no method lease(), so it cannot lend sandboxes",
+                remedy="pass an agentenv.sandbox.Sandbox",
+            )
         self.engine = engine
         self.renderer = renderer
         self.limits = limits or RunLimits()
@@ -101,16 +107,16 @@ class Runner:
         env_kwargs: Mapping[str, object] | None = None,
         close_envs: bool = True,
     ) -> Stage:
-        """Return what plays one member of one group of an environment; `async with` opens it.
+        """Return a stage, which plays single episodes of an environment; `async with` opens it.
 
         Args:
-            spec: makes the environments, one for each attempt.
-            limits: further limits; the strictest of these, the spec's and the runner's hold.
-            sampling: in place of the runner's.
-            user: in place of the spec's.
-            done_policy: in place of the spec's.
-            score: adds a reward to the environment's own.
-            env_kwargs: for `spec.make`.
+            spec: specification that makes the environments, one for each attempt.
+            limits: further limits; the strictest of these, the spec's and the runner's apply.
+            sampling: sampling settings that replace the runner's.
+            user: user that replaces the spec's.
+            done_policy: policy that replaces the spec's.
+            score: adds a reward to the environment's own reward.
+            env_kwargs: keyword arguments for `spec.make`.
             close_envs: shut each environment down after its attempt.
         """
         template = Plan(
@@ -142,17 +148,17 @@ class Runner:
         """Play one episode and return its record, whatever happens in it.
 
         Args:
-            env: the environment; begun, ended and closed here.
-            task: what to play.
-            seed: of the environment; derived from the run seed and the task by default.
-            env_id: for the record and the seeds; the class's name by default.
-            group_id: for the record; environment and task by default.
-            member: place in a group; part of the sampling seeds.
-            limits: further limits; the stricter of these and the runner's hold.
-            sampling: in place of the runner's.
-            user: answers the model's text turns.
-            done_policy: what `is_done()` does.
-            score: adds a reward to the environment's own.
+            env: the environment; this method begins, ends and closes it.
+            task: the task to play.
+            seed: seed of the environment; by default it derives from the run seed and the task.
+            env_id: environment id for the record and the seeds; by default the class's name.
+            group_id: group id for the record; by default made of environment and task.
+            member: number of the episode in its group; the sampling seeds depend on it.
+            limits: further limits; the stricter of these and the runner's apply.
+            sampling: sampling settings that replace the runner's.
+            user: simulated user that answers the model's text turns.
+            done_policy: what happens when `is_done()` is true.
+            score: adds a reward to the environment's own reward.
             close: shut the environment down afterwards.
         """
         spec = _OneEnv(env, env_id or type(env).__name__, done_policy)
@@ -187,26 +193,26 @@ class Runner:
     ) -> AsyncGenerator[TrajectoryGroup]:
         """Play a group of episodes for each task; yield the groups as they finish.
 
-        Use `contextlib.aclosing` where the loop may be left early.
+        Use `contextlib.aclosing` if the loop may be left early.
 
         Args:
-            spec: makes the environments, one for each attempt.
-            tasks: what to play; taken as there is room, so it may be endless.
-            group_size: episodes of each task; same environment seed, different samples.
-            round_index: of a training run, so that a task met again is sampled anew.
-            limits: further limits; the strictest of these, the spec's and the runner's hold.
-            sampling: in place of the runner's.
-            user: in place of the spec's.
-            done_policy: in place of the spec's.
-            score: adds a reward to the environment's own.
-            env_kwargs: for `spec.make`.
-            policy: what becomes of failed members.
-            finished: group and number of members that are not played: an earlier run finished them. A group
-                has then only the others, and one without others is not yielded.
+            spec: specification that makes the environments, one for each attempt.
+            tasks: the tasks to play; read when there is room, so the iterable may be endless.
+            group_size: number of episodes of each task, which differ only in their sampling seeds.
+            round_index: round of a training run; a task that is repeated in another round gets new seeds.
+            limits: further limits; the strictest of these, the spec's and the runner's apply.
+            sampling: sampling settings that replace the runner's.
+            user: user that replaces the spec's.
+            done_policy: policy that replaces the spec's.
+            score: adds a reward to the environment's own reward.
+            env_kwargs: keyword arguments for `spec.make`.
+            policy: what happens to failed members.
+            finished: group id and member number of each episode that an earlier run finished. These are not
+                played again: a group is yielded with its other members only, or not at all without others.
             on_trajectory: called with each episode as it finishes.
 
         Raises:
-            UsageError: Groups of this size cannot be what the policy asks for.
+            UsageError: Groups of this size cannot satisfy the policy.
         """
         policy = policy or GroupPolicy()
         policy.check(group_size)
@@ -232,7 +238,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class _OneEnv:
-    """The spec of an environment that is made already: every attempt plays the same one."""
+    """The spec of an environment that already exists: every attempt plays the same object."""
 
     env: EpisodeEnv
     id: str

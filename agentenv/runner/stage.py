@@ -1,12 +1,11 @@
-"""Play one member of one group: the stage that groups, evaluations, checks and demonstrations share.
+"""Play single episodes of an environment; groups, evaluations, checks and demonstrations all use this.
 
 Rules:
 
-1. Whatever goes wrong while an episode is played is in its record; `play` raises only when it is
-   cancelled.
-2. An episode whose infrastructure failed in a way that may pass is played again; the ledger counts it once.
-3. Each attempt has its own environment, user, conversation and sandbox; all are closed after it, also when
-   the attempt is cancelled.
+1. A failure while an episode is played is written to its record; `play` raises only when it is cancelled.
+2. After a temporary failure of infrastructure the episode is played again; the ledger counts it once.
+3. Each attempt has its own environment, user, conversation and sandbox. All are closed after the attempt,
+   also when the attempt is cancelled.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class PlayableSpec(Protocol):
-    """What the runner needs of an environment's spec."""
+    """The part of an environment's spec that the runner uses."""
 
     @property
     def id(self) -> str: ...  # noqa: D102 - the fields of agentenv.envs.EnvSpec
@@ -64,7 +63,7 @@ class PlayableSpec(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all stages of a runner share."""
+    """Objects that all stages of a runner share."""
 
     engine: Engine | ChatEngine
     renderer: RendererProtocol | None
@@ -75,12 +74,12 @@ class Shared:
     condenser: Condenser | None
     full_outputs: FullOutputs | None
     sessions: Iterator[int] = field(default_factory=itertools.count)
-    """Numbers for the attempts, so that no two have one name."""
+    """Numbers the attempts, so that no two attempts have the same name."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one attempt holds, as far as it came; closed in this order."""
+    """Resources that one attempt holds so far; they are closed in this order."""
 
     conversation: Conversation
     user: User | None = None
@@ -89,7 +88,7 @@ class _Held:
 
 
 class Stage:
-    """Plays members of the groups of one environment; made by `Runner.stage`.
+    """Plays single episodes of one environment; `Runner.stage` makes it.
 
     ```python
     async with runner.stage(spec) as stage:
@@ -98,11 +97,11 @@ class Stage:
     ```
 
     Args:
-        shared: what all stages of a runner share.
-        spec: makes the environments, one for each attempt.
-        template: what all episodes of the stage have in common.
-        user: in place of the spec's.
-        env_kwargs: for `spec.make`.
+        shared: objects that all stages of a runner share.
+        spec: specification that makes the environments, one for each attempt.
+        template: plan with the fields that all episodes of the stage share.
+        user: user that replaces the spec's.
+        env_kwargs: keyword arguments for `spec.make`.
         close_envs: shut each environment down after its attempt.
     """
 
@@ -127,7 +126,7 @@ class Stage:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Open the sandbox that the spec names, where the runner has none."""
+        """Open the sandbox that the spec names, if the runner has no sandbox."""
         if self._sandbox is None:
             self._sandbox = await own_pool(self.spec.sandbox, self._stack)
         return self
@@ -135,23 +134,23 @@ class Stage:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave when everything that the episodes held is closed."""
+        """Wait until all resources of the episodes are closed, then close the sandbox."""
         self._stack.push_async_callback(self._closing.wait)
         await self._stack.aclose()
 
     def jobs(self, tasks: Iterable[TaskLike], *, round_index: int = 0) -> Iterator[Job]:
-        """Give every task's group its id and seeds; tasks are taken as jobs are.
+        """Yield a job for each task, with the group's id and seeds; tasks are read lazily.
 
         Args:
-            tasks: what to play; a task met again is another group.
-            round_index: of a training run, so that a task met again in another round is sampled anew.
+            tasks: the tasks to play; a repeated task becomes another group.
+            round_index: round of a training run; a task that is repeated in another round gets new seeds.
         """
         return jobs_of(tasks, self.spec.id, self.template.run_seed, round_index)
 
     async def play(self, job: Job, member: int = 0) -> Trajectory:
         """Play one member of a group and return its record, whatever happens in it.
 
-        The same job and member give the same seeds wherever and in whatever order they are played.
+        The same job and member give the same seeds, wherever and in whatever order they are played.
         """
         plan = job.plan(self.template, member)
         ledger, options = self._shared.ledger, self._shared.options
@@ -182,7 +181,7 @@ class Stage:
 
     @asynccontextmanager
     async def _attempt(self, plan: Plan, attempt: int) -> AsyncGenerator[Awaitable[Trajectory]]:
-        """Begin an attempt and give what its record is awaited with; close what it held."""
+        """Start an attempt and yield the awaitable of its record; afterwards close its resources."""
         name = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._shared.sessions)}"
         held = _Held(self._conversation(plan.limits, name))
         try:
@@ -199,7 +198,7 @@ class Stage:
             await self._closing.settle(self._close(held))
 
     def _episode(self, plan: Plan, attempt: int, name: str, held: _Held) -> Episode:
-        """Make what an attempt is played with.
+        """Make the episode of an attempt, with its environment, user and context.
 
         Raises:
             Failure: The environment or its user cannot be made.

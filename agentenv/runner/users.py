@@ -1,9 +1,9 @@
-"""Simulated users: who answers the model's text turns when an environment does not.
+"""Simulated users, which answer the model's text turns when the environment does not.
 
-A user is a recipe until an episode starts: the runner takes a `fresh()` one for each episode, calls
-`start` once, `respond` after each text turn of the model, and `close` exactly once however the
-episode ends. A user may end the episode, reward the turn that it answers, and give rewards back to
-earlier turns. An error in a user fails the episode; it is never scored 0.
+For each episode the runner makes a copy with `fresh()`, calls `start` once, `respond` after each text turn
+of the model, and `close` exactly once, however the episode ends. A user may end the episode, reward the
+turn that it answers, and add rewards to earlier turns. An error in a user fails the episode; the episode is
+never scored 0.
 """
 
 from __future__ import annotations
@@ -35,61 +35,64 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """What a user answered."""
+    """One answer of a user."""
 
     text: str | None = None
-    """None says nothing; with `done` the last words are kept in the messages."""
+    """What the user says; None means nothing. A text with `done` is kept in the messages."""
     done: bool = False
-    """The user ends the conversation."""
+    """True if the user ends the conversation."""
     reward: float = 0.0
-    """For the assistant turn just answered."""
+    """Reward of the assistant turn that this answers."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Added to the rewards of earlier assistant turns, by index."""
+    """Rewards added to earlier assistant turns, by the index of the turn."""
 
 
 class User:
     """Base class of simulated users; subclasses write `respond`."""
 
     def fresh(self) -> User:
-        """Return a user for one episode; this one stays as it is."""
+        """Return a copy for one episode; the original does not change."""
         return copy.copy(self)
 
     async def start(self, task: Mapping[str, object], *, seed: int) -> str | None:
-        """Prepare for a task; a text is the user's opening message."""
+        """Prepare for a task; a returned text is the user's opening message."""
         return None
 
     async def respond(self, messages: Sequence[Message]) -> UserTurn | str | None:
-        """Answer the conversation so far; its last message is the model's. Read only.
+        """Answer the conversation so far, whose last message is the model's. Do not change the messages.
 
-        Text alone goes on; None ends the conversation.
+        Return text to continue the conversation, None to end it, or a `UserTurn`.
         """
         raise NotImplementedError(f"{type(self).__name__} must write respond()")
 
     async def close(self) -> None:
-        """Free what the user holds; called exactly once."""
+        """Free the user's resources; called exactly once."""
 
 
 UserLike: TypeAlias = "User | Callable[[Mapping[str, object]], User | None] | None"
-"""A user for every task, or a function that picks one by the task."""
+"""A user for every task, or a function that chooses a user by the task."""
 
 
 def user_for(user: UserLike, task: Mapping[str, object]) -> User | None:
-    """Return the user that plays this task, fresh for one episode.
+    """Return a fresh user for one episode of this task.
 
     Raises:
-        UsageError: It is neither a user nor a function that gives one.
+        UsageError: `user` is neither a user nor a function that returns one.
     """
     chosen = user if user is None or isinstance(user, User) else user(task)
     if chosen is not None and not isinstance(chosen, User):
-        raise UsageError(f"a user is an agentenv.User or a function of the task giving one, not {chosen!r}")
+        raise UsageError(
+            f"{chosen!r:.200} is not a user",
+            remedy="pass an agentenv.User, or a function of the task that returns one",
+        )
     return None if chosen is None else chosen.fresh()
 
 
 def read_turn(answer: object) -> UserTurn:
-    """Bring what `respond` gave into one shape.
+    """Turn the result of `respond` into a `UserTurn`.
 
     Raises:
-        UsageError: It is none of the shapes.
+        UsageError: The result is neither text, nor a `UserTurn`, nor None.
     """
     if isinstance(answer, UserTurn):
         return answer
@@ -97,15 +100,18 @@ def read_turn(answer: object) -> UserTurn:
         return UserTurn(done=True)
     if isinstance(answer, str):
         return UserTurn(answer)
-    raise UsageError(f"a user answers with text, a UserTurn or None (the end), not {answer!r:.200}")
+    raise UsageError(
+        f"the user answered {answer!r:.200}",
+        remedy="return text, a UserTurn, or None to end the conversation",
+    )
 
 
 class ScriptedUser(User):
     """Says fixed lines, then ends the conversation.
 
     Args:
-        lines: answers in order; a `UserTurn` may reward.
-        opening: said before the model speaks.
+        lines: answers in order, each a text or a `UserTurn`.
+        opening: message that the user says before the model speaks.
     """
 
     def __init__(self, lines: Sequence[str | UserTurn], *, opening: str | None = None) -> None:
@@ -114,12 +120,12 @@ class ScriptedUser(User):
         self._said = 0
 
     async def start(self, task: Mapping[str, object], *, seed: int) -> str | None:
-        """Begin at the first line."""
+        """Go back to the first line."""
         self._said = 0
         return self._opening
 
     async def respond(self, messages: Sequence[Message]) -> UserTurn | str | None:
-        """Say the next line; after the last one, end."""
+        """Say the next line; end the conversation after the last one."""
         if self._said >= len(self._lines):
             return None
         self._said += 1
@@ -133,7 +139,7 @@ Responder: TypeAlias = Callable[
 
 
 class FunctionUser(User):
-    """A user that is a function of the messages and the task; async ones are awaited."""
+    """A user whose answers come from a function of the messages and the task, which may be asynchronous."""
 
     def __init__(self, function: Responder, *, opening: str | None = None) -> None:
         self._function = function
@@ -154,18 +160,18 @@ class FunctionUser(User):
 
 
 class ModelUser(User):
-    """A user played by a model with a prompt of its own.
+    """A user played by a model that has its own prompt.
 
-    The model sees the conversation with the roles turned round: what the policy said is its user.
-    Tool calls and results are hidden from it.
+    The model sees the conversation with the roles swapped: the policy's messages are user messages to it.
+    Tool calls and tool results are hidden from it.
 
     Args:
-        engine: a `ChatEngine`, or an `Engine` with `renderer`.
-        prompt: the user's instructions; `{name}` is filled from the task's fields.
-        renderer: for an engine on tokens.
-        end_marker: a text that ends the conversation when the model writes it.
-        opens: the user speaks first.
-        sampling: how the user's words are drawn.
+        engine: engine of the user: a `ChatEngine`, or an `Engine` with its `renderer`.
+        prompt: instructions for the user; `{name}` is replaced with the task's field of that name.
+        renderer: renderer of the engine, if the engine works on tokens.
+        end_marker: text with which the model ends the conversation.
+        opens: let the user speak first.
+        sampling: sampling settings for the user's messages.
     """
 
     def __init__(
@@ -188,7 +194,7 @@ class ModelUser(User):
         self._turns = 0
 
     async def start(self, task: Mapping[str, object], *, seed: int) -> str | None:
-        """Fill the prompt from the task; speak first if asked to."""
+        """Fill the prompt from the task; return an opening message if the user speaks first."""
         self._instructions = self._prompt
         for name, value in task.items():
             self._instructions = self._instructions.replace("{" + name + "}", str(value))
@@ -197,21 +203,22 @@ class ModelUser(User):
         return await self._speak([]) if self._opens else None
 
     async def respond(self, messages: Sequence[Message]) -> UserTurn | str | None:
-        """Let the model answer; the end marker ends the conversation."""
+        """Let the model answer; its end marker ends the conversation."""
         text = await self._speak(messages)
         if self._end_marker and self._end_marker in text:
             return UserTurn(text.replace(self._end_marker, "").strip() or None, done=True)
         return text
 
     async def _speak(self, messages: Sequence[Message]) -> str:
-        turned: list[Message] = [{"role": "system", "content": self._instructions}]
+        swapped: list[Message] = [{"role": "system", "content": self._instructions}]
         roles = {"assistant": "user", "user": "assistant"}
         for message in messages:
             text = text_of(message)
             if message["role"] in roles and text:
-                turned.append({"role": roles[message["role"]], "content": text})
-        if turned[-1]["role"] != "user":
-            turned.append({"role": "user", "content": "(The assistant waits for you to speak.)"})
+                swapped.append({"role": roles[message["role"]], "content": text})
+        if swapped[-1]["role"] != "user":
+            # Chat templates and APIs expect the last message before an answer to be the user's.
+            swapped.append({"role": "user", "content": "(The assistant waits for you to speak.)"})
         sampling = replace(self._sampling, seed=derive_seed(self._seed, "user", self._turns))
         self._turns += 1
-        return (await self._model.ask(turned, sampling)).text
+        return (await self._model.ask(swapped, sampling)).text

@@ -1,7 +1,7 @@
 """Log and end hung episodes.
 
-Time limits cancel what takes too long. Code that swallows its cancellation would still hold its episode:
-the watchdog then ends the episode without it, and counts the abandoned code.
+A time limit cancels code that takes too long. If the code ignores the cancellation, the watchdog ends the
+episode without waiting for it, and counts the episode in `abandoned`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ _PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What one episode in flight waits for."""
+    """A wait of one episode that is being played."""
 
     episode_id: str
     boundary: Boundary
+    """Part of the system that the episode waits for."""
     seconds: float
+    """Length of the wait so far."""
 
 
 class _Watched:
     """An episode that is being played in a task of its own, and the future of its record."""
 
-    # Invariant: `record` is settled once, by whichever comes first: the task's end, the watchdog, or the
-    # cancellation of whoever awaits it. Only then may the task be left behind.
+    # Invariant: `record` is settled once, by whichever comes first: the end of the task, the watchdog, or
+    # a cancellation of the code that awaits it. The task may be abandoned only after that.
     __slots__ = ("episode", "record", "task", "warned_since")
 
     def __init__(self, episode: Episode) -> None:
@@ -50,19 +52,19 @@ class _Watched:
         if self.record.done():
             return
         if task.cancelled():
-            # Nobody else cancels this task: code that the episode ran has cancelled its own caller.
+            # Nobody else cancels this task, so code that the episode ran must have cancelled its own caller.
             boundary = self.episode.guard.boundary
-            own = RuntimeError(f"{boundary}: the code cancelled the task that the episode runs in")
-            self.record.set_result(self.episode.give_up(Failure.of(boundary, own)))
+            error = RuntimeError(f"{boundary}: the code cancelled the task in which the episode runs")
+            self.record.set_result(self.episode.give_up(Failure.of(boundary, error)))
         elif (error := task.exception()) is not None:
             self.record.set_exception(error)
         else:
             self.record.set_result(task.result())
 
     def abandon(self) -> None:
-        """End the episode without the code that it waits for."""
+        """End the episode without waiting for the code any longer."""
         boundary = self.episode.guard.boundary
-        stuck = TimeoutError(f"{boundary}: no answer within its limit, and its cancellation was ignored")
+        stuck = TimeoutError(f"{boundary}: no answer within its limit, and it ignored its cancellation")
         self.record.set_result(self.episode.give_up(Failure.of(boundary, stuck)))
         self.task.cancel()
 
@@ -71,13 +73,13 @@ class Watchdog:
     """Plays episodes and watches what they wait for.
 
     Args:
-        warn_after_s: log what an episode waits for after this; None never.
-        grace_s: for code to obey its cancellation.
+        warn_after_s: log what an episode waits for after this time; None disables the log.
+        grace_s: time that code gets to react to its cancellation.
     """
 
     def __init__(self, *, warn_after_s: float | None, grace_s: float) -> None:
         self.abandoned = 0
-        """Episodes that were ended without the code they waited for."""
+        """Number of episodes that were ended although their code was still running."""
         self._warn_after_s = warn_after_s
         self._grace_s = grace_s
         # Invariant: the timer runs exactly while an episode is watched.
@@ -86,11 +88,11 @@ class Watchdog:
 
     @property
     def episodes(self) -> list[Episode]:
-        """Episodes in flight."""
+        """Episodes that are being played."""
         return [watched.episode for watched in self._watched.values()]
 
     def waiting(self) -> list[Waiting]:
-        """What the episodes in flight wait for, longest first."""
+        """Return what the episodes being played wait for, the longest wait first."""
         now = time.monotonic()
         guards = ((name, watched.episode.guard) for name, watched in self._watched.items())
         waits = [Waiting(name, guard.boundary, now - guard.since) for name, guard in guards]
@@ -98,7 +100,10 @@ class Watchdog:
 
     @asynccontextmanager
     async def playing(self, name: str, episode: Episode) -> AsyncGenerator[asyncio.Future[Trajectory]]:
-        """Play an episode; the future is settled even if the code it waits for ignores its cancellation."""
+        """Play an episode and yield the future of its record.
+
+        The future is settled even if the code that the episode waits for ignores its cancellation.
+        """
         watched = self._watched[name] = _Watched(episode)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._look)

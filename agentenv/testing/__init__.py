@@ -1,11 +1,11 @@
-"""What authors of tools and environments use in their own tests.
+"""Helpers for authors of tools and environments to use in their own tests.
 
-- `check_env` tries an environment in every way a run would, and says what is wrong;
-- `play` plays one episode with a scripted policy, without a model;
-- `tool_call` and `tool_call_message` write the calls that a scripted model makes;
-- `RecordedChat` keeps the answers of a chat engine in a file and plays them again;
-- the pytest plugin gives the fixtures `play_episode`, `scripted_engine`, `scripted_runner`,
-  `recorded_chat` and `assert_env_ok`.
+- `check_env` uses an environment in every way that a run does, and reports what is wrong.
+- `play` plays one episode with a scripted policy, without a model.
+- `tool_call` and `tool_call_message` write the tool calls of a scripted model.
+- `RecordedChat` records the answers of a chat engine in a file and replays them.
+- The pytest plugin has the fixtures `play_episode`, `scripted_engine`, `scripted_runner`, `recorded_chat`
+  and `assert_env_ok`.
 
 A policy is a function `policy(messages, task, rng)` that returns an assistant message or its text.
 """

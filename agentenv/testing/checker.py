@@ -1,7 +1,7 @@
-"""Try an environment in every way a run would, and say in words what is wrong.
+"""Use an environment in every way that a run does, and report in words what is wrong.
 
-Each check is one row of the report: what was tried and what came of it. A check that crashes or
-takes too long is a problem of the environment, never of the checker's caller.
+Each check is one row of the report, which says what was tried and what happened. If a check crashes or
+takes too long, that is reported as a problem of the environment and does not raise.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
     "runner": check_runner,
     "speed": check_speed,
 }
-"""Check by name; the first line of a check's text says what it holds."""
+"""Checks by name; the docstring of each check says what it checks."""
 _MARKS = {"ok": "✓", "problem": "✗", "skipped": "-"}
 
 
@@ -72,40 +72,38 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What the checker found."""
+    """The results of all checks of an environment."""
 
     env_id: str
     findings: tuple[Finding, ...]
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """The rows that say what is wrong."""
-        return tuple(one for one in self.findings if one.status == "problem")
+        """Rows of the checks that found a problem."""
+        return tuple(finding for finding in self.findings if finding.status == "problem")
 
     @property
     def ok(self) -> bool:
-        """True if nothing is wrong."""
+        """True if no check found a problem."""
         return not self.problems
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing is wrong, else 1."""
+        """Exit code of the command: 0 if no check found a problem, else 1."""
         return 0 if self.ok else 1
 
     def __str__(self) -> str:
-        passed = sum(one.status == "ok" for one in self.findings)
-        skipped = sum(one.status == "skipped" for one in self.findings)
+        passed = sum(finding.status == "ok" for finding in self.findings)
+        skipped = sum(finding.status == "skipped" for finding in self.findings)
         more = f", {skipped} skipped" if skipped else ""
         rows = "\n".join(map(str, self.findings))
         wrong = len(self.problems)
         return f"{self.env_id}\n{rows}\n{passed} ok, {wrong} problem{'' if wrong == 1 else 's'}{more}"
 
     def to_json(self) -> str:
-        """Return the report for machines."""
-        return json.dumps(
-            {"env_id": self.env_id, "ok": self.ok, "findings": [asdict(one) for one in self.findings]},
-            ensure_ascii=False,
-        )
+        """Return the report as JSON text."""
+        findings = [asdict(finding) for finding in self.findings]
+        return json.dumps({"env_id": self.env_id, "ok": self.ok, "findings": findings}, ensure_ascii=False)
 
 
 async def check_env(
@@ -124,20 +122,20 @@ async def check_env(
     """Check an environment.
 
     Args:
-        entry: an id, a file, or a specification.
-        tasks: tasks that are played, at most.
-        fuzz_calls: tool calls drawn from the schemas.
-        seed: of everything that is drawn.
-        trivial_limit: share of full marks above which a policy without thought scores too high.
-        timeout_s: time of one check.
-        only: names of the checks to make; all if empty.
+        entry: id, file or specification of the environment.
+        tasks: limit of the number of tasks that are played.
+        fuzz_calls: number of random tool calls.
+        seed: seed of all random choices.
+        trivial_limit: share of the full marks above which a trivial policy scores too high.
+        timeout_s: time limit of one check.
+        only: names of the checks to run; empty means all.
         env: keyword arguments of the environment.
-        runner: of the episodes that the runner plays.
-        limits: of these episodes; the checker's own if None.
+        runner: runner options for the episodes that the runner plays.
+        limits: limits of these episodes; None means the checker's own limits.
 
     Raises:
         UnknownEnvironment: There is no such environment.
-        UsageError: A name in `runner` or `limits` is unknown, or a value does not fit.
+        UsageError: A name in `runner` or `limits` is unknown, or a value is invalid.
     """
     entry = spec(entry).with_kwargs(env or {})
     subject = Subject(
@@ -163,18 +161,19 @@ async def check_env(
             status, text = "skipped", str(reason)
         except TimeoutError:
             status, text = "problem", f"not done within {timeout_s:g} s"
-        except Exception as error:  # noqa: BLE001 - whatever the environment raises is what is reported
+        except Exception as error:  # noqa: BLE001 - the report names whatever the environment raises
             status, text = "problem", _told(error)
         findings.append(Finding(name, status, text, round(time.perf_counter() - began, 3)))
     return CheckReport(entry.id, tuple(findings))
 
 
 def _told(error: Exception) -> str:
-    """Return an exception as one line, with the place in the author's code where it was raised."""
+    """Return an exception as one line, with the file and line of the author's code that raised it."""
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, AgentEnvError):
         return text
-    here = str(Path(__file__).parent.parent)
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(here)]
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{place}"
+    package = str(Path(__file__).parent.parent)
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if not frame.filename.startswith(package)]
+    origin = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{origin}"

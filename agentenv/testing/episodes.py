@@ -1,4 +1,4 @@
-"""Play an environment with a scripted policy: no model, no tokens, the same core as in a run."""
+"""Play an environment with a scripted policy, without model and tokens, through the same core as in a run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MessagePolicy: TypeAlias = Callable[
     [Sequence[Message], Mapping[str, object], random.Random],
     "Message | str | Awaitable[Message | str]",
 ]
-"""`policy(messages, task, rng)` gives the model's next message."""
+"""A function `policy(messages, task, rng)` that returns the model's next message."""
 
 MAX_TURNS = 64
-"""Turns of an episode whose environment sets no limit."""
+"""Limit of turns for an environment that sets no limit."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Played:
 
     @property
     def story(self) -> tuple[object, ...]:
-        """All that must be the same when the same episode is played again."""
+        """Everything that must be equal when the same episode is played again."""
         return (self.messages, self.turn_rewards, self.reward, dict(self.rewards), self.stop_reason)
 
 
@@ -57,10 +57,10 @@ async def play(
     """Play one episode to its end and close the environment.
 
     Args:
-        entry: a specification, or an environment made already.
-        policy: who plays.
-        task: what to play.
-        seed: of the environment and the policy.
+        entry: a specification, or an environment object.
+        policy: function that returns the model's messages.
+        task: the task to play.
+        seed: seed of the environment and the policy.
     """
     async with aclosing(play_by_turns(entry, policy, task, seed=seed)) as turns:
         return [played async for played in turns][-1]
@@ -69,7 +69,7 @@ async def play(
 async def play_by_turns(
     entry: EnvSpec | Env, policy: MessagePolicy, task: Task | Mapping[str, object], *, seed: int = 0
 ) -> AsyncGenerator[Played]:
-    """Play one episode, handing over what there is after each turn; the last one is complete."""
+    """Play one episode and yield its state after each turn; the last state is the complete episode."""
     env = entry if isinstance(entry, Env) else entry.make()
     limit = (entry.max_turns if isinstance(entry, EnvSpec) else None) or MAX_TURNS
     data = task.data if isinstance(task, Task) else task
@@ -102,11 +102,11 @@ async def _turn(
     *,
     last: bool,
 ) -> None:
-    said = policy(list(played.messages), task, rng)
-    action = Action.of(await cast("Awaitable[Any]", said) if inspect.isawaitable(said) else said)
+    message = policy(list(played.messages), task, rng)
+    action = Action.of(await cast("Awaitable[Any]", message) if inspect.isawaitable(message) else message)
     played.messages.append(action.message)
     if last and action.tool_calls:
-        # As in a run: calls that nobody could read the answers of are not made.
+        # As in a run, calls are not made on the last turn, because the model could not read the answers.
         played.turn_rewards.append(0.0)
         played.stop_reason = "max_turns"
         return
@@ -114,7 +114,7 @@ async def _turn(
     result = await env.advance(action)
     played.step_s.append(time.perf_counter() - began)
     played.tool_results.extend(result.tool_results)
-    played.messages.extend(one.to_message() for one in result.tool_results)
+    played.messages.extend(answer.to_message() for answer in result.tool_results)
     played.messages.extend(result.messages)
     played.turn_rewards.append(result.reward)
     if result.terminated:
@@ -130,12 +130,12 @@ async def _turn(
 
 
 def oracle_of(entry: EnvSpec) -> MessagePolicy | None:
-    """Return the policy that solves the environment's tasks, where its author wrote one.
+    """Return the policy that solves the environment's tasks; None if the author wrote none.
 
-    It is the class's attribute `oracle`, else the function `oracle` of the class's module.
+    It is the class's attribute `oracle`, or else the function `oracle` of the class's module.
     """
     target: Any = entry.load()
-    own = getattr(target, "oracle", None)
-    if own is None:
-        own = getattr(sys.modules.get(getattr(target, "__module__", "")), "oracle", None)
-    return cast("MessagePolicy", own) if callable(own) else None
+    oracle = getattr(target, "oracle", None)
+    if oracle is None:
+        oracle = getattr(sys.modules.get(getattr(target, "__module__", "")), "oracle", None)
+    return cast("MessagePolicy", oracle) if callable(oracle) else None

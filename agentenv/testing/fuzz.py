@@ -1,4 +1,4 @@
-"""Arguments for tools, right and wrong, drawn from a tool's schema."""
+"""Draw random tool calls from a tool's schema, with valid and invalid arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BROKEN = ("", "{", "[]", "null", '{"a": }', "not json", '{"a": NaN}', '{"a": 1,
 def random_call(
     schemas: Sequence[Mapping[str, Any]], rng: random.Random, number: int, words: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return a tool call as a model might write it; about one in three is wrong in some way."""
+    """Return a random tool call as a model might write it; about one in three is invalid."""
     schema = rng.choice(schemas)["function"]
     arguments = random_arguments(schema["parameters"], rng, words)
     text = json.dumps(arguments)
@@ -47,13 +47,13 @@ def random_call(
 def random_arguments(
     schema: Mapping[str, Any], rng: random.Random, words: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return arguments that a JSON Schema of an object allows.
+    """Return random arguments that a JSON Schema of an object allows.
 
     Args:
-        schema: of the object.
-        rng: what is drawn from.
-        words: text that the environment has said; half of the texts are drawn from it, so that calls
-            get past the first check of a name.
+        schema: JSON Schema of the object.
+        rng: random generator.
+        words: words that the environment has shown. Half of the texts are drawn from them, so that some
+            calls pass the tool's first check of a name.
     """
     value = _Draw(rng, schema.get("$defs", {}), words).value(schema, depth=0)
     return value if isinstance(value, dict) else {}
@@ -61,14 +61,14 @@ def random_arguments(
 
 @dataclass(frozen=True)
 class _Draw:
-    """Draws values of the parts of one schema."""
+    """Draws random values for the parts of one schema."""
 
     rng: random.Random
     defs: Mapping[str, Any]
     words: Sequence[str]
 
     def value(self, schema: Mapping[str, Any], depth: int) -> Any:
-        """Return a value that a schema allows."""
+        """Return a random value that a schema allows."""
         rng = self.rng
         if "$ref" in schema:
             return self.value(self.defs.get(schema["$ref"].rpartition("/")[2], {}), depth + 1)
@@ -79,7 +79,7 @@ class _Draw:
         for choices in ("anyOf", "oneOf"):
             if choices in schema:
                 options = schema[choices]
-                # Deep down the last choice is taken, which for optional values is null: it ends recursion.
+                # At depth 5 the last choice is taken, which is null for optional values: this ends recursion.
                 return self.value(options[-1] if depth > 4 else rng.choice(options), depth + 1)
         kind = schema.get("type", "string")
         if isinstance(kind, list):
@@ -117,7 +117,7 @@ class _Draw:
 
 
 def _spoil(arguments: dict[str, Any], rng: random.Random) -> str:
-    """Return arguments with one thing wrong."""
+    """Return the arguments as JSON text with one mistake."""
     way = rng.randrange(5)
     spoiled = dict(arguments)
     if way == 0 or not spoiled:

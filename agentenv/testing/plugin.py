@@ -1,6 +1,6 @@
-"""The pytest plugin: loaded by pytest on its own wherever agentenv is installed.
+"""The pytest plugin, which pytest loads automatically wherever agentenv is installed.
 
-It imports nothing of agentenv until a fixture is used, so that it costs other test suites nothing.
+The plugin imports nothing of agentenv until a fixture is used, so it does not slow down other test suites.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ AssertEnvOk: TypeAlias = "Callable[..., Awaitable[None]]"
 
 @pytest.fixture
 def play_episode() -> PlayEpisode:
-    """Give a function that plays an episode without a model.
+    """Return a function that plays an episode without a model.
 
-    `await play_episode(entry, said, task, seed=0)` returns what was played.
+    `await play_episode(entry, said, task, seed=0)` returns the `Played` episode.
 
-    `entry` is an id, a file, a specification or an environment; `said` a policy, or the model's
+    `entry` is an id, a file, a specification or an environment. `said` is a policy, or a list of the model's
     messages in order.
     """
     from agentenv.envs.env import Env
@@ -49,7 +49,7 @@ def play_episode() -> PlayEpisode:
 
 @pytest.fixture
 def scripted_engine() -> MakeEngine:
-    """Make an engine that says what a script says, in tokens of bytes: `scripted_engine(script)`."""
+    """Return a function that makes an engine for a script, in byte tokens: `scripted_engine(script)`."""
     from agentenv.engine.scripted.scripted import ScriptedEngine
     from agentenv.render.tokenizer import byte_tokenizer
 
@@ -62,7 +62,7 @@ def scripted_engine() -> MakeEngine:
 
 @pytest.fixture
 def scripted_runner(scripted_engine: MakeEngine) -> MakeRunner:
-    """Make a runner whose model says what a script says: `scripted_runner(script, **limits)`."""
+    """Return a function that makes a runner for a script: `scripted_runner(script, **limits)`."""
     from agentenv.core.limits import RunLimits
     from agentenv.render.renderer import Renderer
     from agentenv.render.tokenizer import byte_tokenizer
@@ -76,25 +76,25 @@ def scripted_runner(scripted_engine: MakeEngine) -> MakeRunner:
 
 @pytest.fixture
 def recorded_chat(request: pytest.FixtureRequest) -> MakeRecorded:
-    """Make a chat engine that answers from a file in `recordings/` beside the test's own file.
+    """Return a function that makes a chat engine, which answers from a file in `recordings/` beside the test.
 
-    `recorded_chat("judge")` plays `recordings/TEST_FILE-judge.jsonl`; with an engine,
-    `recorded_chat("judge", engine)`, what the file lacks is asked and kept.
+    `recorded_chat("judge")` replays `recordings/TEST_FILE-judge.jsonl`. With an engine, as in
+    `recorded_chat("judge", engine)`, requests that the file lacks go to the engine and are recorded.
     """
     from agentenv.testing.recorded import RecordedChat
 
     def make(name: str, engine: ChatEngine | None = None) -> RecordedChat:
-        place = request.path.parent / "recordings" / f"{request.path.stem}-{name}.jsonl"
-        return RecordedChat(place, engine)
+        path = request.path.parent / "recordings" / f"{request.path.stem}-{name}.jsonl"
+        return RecordedChat(path, engine)
 
     return make
 
 
 @pytest.fixture
 def assert_env_ok() -> AssertEnvOk:
-    """Give a function that fails with the checker's report if anything is wrong.
+    """Return a function that fails the test with the checker's report if a check finds a problem.
 
-    `await assert_env_ok(entry, **options)` takes what `check_env` takes.
+    `await assert_env_ok(entry, **options)` takes the arguments of `check_env`.
     """
     from agentenv.testing.checker import check_env
 

@@ -1,4 +1,4 @@
-"""A chat engine whose answers are recorded once and played again in tests."""
+"""A chat engine whose answers are recorded once and replayed in tests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["RecordedChat"]
 
 
 class RecordedChat:
-    """Answers from a file; what is not in it is asked of the engine, if there is one, and kept.
+    """Answers from a file. A request that the file lacks goes to the engine, and its answer is recorded.
 
-    Commit the file with the tests: they then need no model, no key and no network.
+    Commit the file with the tests, which then need no model, no API key and no network.
 
     Args:
-        path: a JSONL file; made when the first answer is kept.
-        engine: answers what the file does not; without one, that is an `EngineError`.
+        path: JSONL file of the answers; created when the first answer is recorded.
+        engine: answers requests that the file lacks; without an engine they raise an `EngineError`.
     """
 
     def __init__(self, path: str | Path, engine: ChatEngine | None = None) -> None:
@@ -44,7 +44,7 @@ class RecordedChat:
         *,
         deadline_s: float | None = None,
     ) -> ChatCompletion:
-        """Answer as recorded.
+        """Return the recorded answer, or record a new one.
 
         Raises:
             EngineError: The request is not in the file and there is no engine.
@@ -55,7 +55,7 @@ class RecordedChat:
                 raise EngineError(
                     f"{self._path} has no answer to this request of {len(messages)} messages (the last one: "
                     f"{str(messages[-1].get('content'))[:80]!r})",
-                    remedy="give an engine to record it",
+                    remedy="pass an engine to record it",
                 )
             self._keep(key, await self._engine.chat(messages, tools, sampling, deadline_s=deadline_s))
         row = self._kept[key]
@@ -80,6 +80,6 @@ class RecordedChat:
 
 
 def _key(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> str:
-    """Name a request by what was said and offered; sampling seeds change between runs and do not count."""
+    """Return the key of a request: a digest of messages and tools, without the sampling seed of the run."""
     text = json.dumps([list(messages), list(tools)], sort_keys=True, ensure_ascii=True)
     return blake2b(text.encode(), digest_size=16).hexdigest()

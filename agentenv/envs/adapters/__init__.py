@@ -1,13 +1,13 @@
-"""Environments and tools of others, played as ours without being rewritten.
+"""Adapters that play environments and tools of other libraries without rewriting them.
 
 | module | what it adapts |
 |---|---|
-| `gym` | Gymnasium environments with text, or with few actions and a readable state |
+| `gym` | Gymnasium environments that use text, or have few actions and a readable state |
 | `reasoning` | tasks of reasoning-gym |
-| `arena` | games of textarena for one player |
+| `arena` | single-player games of textarena |
 | `mcp` | tools of an MCP server |
-| `openenv` | environments of OpenEnv, from a server or as objects |
-| `trl` | classes with `reset` and tool methods: TRL's `environment_factory` shape |
+| `openenv` | environments of OpenEnv, on a server or as objects |
+| `trl` | classes with `reset` and tool methods, as TRL's `environment_factory` takes them |
 | `verifiers` | multi-turn environments of verifiers 0.1 to 0.3 |
 """
 

@@ -1,4 +1,4 @@
-"""An object that someone else's class made, as one of our environments."""
+"""Choose the adapter for an environment object of another library."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["adapt"]
 
 
 def adapt(made: Any, *, where: str) -> Env:
-    """Return an object that someone else's class made as one of our environments.
+    """Wrap an environment object of another library, so that it is an `Env`.
 
     Raises:
-        UsageError: It is of no shape that is known.
+        UsageError: No adapter fits the object.
     """
     import gymnasium
 
@@ -29,6 +29,7 @@ def adapt(made: Any, *, where: str) -> Env:
 
         return ToolMethods(made)
     raise UsageError(
-        f"{where} made {made!r:.200}, which is no environment: subclass ae.Env or ae.ToolEnv, or give "
-        "a Gymnasium environment, or an object with reset() and tool methods"
+        f"{where} made {made!r:.200}, which is not an environment",
+        remedy="subclass ae.Env or ae.ToolEnv, or return a Gymnasium environment or an object with "
+        "reset() and tool methods",
     )

@@ -1,11 +1,11 @@
-"""Games of textarena for one player: `textarena:FrozenLake-v0` and others.
+"""Single-player games of textarena, for example `textarena:FrozenLake-v0`.
 
-The model's text is the move; the game's own messages are the observations, and its reward (as a
-rule 0 to 1) comes at the end. Tasks are seeds.
+The model's text is the move, and the game's messages are the observations. The game's reward, usually 0 to
+1, is given at the end. Tasks are seeds.
 
-textarena draws from Python's global generator. Each episode gets a state of its own, put in place
-for the time of a reset or step, one game at a time in a process: seeds then hold, also for
-episodes played at once.
+textarena draws from Python's global random generator. Each episode has its own state of that generator,
+which is installed during a reset or step. Only one game of a process runs at a time, so a seed also
+determines an episode that is played beside others.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _one_at_a_time = threading.Lock()
 
 
 class TextArena(Env):
-    """A game of textarena for one player.
+    """A single-player game of textarena.
 
     Args:
         game: id of the game.
 
     Raises:
         UnknownEnvironment: There is no such game.
-        UsageError: The game is for more players, or needs data that is not there.
+        UsageError: The game needs more players, or data that is not installed.
     """
 
     observation_space = Text()
@@ -46,14 +46,14 @@ class TextArena(Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Start a new game from the task's seed."""
-        own = int(str(self.task.get("seed", seed))) % 2**31
-        self._random = random.Random(own).getstate()
+        game_seed = int(str(self.task.get("seed", seed))) % 2**31
+        self._random = random.Random(game_seed).getstate()
         with self._generator():
             try:
                 self._inner = _bare(_arena().make(self.game))
-                self._inner.reset(num_players=1, seed=own)
+                self._inner.reset(num_players=1, seed=game_seed)
             except Exception as error:
-                # Games fail in ways of their own: asserts on players, missing word lists.
+                # Games raise many kinds of errors, for example asserts on players or missing word lists.
                 words = " ".join(str(error).split())[:200]
                 raise UsageError(
                     f"textarena:{self.game} cannot be played: {type(error).__name__}: {words}"
@@ -71,29 +71,31 @@ class TextArena(Env):
             return told, float((rewards or {}).get(0, 0.0)), True, False, {}
 
     def _heard(self) -> str:
-        """Return what the game said since the last turn, without the player's own words."""
+        """Return the game's messages since the last turn, without the player's own."""
         _, said = self._inner.get_observation()
         messages: Sequence[tuple[int, str, Any]] = said
         return "\n".join(text for sender, text, _ in messages if sender != 0)
 
     @contextmanager
     def _generator(self) -> Generator[None]:
-        """Put this episode's generator in the place of the global one."""
+        """Install this episode's state of the global random generator."""
         with _one_at_a_time:
-            theirs = random.getstate()
+            outer = random.getstate()
             random.setstate(self._random)  # pyright: ignore[reportArgumentType]
             try:
                 yield
             finally:
                 self._random = random.getstate()
-                random.setstate(theirs)
+                random.setstate(outer)
 
 
 def _arena() -> Any:
     try:
         import textarena  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise DependencyMissing("textarena:GAME needs a package", remedy="pip install textarena") from error
+        raise DependencyMissing(
+            "textarena:GAME needs the package textarena", remedy="pip install textarena"
+        ) from error
     return textarena
 
 
@@ -110,7 +112,7 @@ def games() -> list[str]:
 
 
 def _bare(game: Any) -> Any:
-    """Take off the wrappers, which repeat the whole conversation in each observation."""
+    """Remove the wrappers, which repeat the whole conversation in each observation."""
     while hasattr(game, "env"):
         game = game.env
     return game

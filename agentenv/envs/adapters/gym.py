@@ -1,8 +1,8 @@
-"""Gymnasium environments played in text: `gymnasium:FrozenLake-v1` and its like.
+"""Gymnasium environments played in text, for example `gymnasium:FrozenLake-v1`.
 
-Each turn the model gets the state in words and names one action; the last action named in its
-message counts. A message that names none changes nothing and is told so. Rewards are the
-environment's own, step by step. Tasks are seeds.
+In each turn the model gets the state in words and names an action; the last action that its message names
+is played. If a message names no action, nothing changes and the model is told so. Rewards are those of the
+environment's steps. Tasks are seeds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["GymnasiumText", "known"]
 
 
 class GymnasiumText(Env):
-    """A Gymnasium environment whose state is told in words and whose actions are named.
+    """A Gymnasium environment whose state is described in words and whose actions have names.
 
     Args:
-        env: the environment, or the id to make one of.
+        env: the environment, or its id in Gymnasium.
         arguments: arguments of `gymnasium.make`.
 
     Raises:
@@ -41,9 +41,10 @@ class GymnasiumText(Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Start an episode; the task's field `seed` is the environment's seed."""
-        own = self.task.get("seed", seed)
-        # Gymnasium's generators take any whole number from 0; its spaces do not take very long ones.
-        observation, info = self.inner.reset(seed=None if own is None else int(str(own)) % 2**31)
+        task_seed = self.task.get("seed", seed)
+        # Gymnasium's generators take any whole number from 0, but its spaces refuse very large ones.
+        inner_seed = None if task_seed is None else int(str(task_seed)) % 2**31
+        observation, info = self.inner.reset(seed=inner_seed)
         self.view.begin(self.inner)
         return f"{self.view.rules}\n\n{self.view.describe(observation, info)}".lstrip("\n"), {}
 
@@ -57,7 +58,7 @@ class GymnasiumText(Env):
         return told, float(reward), bool(terminated), bool(truncated), {}
 
     def close(self) -> None:
-        """Close the environment underneath."""
+        """Close the Gymnasium environment."""
         self.inner.close()
 
 
@@ -75,7 +76,7 @@ def known(id: str) -> Any:
 
 def _made(id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     spec = known(id)
-    # The passive checker warns about other people's environments; ours are checked by `agentenv check`.
+    # Gymnasium's passive checker would warn about environments that the user did not write.
     try:
         return gymnasium.make(spec, disable_env_checker=True, **arguments)
     except gymnasium.error.Error as error:

@@ -1,11 +1,10 @@
-"""Tools of an MCP server, as our tools.
+"""Use the tools of an MCP server as tools of an environment.
 
-The model sees the server's own schemas. A server's error is told to the model; a connection that
-breaks is an exception like any other of a tool. The session belongs to the event loop that opened
-it: make, use and close it in one place, around a run.
+The model sees the server's own schemas. An error that the server reports is shown to the model; a broken
+connection is an exception of the tool like any other. The session belongs to the event loop that opened it,
+so open it around a run, in the same event loop.
 
-What MCP cannot give: reset and seeds. A server with a state of its own is shared by every episode
-that uses its tools.
+MCP has no reset and no seeds. If a server keeps state, all episodes that use its tools share that state.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["mcp_tools"]
 async def mcp_tools(
     server: Any, *, only: Collection[str] | None = None, timeout_s: float | None = 30.0
 ) -> AsyncGenerator[list[Tool[..., Any]]]:
-    """Connect to an MCP server and hand over its tools; disconnect at the end.
+    """Connect to an MCP server and yield its tools; disconnect at the end of the block.
 
     Example:
         ```python
@@ -36,7 +35,7 @@ async def mcp_tools(
 
     Args:
         server: a command as a list of words, a URL, or an MCP server object of this process.
-        only: names of the tools to take; all if None.
+        only: names of the tools to use; None means all.
         timeout_s: time limit of one call.
 
     Raises:
@@ -51,18 +50,19 @@ async def mcp_tools(
     if isinstance(server, (list, tuple)):
         command, *words = map(str, server)
         server = package.StdioServerParameters(command=command, args=words)
-    # The client's task group would wrap what is raised inside it in an ExceptionGroup: it is carried out.
+    # The client's task group would wrap an exception raised inside it in an ExceptionGroup. The exception is
+    # therefore carried out of the block and raised there.
     failure: Exception | None = None
     async with package.Client(server) as client:
         try:
             offered = await _listed(client)
-            missing = set(only or ()) - {one.name for one in offered}
+            missing = set(only or ()) - {tool.name for tool in offered}
             if missing:
-                names = ", ".join(one.name for one in offered)
+                names = ", ".join(tool.name for tool in offered)
                 raise UsageError(
                     f"the MCP server has no tool {sorted(missing)[0]!r}", remedy=f"it has: {names}"
                 )
-            yield [_tool(client, one, timeout_s) for one in offered if only is None or one.name in only]
+            yield [_tool(client, tool, timeout_s) for tool in offered if only is None or tool.name in only]
         except Exception as error:  # noqa: BLE001 - raised again below
             failure = error
     if failure is not None:
@@ -70,14 +70,14 @@ async def mcp_tools(
 
 
 async def _listed(client: Any) -> list[Any]:
-    found: list[Any] = []
+    tools: list[Any] = []
     cursor: str | None = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        found.extend(page.tools)
+        tools.extend(page.tools)
         cursor = page.next_cursor
         if not cursor:
-            return found
+            return tools
 
 
 def _tool(client: Any, offered: Any, timeout_s: float | None) -> Tool[..., Any]:
@@ -99,5 +99,5 @@ def _part(part: Any) -> str | Image:
         return str(part.text)
     if part.type == "image":
         return Image(base64.b64decode(part.data), part.mime_type)
-    # Audio and embedded resources have no place in a chat message; that they were there is said.
+    # Audio and embedded resources do not fit into a chat message; the model is told that they were left out.
     return f"[{part.type} not shown]"

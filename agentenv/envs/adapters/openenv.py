@@ -1,12 +1,12 @@
-"""Environments of OpenEnv: `openenv:http://HOST:PORT` for a server, and its environment objects.
+"""Environments of OpenEnv, on a server (`openenv:http://HOST:PORT`) or as objects of this process.
 
-An MCP environment's tools are the model's tools. Any other environment has one tool, `act`, whose
-arguments are the fields of the environment's action. Observations are told as JSON, rewards are
-those of its steps, and the episode ends when it says `done`; a message without a call ends it, too.
-Tasks are seeds.
+If the environment is an MCP environment, its tools are the model's tools. Any other environment has one
+tool, `act`, whose arguments are the fields of the environment's action. Observations are shown as JSON and
+rewards are those of the steps. The episode ends when the environment reports `done`, and also with a
+message without a call. Tasks are seeds.
 
-What OpenEnv cannot give: token ids, a difference between terminated and truncated, and seeds
-where the environment ignores them. A server decides how many episodes it plays at once.
+OpenEnv has no token ids and does not distinguish terminated from truncated, and an environment may ignore
+seeds. The server decides how many episodes it plays at once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class OpenEnv(ToolEnv):
     """Plays an environment of OpenEnv.
 
     Args:
-        source: a server's URL, or an environment object of this process.
-        action: the action class of such an object, where it is no MCP environment.
+        source: URL of a server, or an environment object of this process.
+        action: action class of the environment object; leave it out for an MCP environment.
 
     Raises:
-        UsageError: The source is neither.
+        UsageError: The source is neither a URL nor an environment object.
     """
 
     def __init__(self, source: Any, action: type[Any] | None = None) -> None:
@@ -45,21 +45,21 @@ class OpenEnv(ToolEnv):
             self._link = _Local(source, action)
         else:
             raise UsageError(
-                f"an OpenEnv environment is a URL or an object with reset and step, not {source!r:.100}"
+                f"an OpenEnv environment must be a URL or an object with reset and step, not {source!r:.100}"
             )
         self._done = False
 
     async def start(self, seed: int) -> str:
-        """Reset the environment and tell its first observation."""
+        """Reset the environment and return its first observation as text."""
         first = await self._link.reset(int(seed) % 2**31)
         self._done = bool(first.get("done"))
         offered = await self._link.tools()
-        self.tools = tuple(self._tool(one) for one in offered)
-        self.__dict__.pop("_toolbox", None)  # made of `tools` again when it is next asked for
+        self.tools = tuple(self._tool(tool) for tool in offered)
+        self.__dict__.pop("_toolbox", None)  # the cached toolbox is made again from the new `tools`
         return _told(first) or "Begin."
 
     def is_done(self) -> bool:
-        """Say what the environment said last."""
+        """Return whether the environment's last answer reported `done`."""
         return self._done
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class OpenEnv(ToolEnv):
 
 
 class _Remote:
-    """A session with a server, over its WebSocket."""
+    """A session with a server through its WebSocket."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -114,7 +114,7 @@ class _Remote:
                 answer = await self._ask({"type": "step", "data": {"type": "list_tools"}})
                 self._tools = list(answer["observation"]["tools"])
             except (EnvironmentMisuse, KeyError):
-                # Not an MCP environment: its action is the only tool.
+                # This is not an MCP environment, so its action is the only tool.
                 async with self._http.get(f"{self._url}/schema") as response:
                     self._tools = [_act((await response.json())["action"])]
         return self._tools
@@ -145,11 +145,14 @@ class _Remote:
             answer = await self._socket.receive_json(timeout=_TIMEOUT_S)
         except (TypeError, ValueError, ConnectionError, TimeoutError) as error:
             await self.close()
-            raise EnvironmentMisuse(f"the OpenEnv server at {self._url} broke off: {error}") from error
-        if answer.get("type") == "error":
-            told = answer.get("data", {})
             raise EnvironmentMisuse(
-                f"the OpenEnv server at {self._url}: {told.get('message')} ({told.get('code')})"
+                f"the connection to the OpenEnv server at {self._url} broke off: {error}"
+            ) from error
+        if answer.get("type") == "error":
+            details = answer.get("data", {})
+            raise EnvironmentMisuse(
+                f"the OpenEnv server at {self._url} reported an error: "
+                f"{details.get('message')} ({details.get('code')})"
             )
         return answer["data"]
 
@@ -186,23 +189,24 @@ class _Local:
 
 
 def _act(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Make one tool of an action's schema."""
-    fields = {name: one for name, one in schema.get("properties", {}).items() if name not in _NOT_SHOWN}
-    wanted = [name for name in schema.get("required", []) if name in fields]
-    shown = {"type": "object", "properties": fields, "required": wanted}
+    """Return the tool `act`, whose arguments are the fields of an action's schema."""
+    properties = schema.get("properties", {}).items()
+    fields = {name: field for name, field in properties if name not in _NOT_SHOWN}
+    required = [name for name in schema.get("required", []) if name in fields]
+    shown = {"type": "object", "properties": fields, "required": required}
     if "$defs" in schema:
         shown["$defs"] = schema["$defs"]
     return {"name": "act", "description": schema.get("description") or "Act.", "input_schema": shown}
 
 
 def _plain(observation: Any) -> dict[str, Any]:
-    """Return an observation object as the wire has it."""
+    """Return an observation object in the format that a server sends."""
     seen = observation.model_dump(mode="json", exclude={"done", "reward"})
     return {"observation": seen, "reward": observation.reward, "done": observation.done}
 
 
 def _told(answer: Mapping[str, Any]) -> str:
-    """Tell an observation in words: text as it is, anything else as JSON."""
+    """Return an observation as text: text unchanged, anything else as JSON."""
     seen = {
         name: value
         for name, value in (answer.get("observation") or {}).items()
@@ -213,6 +217,6 @@ def _told(answer: Mapping[str, Any]) -> str:
         if isinstance(result, Mapping) and isinstance(result.get("data"), str | int | float):
             result = result["data"]
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-    if set(seen) == {"messages"} and all(isinstance(one.get("content"), str) for one in seen["messages"]):
-        return "\n\n".join(one["content"] for one in seen["messages"])
+    if set(seen) == {"messages"} and all(isinstance(part.get("content"), str) for part in seen["messages"]):
+        return "\n\n".join(message["content"] for message in seen["messages"])
     return json.dumps(seen, ensure_ascii=False) if seen else ""

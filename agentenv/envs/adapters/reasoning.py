@@ -1,8 +1,8 @@
-"""Tasks of reasoning-gym: `reasoning_gym:countdown` and about a hundred others.
+"""Tasks of reasoning-gym: `reasoning_gym:countdown` and about a hundred other data sets.
 
-One question, one answer; the data set's own verifier scores it, from 0 to 1. Task `n` is row `n` of
-the data set with seed 0; of 2,000 rows every fifth is held out. Answers may stand in
-`<answer>` tags; without them the whole text counts.
+An episode is one question and one answer, which the data set's own verifier scores from 0 to 1. Task `n` is
+row `n` of the data set with seed 0. There are 2,000 rows, and every fifth is held out. The answer may be in
+`<answer>` tags; without them the whole text is the answer.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGym(ToolEnv):
-    """One question of a reasoning-gym data set, scored by its own verifier."""
+    """One question of a reasoning-gym data set, scored by the data set's own verifier."""
 
     system_prompt = "Think as long as you need, then give the final answer as <answer>...</answer>."
 
     def start(self, dataset: str, index: int) -> str:
-        """Make the row and ask its question."""
+        """Generate the row and return its question."""
         self._data = _dataset(dataset)
         self._entry: dict[str, Any] = self._data[index]
         return str(self._entry["question"])
 
     def reward(self, answer: str) -> float:
-        """Ask the data set's verifier."""
-        found = _ANSWER.findall(answer)
-        return float(self._data.score_answer((found[-1] if found else answer).strip(), self._entry))
+        """Return the score of the data set's verifier."""
+        tagged = _ANSWER.findall(answer)
+        return float(self._data.score_answer((tagged[-1] if tagged else answer).strip(), self._entry))
 
     @staticmethod
     def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
-        """Give the reference answer that comes with the row."""
+        """Return the reference answer of the row."""
         entry = _dataset(str(task["dataset"]))[int(str(task["index"]))]
         return f"<answer>{entry['answer']}</answer>"
 

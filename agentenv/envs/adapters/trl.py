@@ -1,9 +1,9 @@
-"""Classes in the shape of TRL's `environment_factory`, as our environments.
+"""Play classes that were written for TRL's `environment_factory`.
 
-Such a class has `reset(**fields)`, which may return the first observation, and methods with
-type hints and docstrings, each of which is a tool. What a reward needs is read from the object.
+Such a class has `reset(**fields)`, which may return the first observation, and methods with type hints and
+docstrings, each of which is a tool. A reward function reads what it needs from the object.
 
-The shape has no seeds and no end of its own: an episode ends with the model's final answer.
+Such classes have no seeds and cannot end an episode: it ends with the model's final answer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NO_TOOLS = frozenset({"reset", "close", "reward", "is_done"})
 class ToolMethods(ToolEnv):
     """Plays an object with `reset` and tool methods.
 
-    Public methods other than `reset`, `close`, `reward` and `is_done` are tools. The task's field
-    `prompt` (text or chat messages), where there is one, comes before what `reset` returns.
+    Public methods other than `reset`, `close`, `reward` and `is_done` are tools. If the task has a field
+    `prompt` (text or chat messages), it is shown before the text that `reset` returns.
     """
 
     def __init__(self, inner: Any, reward: Callable[..., Any] | None = None) -> None:
@@ -35,7 +35,7 @@ class ToolMethods(ToolEnv):
         self.tools = tuple(Tool.from_function(method) for method in _methods_of(inner))
 
     async def start(self, **fields: Any) -> Any:
-        """Call `reset` with the task's fields it takes, and put the prompt before what it returns."""
+        """Call `reset` with those task fields that it takes, and put the prompt before its result."""
         first = await _called(self.inner.reset, _taken_by(self.inner.reset, fields))
         prompt = fields.get("prompt", "")
         if isinstance(prompt, str):
@@ -48,7 +48,7 @@ class ToolMethods(ToolEnv):
         )
 
     async def reward(self, **fields: Any) -> Any:
-        """Ask the reward function, else the object's own `reward`, else its attribute `reward`."""
+        """Call the reward function, or the object's method `reward`, or read its attribute `reward`."""
         score = self._reward or getattr(self.inner, "reward", 0.0)
         if not callable(score):
             return score
@@ -56,12 +56,12 @@ class ToolMethods(ToolEnv):
         return await _called(score, _taken_by(score, {**fields, **offered}))
 
     async def is_done(self) -> bool:
-        """Ask the object, if it can say."""
+        """Return the result of the object's `is_done`, or False if it has none."""
         ask = getattr(self.inner, "is_done", None)
         return bool(await _called(ask, {})) if callable(ask) else False
 
     async def close(self) -> None:
-        """Close the object, if it can be closed."""
+        """Call the object's `close`, if it has one."""
         close = getattr(self.inner, "close", None)
         if callable(close):
             await _called(close, {})
@@ -70,7 +70,7 @@ class ToolMethods(ToolEnv):
 def tool_env(
     factory: Callable[[], Any], reward: Callable[..., Any] | None = None
 ) -> Callable[[], ToolMethods]:
-    """Turn an environment factory into an entry point for `ae.register`."""
+    """Turn an environment factory of TRL into an entry point for `ae.register`."""
 
     def make() -> ToolMethods:
         return ToolMethods(factory(), reward)
@@ -81,10 +81,9 @@ def tool_env(
 
 
 def _methods_of(inner: Any) -> list[Callable[..., Any]]:
-    found = inspect.getmembers(inner, callable)
     return [
         method
-        for name, method in found
+        for name, method in inspect.getmembers(inner, callable)
         if not name.startswith("_") and name not in _NO_TOOLS and not isinstance(method, type)
     ]
 

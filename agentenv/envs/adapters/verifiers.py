@@ -1,13 +1,13 @@
-"""Environments of verifiers: `verifiers:NAME`, where NAME is what its `load_environment` takes.
+"""Environments of verifiers: `verifiers:NAME`, where NAME is a name for its `load_environment`.
 
-Played are its multi-turn environments (`SingleTurnEnv`, `ToolEnv` and others made from
-`MultiTurnEnv`), which verifiers has up to version 0.3. Rows of its data set are tasks, its
-`env_response` is the observation, its stop conditions end the episode, its rubric scores it.
+The adapter plays multi-turn environments (`SingleTurnEnv`, `ToolEnv` and other subclasses of
+`MultiTurnEnv`), which verifiers has up to version 0.3. Rows of the environment's data set are the tasks, its
+`env_response` is the observation, its stop conditions end the episode, and its rubric scores it.
 
-What verifiers cannot give: seeds; snapshots; tools that run at once or off the event loop; which
-answers of tools are errors; a reward function that raised, which it counts as 0. Refused in words:
-version 0.4, which plays an episode inside programs of its own; environments that ask the model
-themselves, or rewrite what it was told; rubrics that score a group of episodes.
+verifiers has no seeds and no snapshots, runs tools one after another on the event loop, does not say which
+tool answers are errors, and scores a reward function that raises as 0. The adapter raises an error for
+version 0.4, which plays episodes in programs of its own; for environments that call the model themselves or
+rewrite earlier messages; and for rubrics that score a group of episodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Verifiers", "rows", "splits"]
 _CUT = frozenset(
     {"max_turns_reached", "timeout_reached", "prompt_too_long", "max_total_completion_tokens_reached"}
 )
-"""Stop conditions that are limits, not ends of the task."""
+"""Stop conditions that are limits; the other conditions mean that the task is over."""
 
 
 class Verifiers(Env):
@@ -44,11 +44,11 @@ class Verifiers(Env):
 
     Args:
         source: name of an installed environment, or an environment object.
-        arguments: arguments of the `load_environment` behind the name.
+        arguments: arguments of `load_environment`, if `source` is a name.
 
     Raises:
         UnknownEnvironment: There is no such environment.
-        UsageError: It cannot be played turn by turn.
+        UsageError: The environment cannot be played turn by turn.
     """
 
     observation_space = spaces.Chat()
@@ -65,7 +65,7 @@ class Verifiers(Env):
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         """Schemas of the episode's tools."""
         offered = self._inner.tool_defs if self._state is None else self._state["tool_defs"]
-        return [_schema(one) for one in offered or ()]
+        return [_schema(tool) for tool in offered or ()]
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Set up the row's state and return its prompt."""
@@ -75,12 +75,14 @@ class Verifiers(Env):
         changed = await self._asked(inner.setup_state(self._state))
         self._state = self._state if changed is None else changed
         if await inner.is_completed(self._state):
-            raise EnvironmentMisuse(f"{self.env_id}: over before the first turn ({self._why()})")
+            raise EnvironmentMisuse(
+                f"{self.env_id}: the episode is over before the first turn ({self._why()})"
+            )
         self._shown = await self._prompt()
         return [_ours(message) for message in self._shown], {}
 
     async def step(self, action: Message) -> Any:
-        """Record the model's message, and answer it as the environment does."""
+        """Record the model's message, and return the environment's answer."""
         inner, state = self._inner, self._state
         await inner.add_model_response(state, self._shown, _response(action))
         new: list[Any] = []
@@ -91,7 +93,7 @@ class Verifiers(Env):
         return [_ours(message) for message in new], 0.0, over and not cut, cut, {}
 
     async def finish(self, stop_reason: str) -> Outcome:
-        """Score the episode by its rubric; its metrics are the named parts."""
+        """Score the episode with the rubric; the rubric's metrics are the named parts."""
         state = self._state
         if not state["is_completed"]:
             state.update(is_completed=True, stop_condition=stop_reason)
@@ -102,14 +104,14 @@ class Verifiers(Env):
             return Outcome(None)
         await inner.rubric.score_rollout(state)
         await inner.rubric.cleanup(state)
-        return Outcome(float(state["reward"]), {name: float(one) for name, one in state["metrics"].items()})
+        return Outcome(float(state["reward"]), {name: float(part) for name, part in state["metrics"].items()})
 
     async def close(self) -> None:
-        """Free what an unfinished episode holds."""
+        """Free the resources of an unfinished episode."""
         await self._clean()
 
     async def _answer(self) -> list[Any]:
-        """Ask for the next prompt and return what is new in it."""
+        """Get the next prompt and return its new messages."""
         state = self._state
         prompt = await self._prompt()
         if state.get("final_env_response") is not None:
@@ -118,7 +120,8 @@ class Verifiers(Env):
         old = len(self._shown)
         if prompt[:old] != self._shown:
             raise EnvironmentMisuse(
-                f"{self.env_id} rewrites what the model was told, which cannot be played turn by turn"
+                f"{self.env_id} rewrites messages that the model was already shown, so it cannot be played "
+                "turn by turn"
             )
         self._shown = prompt
         return prompt[old + 1 :]
@@ -143,17 +146,18 @@ class Verifiers(Env):
 
 
 def _package() -> Any:
-    """Return the package as its environments import it.
+    """Return the package verifiers.
 
     Raises:
-        DependencyMissing: It is not installed, or a version without environments.
+        DependencyMissing: The package is not installed, or its version has no such environments.
     """
     try:
         package: Any = importlib.import_module("verifiers")
-        package.MultiTurnEnv  # noqa: B018 - the surface loads when it is first touched
+        package.MultiTurnEnv  # noqa: B018 - the package loads the class when it is first accessed
     except (ImportError, AttributeError) as error:
         raise DependencyMissing(
-            "verifiers:NAME needs a verifiers that has environments a program can step, which 0.4 has not",
+            "verifiers:NAME needs a version of verifiers whose environments can be played step by step; "
+            "version 0.4 has none",
             remedy="pip install 'verifiers>=0.1.14,<0.4' into an environment of its own",
         ) from error
     return package
@@ -161,7 +165,7 @@ def _package() -> Any:
 
 @lru_cache(maxsize=64)
 def _loaded(name: str, arguments: str) -> Any:
-    """Load an environment once: its objects keep nothing of an episode."""
+    """Load an environment; it is cached, because its objects keep no state of an episode."""
     package = _package()
     try:
         return package.load_environment(name, **json.loads(arguments))
@@ -170,11 +174,11 @@ def _loaded(name: str, arguments: str) -> Any:
 
 
 def splits(name: str) -> list[str]:
-    """Load an environment and return the splits that it has tasks for.
+    """Load an environment and return the splits for which it has tasks.
 
     Raises:
         UnknownEnvironment: There is no such environment.
-        UsageError: It cannot be played turn by turn.
+        UsageError: The environment cannot be played turn by turn.
         DependencyMissing: verifiers is not installed.
     """
     inner = _loaded(name, "{}")
@@ -187,40 +191,49 @@ def rows(name: str, split: str) -> list[dict[str, object]]:
     """Return the tasks of a split.
 
     Raises:
-        TaskError: There are none.
+        TaskError: The split has no tasks.
     """
     inner = _loaded(name, "{}")
     rows = inner.get_dataset() if split == "train" else inner.get_eval_dataset()
-    found: list[dict[str, object]] = [{"id": f"{split}-{row['example_id']}", **row} for row in rows]
-    if not found:
+    tasks: list[dict[str, object]] = [{"id": f"{split}-{row['example_id']}", **row} for row in rows]
+    if not tasks:
         raise TaskError(f"verifiers:{name} has no rows in its split {split!r}")
-    return found
+    return tasks
 
 
 def _check(inner: Any) -> type[Exception]:
-    """Refuse what has no step that another runner could take; return the error of infrastructure."""
+    """Return the package's class of infrastructure errors.
+
+    Raises:
+        UsageError: The environment cannot be played step by step by another runner.
+    """
     package = _package()
     what = type(inner).__name__
     if not isinstance(inner, package.MultiTurnEnv):
         raise UsageError(
-            f"{what} is no MultiTurnEnv of verifiers", remedy="of an EnvGroup take one environment"
+            f"{what} is not a MultiTurnEnv of verifiers",
+            remedy="if it is an EnvGroup, pass one of its environments",
         )
     base = package.MultiTurnEnv
     for method in ("rollout", "get_model_response"):
         if getattr(type(inner), method) is not getattr(base, method):
-            raise UsageError(f"{what} has its own {method}(): it asks the model itself, so no step is left")
+            raise UsageError(
+                f"{what} overrides {method}() and calls the model itself, so it cannot be played step by step"
+            )
     if inner.requires_group_rollouts:
-        raise UsageError(f"the rubric of {what} scores groups of episodes; ours are a GroupReward")
+        raise UsageError(
+            f"the rubric of {what} scores groups of episodes", remedy="write that score as a GroupReward"
+        )
     return package.InfraError
 
 
 @lru_cache(maxsize=1)
 def _no_model() -> Any:
-    """Make the client that an episode's state asks for; the model is the runner's."""
+    """Return the client that an episode's state needs; it raises when it is used."""
     client = importlib.import_module("verifiers.clients").Client
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise UsageError("the environment asks the model itself, which only the runner may")
+        raise UsageError("the environment calls the model itself, which only the runner may do")
 
     methods: dict[str, Callable[..., Any]] = dict.fromkeys(
         [*client.__abstractmethods__, "get_response"], refuse
@@ -234,7 +247,7 @@ def _normal(messages: Any) -> list[Any]:
 
 
 def _response(action: Message) -> Any:
-    """Return the model's message as the response that verifiers would have got."""
+    """Return the model's message as a response object of verifiers."""
     types = importlib.import_module("verifiers.types")
     calls = [
         types.ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
@@ -251,18 +264,18 @@ def _response(action: Message) -> Any:
 
 
 def _ours(message: Any) -> Message:
-    """Return one of its messages as a chat message."""
-    told: Any = message.model_dump(mode="json", exclude_none=True)
-    if calls := told.get("tool_calls"):
-        told["tool_calls"] = [
+    """Return a message of verifiers as a chat message."""
+    converted: Any = message.model_dump(mode="json", exclude_none=True)
+    if calls := converted.get("tool_calls"):
+        converted["tool_calls"] = [
             {
-                "id": one["id"],
+                "id": call["id"],
                 "type": "function",
-                "function": {"name": one["name"], "arguments": one["arguments"]},
+                "function": {"name": call["name"], "arguments": call["arguments"]},
             }
-            for one in calls
+            for call in calls
         ]
-    return told
+    return converted
 
 
 def _schema(offered: Any) -> dict[str, Any]:

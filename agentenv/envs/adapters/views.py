@@ -1,4 +1,4 @@
-"""How a Gymnasium environment looks in words, and how words become its actions."""
+"""Describe the state of a Gymnasium environment in words, and find the action that a text names."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["GymnasiumView", "view_of"]
 
 
 class GymnasiumView:
-    """Words for an environment with a few named actions; the base shows numbers.
+    """Describes an environment with a few discrete actions. This base class shows numbers.
 
     Raises:
-        UsageError: The environment's actions cannot be named.
+        UsageError: The environment's actions are not discrete.
     """
 
     title = "You play a game."
     names: Mapping[str, Any] = MappingProxyType({})
-    """Action by its word, in lower case."""
+    """Actions by their names, in lower case."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env = env.unwrapped
@@ -31,7 +31,7 @@ class GymnasiumView:
             space = env.action_space
             if not isinstance(space, gymnasium.spaces.Discrete):
                 raise UsageError(
-                    f"{env.spec.id if env.spec else env} has the actions {space}; "
+                    f"{env.spec.id if env.spec else env} has the action space {space}; "
                     "only text and a small number of discrete actions can be played in text"
                 )
             first = int(space.start)
@@ -41,11 +41,11 @@ class GymnasiumView:
 
     @property
     def rules(self) -> str:
-        """What the game is and which actions there are."""
+        """Text that explains the game and lists its actions."""
         return f"{self.title} Answer with one of: {', '.join(self.names)}."
 
     def begin(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Look at the environment after a reset."""
+        """Take note of the environment after a reset."""
         self.env = env.unwrapped
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
@@ -53,16 +53,16 @@ class GymnasiumView:
         return f"State: {observation}"
 
     def tell(self, observation: Any, info: Mapping[str, Any], terminated: bool) -> str:
-        """Return what a step led to."""
+        """Return the result of a step in words."""
         return self.describe(observation, info)
 
     def read(self, text: str) -> Any | None:
         """Return the last action that a text names; None if it names none."""
-        found = self._pattern.findall(text)
-        return self.names[found[-1].lower()] if found else None
+        named = self._pattern.findall(text)
+        return self.names[named[-1].lower()] if named else None
 
     def unread(self) -> str:
-        """Return what a message without an action is answered."""
+        """Return the answer to a message that names no action."""
         return f"No action understood. Answer with one of: {', '.join(self.names)}."
 
 
@@ -74,20 +74,20 @@ class TextView(GymnasiumView):
 
     @property
     def rules(self) -> str:
-        """Nothing: the environment speaks for itself."""
+        """An empty text, because the environment explains itself."""
         return ""
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """Return the observation as it is."""
+        """Return the observation unchanged."""
         return str(observation)
 
     def read(self, text: str) -> str:
-        """Return the text as it is."""
+        """Return the text unchanged."""
         return text
 
 
 class FrozenLakeView(GymnasiumView):
-    """The lake as a grid of letters."""
+    """Shows the lake as a grid of letters."""
 
     title = (
         "Walk over a frozen lake from S to G without falling into a hole. "
@@ -96,7 +96,7 @@ class FrozenLakeView(GymnasiumView):
     names: Mapping[str, Any] = MappingProxyType({"left": 0, "down": 1, "right": 2, "up": 3})
 
     def begin(self, env: gymnasium.Env[Any, Any]) -> None:
-        """Say whether the ice is slippery, which the transition table tells."""
+        """Read from the transition table whether the ice is slippery."""
         super().begin(env)
         lake = cast("Any", self.env)
         outcomes = lake.P[int(lake.s)][2]
@@ -104,7 +104,7 @@ class FrozenLakeView(GymnasiumView):
 
     @property
     def rules(self) -> str:
-        """The game, its actions, and what the ice does."""
+        """Text that explains the game, its actions, and whether the ice is slippery."""
         slips = " The ice is slippery: you may slide sideways." if self._slippery else ""
         return super().rules + slips
 
@@ -126,7 +126,7 @@ class FrozenLakeView(GymnasiumView):
 
 
 class CliffView(GymnasiumView):
-    """The cliff as a grid of letters."""
+    """Shows the cliff as a grid of letters."""
 
     title = (
         "Walk along a cliff from the lower left corner to G in the lower right one. "
@@ -146,12 +146,12 @@ class CliffView(GymnasiumView):
         return "\n".join(" ".join(tiles) for tiles in rows)
 
     def tell(self, observation: Any, info: Mapping[str, Any], terminated: bool) -> str:
-        """Return the grid, or that the goal is reached."""
+        """Return the grid, or say that the goal is reached."""
         return "You reached the goal." if terminated else self.describe(observation, info)
 
 
 class TaxiView(GymnasiumView):
-    """The town as Gymnasium draws it, and where everybody is."""
+    """Shows the town map of Gymnasium, and the positions of taxi, passenger and destination."""
 
     title = (
         "Drive a taxi to the passenger, pick them up, drive to the destination and drop them off. "
@@ -162,7 +162,7 @@ class TaxiView(GymnasiumView):
     )
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """Return the town map and the three places."""
+        """Return the town map and the three positions."""
         taxi = cast("Any", self.env)
         row, column, passenger, destination = taxi.decode(int(observation))
         places = {index: f"{name} {taxi.locs[index]}" for index, name in enumerate("RGYB")}
@@ -174,14 +174,14 @@ class TaxiView(GymnasiumView):
         )
 
     def tell(self, observation: Any, info: Mapping[str, Any], terminated: bool) -> str:
-        """Return where everybody is, or that the ride is over."""
+        """Return the three positions, or say that the ride is over."""
         if terminated:
             return "The passenger has arrived."
         return self.describe(observation, info).rpartition("\n")[2]
 
 
 class BlackjackView(GymnasiumView):
-    """The cards on the table."""
+    """Shows the player's sum and the dealer's card."""
 
     title = "Play blackjack: come closer to 21 than the dealer, without going over. An ace is 1 or 11."
     names: Mapping[str, Any] = MappingProxyType({"stick": 0, "hit": 1})
@@ -194,7 +194,7 @@ class BlackjackView(GymnasiumView):
         return f"Your sum is {int(total)}{with_ace}. The dealer shows {card}."
 
     def tell(self, observation: Any, info: Mapping[str, Any], terminated: bool) -> str:
-        """Return the cards, or that the game is over."""
+        """Return the cards, or say that the game is over."""
         if not terminated:
             return self.describe(observation, info)
         return f"Your sum is {int(observation[0])}. The game is over."
@@ -211,10 +211,10 @@ _VIEWS: Mapping[str, type[GymnasiumView]] = {
 
 
 def view_of(env: gymnasium.Env[Any, Any]) -> GymnasiumView:
-    """Return the words for an environment.
+    """Return the view that describes an environment.
 
     Raises:
-        UsageError: It cannot be played in text.
+        UsageError: The environment cannot be played in text.
     """
     from agentenv.envs.spaces import Text
 

@@ -1,4 +1,4 @@
-"""Scores that need more than one episode's end: of whole groups, and of episodes already stored."""
+"""Score whole groups of episodes, and score stored episodes again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["GroupReward", "rescore", "score_group"]
 class GroupReward:
     """A reward that compares the episodes of one task.
 
-    The function names what it needs: `trajectories`, `answers`, `rewards` (each episode's reward so
-    far), `task` and the task's fields. It returns one number or None for each trajectory, in order.
-    Episodes that failed are not among them.
+    The function's arguments are filled by name: `trajectories`, `answers`, `rewards` (each episode's reward
+    so far), `task` and the task's fields. It returns one number or None for each trajectory, in order.
+    Failed episodes are not passed to it.
 
     Raises:
         UsageError: The weight is not finite.
@@ -39,38 +39,38 @@ class GroupReward:
 
     @property
     def label(self) -> str:
-        """The part's name."""
+        """Name of the reward's part."""
         return Reward(self.function, name=self.name).label
 
 
 async def score_group(group: TrajectoryGroup, rewards: Sequence[GroupReward]) -> TrajectoryGroup:
-    """Return the group with what its rewards gave added to each episode's last turn.
+    """Return the group with the values of the group rewards added to each episode's last turn.
 
-    A None leaves the episode without a reward: it cannot be scored.
+    If a reward returns None for an episode, the episode cannot be scored and has no reward.
 
     Raises:
-        UsageError: A reward asks for something unknown, or does not give one number each.
+        UsageError: A reward has an unknown parameter, or does not return one number for each episode.
     """
     members = list(group.trajectories)
-    places = [place for place, one in enumerate(members) if not one.stop_reason.failed]
+    indices = [index for index, trajectory in enumerate(members) if not trajectory.stop_reason.failed]
     for reward in rewards:
-        scored = [members[place] for place in places]
+        scored = [members[index] for index in indices]
         if not scored:
             break
         values = await _values(reward, scored)
-        for place, value in zip(places, values, strict=True):
-            members[place] = _with_part(members[place], reward.label, reward.weight, value)
+        for index, value in zip(indices, values, strict=True):
+            members[index] = _with_part(members[index], reward.label, reward.weight, value)
     return TrajectoryGroup(tuple(members))
 
 
 async def rescore(trajectory: Trajectory, rewards: Sequence[RewardLike]) -> Trajectory:
-    """Score a stored episode again: these rewards take the place of what it had.
+    """Score a stored episode again; these rewards replace its old ones.
 
-    Rewards see `answer`, `messages`, `task`, `stop_reason`, `seed`, `trajectory` and the task's
-    fields. The new reward stands in the last turn; the other turns have none.
+    The arguments of a reward may be `answer`, `messages`, `task`, `stop_reason`, `seed`, `trajectory` and
+    the task's fields. The last turn gets the new reward; the other turns get 0.
 
     Raises:
-        UsageError: A reward asks for what a stored episode does not have, such as `env`.
+        UsageError: A reward has a parameter that a stored episode cannot fill, such as `env`.
     """
     if trajectory.stop_reason.failed:
         return trajectory
@@ -83,8 +83,7 @@ async def rescore(trajectory: Trajectory, rewards: Sequence[RewardLike]) -> Traj
         "seed": trajectory.seed,
         "trajectory": trajectory,
     }
-    made = [as_reward(one) for one in rewards]
-    parts = [(reward, await reward.score(offered, task)) for reward in made]
+    parts = [(reward, await reward.score(offered, task)) for reward in map(as_reward, rewards)]
     outcome = combine(Outcome(0.0), parts)
     turns = tuple(replace(turn, reward=0.0) for turn in trajectory.turns)
     bare = replace(trajectory, turns=turns, reward=0.0, rewards=dict(outcome.rewards))
@@ -95,37 +94,39 @@ async def _values(reward: GroupReward, members: Sequence[Trajectory]) -> list[fl
     task = cast("Mapping[str, object]", members[0].task)
     offered: dict[str, object] = {
         "trajectories": list(members),
-        "answers": [one.answer for one in members],
-        "rewards": [one.reward for one in members],
+        "answers": [trajectory.answer for trajectory in members],
+        "rewards": [trajectory.reward for trajectory in members],
         "task": dict(task),
     }
     async with asyncio.timeout(reward.timeout_s):
-        given: Any = await call_by_name(reward.function, offered, task)
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or len(given) != len(members):
+        scores: Any = await call_by_name(reward.function, offered, task)
+    if isinstance(scores, (str, Mapping)) or not isinstance(scores, Sequence) or len(scores) != len(members):
         raise UsageError(
-            f"group reward {reward.label!r} gave {given!r:.200}",
-            remedy=f"it gives a list of {len(members)}, one number or None for each trajectory",
+            f"group reward {reward.label!r} returned {scores!r:.200}",
+            remedy=f"return a list of {len(members)}, with a number or None for each trajectory",
         )
     values: list[float | None] = []
-    for value in cast("Sequence[Any]", given):
+    for value in cast("Sequence[Any]", scores):
         if value is not None and not isfinite(float(value)):
             raise UsageError(
-                f"group reward {reward.label!r} gave {value!r}", remedy="a reward is finite, or None"
+                f"group reward {reward.label!r} returned {value!r}",
+                remedy="a reward must be a finite number or None",
             )
         values.append(None if value is None else float(value))
     return values
 
 
-def _with_part(one: Trajectory, name: str, weight: float, value: float | None) -> Trajectory:
-    named = replace(one, rewards={**one.rewards, name: value})
+def _with_part(trajectory: Trajectory, name: str, weight: float, value: float | None) -> Trajectory:
+    named = replace(trajectory, rewards={**trajectory.rewards, name: value})
     return _with_reward(named, None if value is None else weight * value)
 
 
-def _with_reward(one: Trajectory, value: float | None) -> Trajectory:
-    """Add a value to the last turn's reward, so that turn rewards still sum to the reward."""
-    if value is None or one.reward is None:
-        return replace(one, reward=None)
-    if not one.turns:
-        return replace(one, reward=one.reward + value)
-    last = replace(one.turns[-1], reward=one.turns[-1].reward + value)
-    return replace(one, turns=(*one.turns[:-1], last), reward=one.reward + value)
+def _with_reward(trajectory: Trajectory, value: float | None) -> Trajectory:
+    """Add a value to the rewards of the episode and of its last turn, so that turn rewards still sum up."""
+    if value is None or trajectory.reward is None:
+        return replace(trajectory, reward=None)
+    reward, turns = trajectory.reward + value, trajectory.turns
+    if not turns:
+        return replace(trajectory, reward=reward)
+    last = replace(turns[-1], reward=turns[-1].reward + value)
+    return replace(trajectory, turns=(*turns[:-1], last), reward=reward)

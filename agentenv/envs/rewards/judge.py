@@ -1,11 +1,11 @@
-"""A model as judge: a reward function that asks any engine for a number.
+"""A model as judge: a reward function that asks an engine for a score.
 
-1. The verdict is read strictly: the last line must be `SCORE: <number>` within the scale. Anything
-   else is asked again; when all tries fail there is no score (None), which is not a score of 0.
-2. An engine that fails gives no score either; the failure is counted.
-3. The same question is asked once: answers are kept, in memory and in a file if one is named.
-4. The judged text is untrusted. It stands between markers that it cannot contain, and a `SCORE:`
-   line in it is not the judge's.
+1. The last line of the judge's answer must be `SCORE: <number>` within the scale; otherwise the judge is
+   asked again. If all tries fail, the score is None ("cannot be scored"), which is not a score of 0.
+2. If the engine fails, the score is None too, and the failure is counted.
+3. The same question is asked only once. Answers are kept in memory, and in a file if `cache` names one.
+4. The judged text is not trusted. It is put between markers that it cannot contain, and only the judge's
+   answer is searched for the score.
 """
 
 from __future__ import annotations
@@ -39,36 +39,37 @@ _AGAIN = "I could not read your score. End with one line of the form SCORE: <num
 
 @dataclass(slots=True)
 class JudgeStats:
-    """What a judge has done so far."""
+    """Counts of a judge's work so far."""
 
     verdicts: int = 0
-    """Scores given, those from the cache included."""
+    """Number of scores, including those from the cache."""
     cached: int = 0
-    """Scores that were answered from the cache."""
+    """Number of scores from the cache."""
     failures: int = 0
-    """Questions that got no score."""
+    """Number of questions that got no score."""
     retries: int = 0
-    """Answers that had no readable score."""
+    """Number of answers without a readable score."""
     requests: int = 0
+    """Number of requests to the engine."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float = 0.0
 
 
 class Judge:
-    """A reward function played by a model; give it to `rewards=[...]`.
+    """A reward function in which a model is the judge; pass it in `rewards=[...]`.
 
-    The prompt's `{fields}` are filled by name like a reward's arguments: `{answer}`, `{messages}`,
+    The prompt's `{fields}` are filled by name like the arguments of a reward: `{answer}`, `{messages}`,
     and the task's fields.
 
     Args:
-        model: a model string, or an engine; an engine on tokens needs `renderer`.
-        prompt: what to judge and by which criteria.
-        scale: lowest and highest score; the reward is the score brought into 0..1.
-        tries: requests until there is a readable score.
-        cache: a JSONL file that keeps the answers between runs.
-        sampling: how the judge's words are drawn; greedy if None.
-        renderer: for an engine on tokens.
+        model: a model string, or an engine; an engine that works on tokens needs `renderer`.
+        prompt: text that says what to judge and by which criteria.
+        scale: lowest and highest score; the reward is the score mapped linearly to 0..1.
+        tries: limit of requests for one readable score.
+        cache: JSONL file that keeps the answers between runs.
+        sampling: sampling settings for the judge's answers; None means greedy.
+        renderer: renderer of the engine, if the engine works on tokens.
         name: name of the reward's part.
 
     Raises:
@@ -89,11 +90,14 @@ class Judge:
     ) -> None:
         fields = [part for _, part, _, _ in string.Formatter().parse(prompt) if part is not None]
         if not fields or not all(field.isidentifier() for field in fields):
-            raise UsageError(f"a judge's prompt names what it judges, as in {{answer}}; it has {fields}")
+            raise UsageError(
+                f"a judge's prompt needs a field such as {{answer}}; the fields found are {fields}",
+                remedy="name the text to judge, as in 'Judge this answer: {answer}'",
+            )
         if not (isfinite(scale[0]) and isfinite(scale[1]) and scale[0] < scale[1]):
-            raise UsageError(f"a judge's scale goes from a lower to a higher score, not {scale}")
+            raise UsageError(f"a judge's scale must go from a lower to a higher score, not {scale}")
         if tries < 1:
-            raise UsageError(f"a judge needs at least one try, not {tries}")
+            raise UsageError(f"a judge's tries must be at least 1, not {tries}")
         self.__name__ = name
         self.stats = JudgeStats()
         self._model_name = model if isinstance(model, str) else model.name
@@ -111,7 +115,7 @@ class Judge:
             self._answers = _read_cache(self._file)
 
     async def __call__(self, **fields: object) -> float | None:
-        """Judge what the fields hold: a reward in 0..1, or None if there is no verdict."""
+        """Judge the values of the fields; return a reward in 0..1, or None if there is no score."""
         question = self._question(fields)
         key = self._key(question)
         waiting = self._asking.get(key)
@@ -166,7 +170,7 @@ class Judge:
 
     async def _speak(self, messages: list[Message], attempt: int) -> str:
         if self._model is None:
-            # A model given by its name is loaded when it is first needed.
+            # A model string is loaded when the judge is first needed.
             self._model = TextModel.load(self._model_name, role="a judge")
         self.stats.requests += 1
         answer = await self._model.ask(messages, replace(self._sampling, seed=attempt))
@@ -210,12 +214,12 @@ class Judge:
 
 
 def _verdict(answer: str, low: float, high: float) -> float | None:
-    """Read the last line; None if it is no score within the scale."""
+    """Return the score in the answer's last line; None if there is no score within the scale."""
     lines = [line.strip().strip("*`") for line in answer.strip().splitlines() if line.strip()]
-    found = _VERDICT.fullmatch(lines[-1]) if lines else None
-    if found is None:
+    match = _VERDICT.fullmatch(lines[-1]) if lines else None
+    if match is None:
         return None
-    score = float(found[1])
+    score = float(match[1])
     return score if low <= score <= high else None
 
 
@@ -223,10 +227,10 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence) and all(
-        isinstance(one, Mapping) for one in cast("Sequence[object]", value)
+        isinstance(message, Mapping) for message in cast("Sequence[object]", value)
     ):
-        said = cast("Sequence[Any]", value)
-        return "\n".join(f"[{one.get('role', '?')}] {text_of(one)}" for one in said)
+        messages = cast("Sequence[Any]", value)
+        return "\n".join(f"[{message.get('role', '?')}] {text_of(message)}" for message in messages)
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -241,6 +245,6 @@ def _read_cache(path: Path) -> dict[str, float]:
             row = json.loads(line)
             kept[row["key"]] = float(row["score"])
         except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-            # The last line of a process that was killed: that question is asked again.
+            # A process that was killed may leave a broken last line; that question is asked again.
             continue
     return kept

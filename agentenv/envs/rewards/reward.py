@@ -1,11 +1,11 @@
-"""Reward functions: what they may return, what they may ask for, and how their parts add up.
+"""Reward functions: their arguments, their return values, and how their parts are added up.
 
-1. Arguments are filled by name: `answer`, `messages`, `task`, `stop_reason`, `env`, `state`,
-   `context`, `seed`, `sandbox`, `trajectory`, and the task's fields. The reserved names win; a
-   task field of the same name is read from `task`.
-2. A reward is a finite number, or None: "cannot be scored", which is not 0. A mapping gives named
-   parts. One part without a score leaves the whole without one.
-3. A reward that raises is an error of the episode, never a 0.
+1. Arguments are filled by name: `answer`, `messages`, `task`, `stop_reason`, `env`, `state`, `context`,
+   `seed`, `sandbox`, `trajectory`, and the task's fields. These names are reserved: a task field with one of
+   them can only be read from `task`.
+2. A reward is a finite number, or None if the episode cannot be scored, which is not a reward of 0. A
+   mapping contains named parts. If one part has no score, the whole reward is None.
+3. If a reward raises an exception, the episode fails with stop reason `error`; it is never scored 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentenv.core.threads import off_loop
 __all__ = ["RESERVED_NAMES", "Reward", "RewardFunction", "RewardLike", "as_reward", "combine", "outcome_of"]
 
 RewardFunction: TypeAlias = Callable[..., object]
-"""Returns a number, None, a mapping of parts, or an awaitable of one of these."""
+"""Function that returns a number, None, a mapping of parts, or an awaitable of one of these."""
 
 RESERVED_NAMES = frozenset(
     {
@@ -41,7 +41,7 @@ RESERVED_NAMES = frozenset(
         "trajectory",
     }
 )
-"""What a reward may ask for besides the task's fields."""
+"""Parameter names that are filled in addition to the task's fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +49,36 @@ class Reward:
     """One part of an environment's reward.
 
     Raises:
-        UsageError: The weight is not finite, or the time limit not positive.
+        UsageError: The weight is not finite, or the time limit is not positive.
     """
 
     function: RewardFunction
     weight: float = 1.0
-    """0 records the part without counting it."""
+    """Factor of the part in the reward; with 0 the part is recorded but does not count."""
     name: str = ""
-    """Name of the part; the function's own when empty."""
+    """Name of the part; empty means the function's name."""
     timeout_s: float | None = None
-    """After this the reward raises `TimeoutError`; the runner's own limit holds too."""
+    """Time limit, after which `TimeoutError` is raised; the runner's own limit also applies."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise UsageError(f"a reward is a function, not {self.function!r}")
+            raise UsageError(f"a reward must be a function, not {self.function!r}")
         if not isfinite(self.weight):
-            raise UsageError(f"the weight of reward {self.label!r} is {self.weight}, not a finite number")
+            raise UsageError(f"the weight of reward {self.label!r} must be finite, not {self.weight}")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise UsageError(f"timeout_s of reward {self.label!r} must be positive, not {self.timeout_s}")
 
     @property
     def label(self) -> str:
-        """The part's name."""
+        """Name of the reward's part."""
         return self.name or getattr(self.function, "__name__", type(self.function).__name__)
 
     async def score(self, offered: Mapping[str, object], task: Mapping[str, object]) -> Outcome:
-        """Call the function and return what it said, before weighting.
+        """Call the function and return its outcome, without the weight.
 
         Raises:
-            UsageError: The function asks for something that is not on offer.
-            TimeoutError: It took longer than `timeout_s`.
+            UsageError: The function has a parameter that cannot be filled, or its value is not a reward.
+            TimeoutError: The function took longer than `timeout_s`.
         """
         async with asyncio.timeout(self.timeout_s):
             value = await call_by_name(self.function, offered, task)
@@ -86,14 +86,14 @@ class Reward:
 
 
 RewardLike: TypeAlias = "Reward | RewardFunction | tuple[RewardFunction, float]"
-"""A reward, a plain function, or a function with its weight."""
+"""A `Reward`, a plain function, or a pair of a function and its weight."""
 
 
 def as_reward(value: RewardLike) -> Reward:
-    """Turn a function, or a function with a weight, into a reward.
+    """Turn a function, or a pair of a function and a weight, into a `Reward`.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: The value is none of these.
     """
     if isinstance(value, Reward):
         return value
@@ -106,7 +106,7 @@ def as_reward(value: RewardLike) -> Reward:
 async def call_by_name(
     function: Callable[..., object], offered: Mapping[str, object], rest: Mapping[str, object]
 ) -> object:
-    """Call a function with the arguments it names; a synchronous one runs off the event loop."""
+    """Call a function with its arguments filled by name; a synchronous function runs in a thread."""
     arguments = arguments_for(function, offered, rest)
     if inspect.iscoroutinefunction(function):
         return await cast("Awaitable[object]", function(**arguments))
@@ -115,10 +115,10 @@ async def call_by_name(
 
 
 def outcome_of(value: object, *, where: str) -> Outcome:
-    """Read what a `finish` or a reward function returned.
+    """Turn the return value of `finish` or of a reward function into an `Outcome`.
 
     Raises:
-        UsageError: It is not a number, None or a mapping of those, or not finite.
+        UsageError: The value is not a finite number, None or a mapping of these.
     """
     if isinstance(value, Outcome):
         return value
@@ -129,7 +129,7 @@ def outcome_of(value: object, *, where: str) -> Outcome:
 
 
 def combine(own: Outcome, parts: Sequence[tuple[Reward, Outcome]]) -> Outcome:
-    """Add weighted parts to an environment's own outcome; a part without score leaves none."""
+    """Add weighted parts to an environment's own outcome; if one part has no score, the sum is None."""
     totals: list[float | None] = [own.reward]
     named: dict[str, float | None] = dict(own.rewards)
     for reward, outcome in parts:
@@ -150,13 +150,16 @@ def _number(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, (str, bytes)):
-        raise UsageError(f"{where} gave {value!r}", remedy="a reward is a number or None")
+        raise UsageError(f"{where} returned {value!r}", remedy="a reward must be a number or None")
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{where} gave {value!r}", remedy="a reward is a number or None") from error
+        raise UsageError(f"{where} returned {value!r}", remedy="a reward must be a number or None") from error
     if not isfinite(number):
-        raise UsageError(f"{where} gave {number}", remedy="a reward must be finite, or None if there is none")
+        raise UsageError(
+            f"{where} returned {number}",
+            remedy="a reward must be finite, or None if the episode cannot be scored",
+        )
     return number
 
 

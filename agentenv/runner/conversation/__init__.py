@@ -1,4 +1,4 @@
-"""One episode's conversation with the model, on tokens or on text, cut to what fits."""
+"""The conversation of one episode with the model, on tokens or on text, cut to the limits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One episode's conversation with the model, as the episode loop sees it.
+"""The conversation of one episode with the model, as the episode loop sees it.
 
-On tokens (`tokens`) or through an API that only speaks text (`text`); the loop knows
-neither.
+There are two implementations: `tokens` works on token ids, and `text` uses a chat API that returns only
+text. The episode loop does not know which one it plays on.
 """
 
 from __future__ import annotations
@@ -14,56 +14,58 @@ from agentenv.core.messages import JsonValue, Message, ToolCall
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.condense import View
-from agentenv.runner.conversation.fit import Observation
+from agentenv.runner.conversation.fit import TurnAnswer
 
 __all__ = ["Conversation", "Reply"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One completion, read."""
+    """One completion of the model after parsing."""
 
     message: Message
     tool_calls: tuple[ToolCall, ...]
     finish_reason: str
     num_tokens: int
     start: int = 0
-    """First token of the completion in its sequence."""
+    """Index of the completion's first token in its sequence."""
     sequence: int = 0
+    """Index of the sequence that holds the completion."""
     queue_s: float = 0.0
+    """Seconds that the request waited before the engine began to generate."""
 
 
 class Conversation(Protocol):
-    """What the episode loop asks of a conversation."""
+    """Methods that the episode loop calls on a conversation."""
 
     untrainable_reason: str
-    """Why nothing of this conversation may be trained on; empty if it may."""
+    """Why this conversation must not be trained on; empty if it may be."""
     has_policy_tokens: bool
-    """True once the policy itself sampled a token."""
+    """True once the policy has sampled a token."""
     rewrites: list[Rewrite]
-    """Where the conversation was condensed, and what was shown from there."""
+    """Turns before which the conversation was condensed, and the messages shown from then on."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
-        """Begin with an episode's first messages."""
+        """Start the conversation with an episode's first messages."""
         ...
 
     @property
     def room(self) -> int | None:
-        """Tokens left in the context; None without a limit."""
+        """Tokens left in the context; None if the context has no limit."""
         ...
 
     def generate(
         self, sampling: Sampling, *, turn: int, deadline_s: float | None
     ) -> Awaitable[Completion | ChatCompletion]:
-        """Return the engine's own awaitable, which gives what `read` takes."""
+        """Return the engine's awaitable; pass its result to `read`."""
         ...
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
-        """Record what this conversation's engine sampled, and read it."""
+        """Record a completion of this conversation's engine and parse it."""
         ...
 
-    def observe(self, reply: Reply, observation: Observation) -> Observation | None:
-        """Answer a reply, cut to what fits; None if nothing fits."""
+    def observe(self, reply: Reply, answer: TurnAnswer) -> TurnAnswer | None:
+        """Append the answer to a reply, cut to the room that is left; return None if nothing fits."""
         ...
 
     @property
@@ -71,12 +73,12 @@ class Conversation(Protocol):
         """The messages that the model was shown, up to its last completion."""
         ...
 
-    def used_with(self, observation: Observation) -> tuple[int, int | None]:
-        """Tokens in use with an observation, about, and the context's limit."""
+    def used_with(self, answer: TurnAnswer) -> tuple[int, int | None]:
+        """Return about how many tokens are used with an answer appended, and the context's limit."""
         ...
 
     def go_on_with(self, view: View) -> None:
-        """Let the next observation follow a condensed view instead of what was shown."""
+        """Append the next answer to a condensed view instead of the messages shown so far."""
         ...
 
     @property
@@ -86,12 +88,12 @@ class Conversation(Protocol):
 
     @property
     def usage(self) -> Mapping[str, float]:
-        """What an API reported over the episode: tokens by kind, and the cost; empty without an API."""
+        """Totals that a chat API reported for the episode (tokens by kind, and the cost); else empty."""
         ...
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """The tokens of the episode."""
+        """Token sequences of the episode."""
         ...
 
     async def release(self) -> None:

@@ -1,12 +1,14 @@
-"""What is left to spend, and how an observation is cut to fit it.
+"""Compute the tokens that are left, and cut the answer to a turn so that it fits.
 
 Rules:
 
-1. A generation gets at most what the turn, the episode and the context leave; with nothing left
-   the engine is not called.
-2. Only the content of observations is cut, before it is framed: role headers, closers and the
-   next generation prompt stay whole and are counted first. Sampled tokens are never cut.
-3. What fits exactly is not cut. Of several contents the longest are cut first.
+1. A completion gets at most the tokens that the limits of the turn, the episode and the context leave. If
+   none are left, the engine is not called.
+2. Only the content of tool results and other messages is cut, before the template adds its framing. Role
+   headers, closing tokens and the next generation prompt are never cut; their tokens are counted first.
+   Sampled tokens are never cut.
+3. Content that fits exactly is not cut. If several contents are too long together, the longest are cut
+   first.
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message, ToolResult
 from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 
-__all__ = ["Keep", "Measure", "Observation", "cut", "fit_observation", "least", "max_tokens_left", "share"]
+__all__ = ["Keep", "Measure", "TurnAnswer", "cut", "fit_answer", "least", "max_tokens_left", "share"]
 
 Keep: TypeAlias = Literal["middle", "head", "tail"]
-"""What stays of a text that is too long: `middle` cuts out its middle, `head` and `tail` keep one end."""
+"""How a long text is cut: `middle` removes its middle, `head` and `tail` keep only that end."""
 
 _FIT_ROUNDS = 6
-"""Attempts at an exact fit: tokens may merge across the edge of a content, so sums are estimates."""
+"""Attempts at an exact fit. Tokens may merge at the edges of a content, so sums of counts are estimates."""
 _CUT_ROUNDS = 24
-"""Attempts at the longest cut of one text; each halves the interval or better."""
+"""Attempts to find the longest cut of one text; each attempt at least halves the interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """What a turn is answered with: tool results in call order, then other messages."""
+class TurnAnswer:
+    """The answer to one turn of the model: tool results in call order, then other messages."""
 
     results: tuple[ToolResult, ...] = ()
     messages: tuple[Message, ...] = ()
     trimmed_messages: int = 0
-    """Messages besides tool results whose text was cut."""
+    """Number of messages, without the tool results, whose text was cut."""
 
     @property
     def all_messages(self) -> list[Message]:
@@ -46,18 +48,18 @@ class Observation:
 
     @property
     def texts(self) -> list[str]:
-        """The contents that may be cut; "" where a content is not plain text."""
+        """Contents that may be cut; an empty string for a content that is not plain text."""
         contents = [result.content for result in self.results]
         contents += [message.get("content") or "" for message in self.messages]
         return [content if isinstance(content, str) else "" for content in contents]
 
-    def with_texts(self, texts: Sequence[str]) -> Observation:
-        """Return the observation with these contents, flagged where they differ."""
+    def with_texts(self, texts: Sequence[str]) -> TurnAnswer:
+        """Return the answer with these contents; contents that differ are marked as trimmed."""
         split = len(self.results)
         results = tuple(map(_with_content, self.results, texts[:split]))
         messages = tuple(map(_with_text, self.messages, texts[split:]))
         changed = sum(new is not old for new, old in zip(messages, self.messages, strict=True))
-        return Observation(results, messages, self.trimmed_messages + changed)
+        return TurnAnswer(results, messages, self.trimmed_messages + changed)
 
 
 def _with_content(result: ToolResult, text: str) -> ToolResult:
@@ -79,8 +81,8 @@ def max_tokens_left(limits: RunLimits, asked: int, room: int | None, sampled: in
 
     Args:
         limits: limits of the episode.
-        asked: what the sampling settings ask for.
-        room: tokens left in the context, None without a limit.
+        asked: `max_tokens` of the sampling settings.
+        room: tokens left in the context; None if it has no limit.
         sampled: tokens sampled so far in the episode.
     """
     left = asked
@@ -92,63 +94,63 @@ def max_tokens_left(limits: RunLimits, asked: int, room: int | None, sampled: in
 
 
 def share(sizes: Sequence[int], budget: int) -> list[int]:
-    """Divide a budget: small contents stay whole, the large ones get equal parts of the rest."""
+    """Divide a token budget: small contents get all they need, large ones get equal parts of the rest."""
     grants = [0] * len(sizes)
     left = max(budget, 0)
     order = sorted(range(len(sizes)), key=lambda index: sizes[index])
-    for place, index in enumerate(order):
-        grants[index] = min(sizes[index], left // (len(order) - place))
+    for rank, index in enumerate(order):
+        grants[index] = min(sizes[index], left // (len(order) - rank))
         left -= grants[index]
     return grants
 
 
-def fit_observation(
-    observation: Observation,
-    render: Callable[[Observation], list[int]],
+def fit_answer(
+    answer: TurnAnswer,
+    render: Callable[[TurnAnswer], list[int]],
     measure: Measure,
     *,
     room: int | None,
     max_output_tokens: int | None,
     keep: Keep = "middle",
-) -> tuple[Observation, list[int]] | None:
-    """Cut an observation to its limits and render it.
+) -> tuple[TurnAnswer, list[int]] | None:
+    """Cut the answer to a turn to its limits and render it.
 
     Args:
-        observation: what the turn is answered with.
-        render: gives the ids to append, framing and next generation prompt included.
+        answer: the answer to the turn.
+        render: returns the ids to append, with the framing and the next generation prompt.
         measure: counts and cuts text.
-        room: tokens that the observation may take, framing included; None without a limit.
+        room: tokens that the answer may take with its framing; None means no limit.
         max_output_tokens: limit of one tool result.
-        keep: what stays of a tool result that is cut; other messages keep head and tail.
+        keep: part of a tool result that is kept when it is cut; other messages keep head and tail.
 
     Returns:
-        The observation as cut and its ids, or None if not even its framing fits.
+        The answer after cutting and its ids, or None if not even the framing fits.
     """
-    texts = observation.texts
-    limits = [least(result.max_tokens, max_output_tokens) for result in observation.results]
+    texts = answer.texts
+    limits = [least(result.max_tokens, max_output_tokens) for result in answer.results]
     ceiling = least(room, *limits)
     if ceiling is None or sum(map(len, texts)) <= ceiling * MAX_CHARS_PER_TOKEN:
-        # No content has more tokens than the whole: usually one encoding settles everything.
-        ids = render(observation)
+        # No content has more tokens than the whole answer, so one encoding is usually enough.
+        ids = render(answer)
         if ceiling is None or len(ids) <= ceiling:
-            return observation, ids
+            return answer, ids
     limited = _cut_results(texts, limits, measure, keep)
     if room is None:
-        observation = observation.with_texts(limited)
-        return observation, render(observation)
+        answer = answer.with_texts(limited)
+        return answer, render(answer)
 
-    def shorten(grants: Sequence[int], sizes: Sequence[int]) -> Observation:
-        """What is cut further is cut from the whole, so that its marker counts all that is missing."""
+    def shorten(grants: Sequence[int], sizes: Sequence[int]) -> TurnAnswer:
+        """Cut each text to its grant, starting from the whole text so that the marker counts all cuts."""
         short = list(limited)
-        for place, (grant, size) in enumerate(zip(grants, sizes, strict=True)):
+        for index, (grant, size) in enumerate(zip(grants, sizes, strict=True)):
             if grant < size:
-                is_result = place < len(limits)
-                short[place] = (
-                    cut(texts[place], grant, measure, keep)
+                is_result = index < len(limits)
+                short[index] = (
+                    cut(texts[index], grant, measure, keep)
                     if is_result
-                    else measure.trim(texts[place], grant)
+                    else measure.trim(texts[index], grant)
                 )
-        return observation.with_texts(short)
+        return answer.with_texts(short)
 
     sizes = [
         measure.count(text) if len(text) <= room * MAX_CHARS_PER_TOKEN else len(text) for text in limited
@@ -164,19 +166,19 @@ def least(*bounds: int | None) -> int | None:
 def _cut_results(
     texts: Sequence[str], limits: Sequence[int | None], measure: Measure, keep: Keep
 ) -> list[str]:
-    """Cut each tool result to its own limit; the other texts, which follow them, have none."""
+    """Cut each tool result to its limit; the other texts, which follow the results, have no limit."""
     results = zip(texts, limits, strict=False)
     cuts = [text if limit is None else cut(text, limit, measure, keep) for text, limit in results]
     return [*cuts, *texts[len(limits) :]]
 
 
 def _fit_context(
-    shorten: Callable[[Sequence[int], Sequence[int]], Observation],
+    shorten: Callable[[Sequence[int], Sequence[int]], TurnAnswer],
     sizes: Sequence[int],
-    render: Callable[[Observation], list[int]],
+    render: Callable[[TurnAnswer], list[int]],
     room: int,
-) -> tuple[Observation, list[int]] | None:
-    """Grant the contents less and less until the whole fits, framing included."""
+) -> tuple[TurnAnswer, list[int]] | None:
+    """Reduce the tokens granted to the contents until the whole answer fits with its framing."""
     blank = shorten([0] * len(sizes), [1] * len(sizes))
     frame = render(blank)
     if len(frame) > room:
@@ -199,19 +201,19 @@ def _fit_context(
 
 
 class Measure(Protocol):
-    """How many tokens a text has, and how to shorten it."""
+    """Counts the tokens of a text and shortens it."""
 
     def count(self, text: str) -> int:
-        """Tokens of a text."""
+        """Return the number of tokens of a text."""
         ...
 
     def trim(self, text: str, max_tokens: int) -> str:
-        """The text itself if it fits, else head and tail around a marker."""
+        """Return the text if it fits, else its head and tail around a marker."""
         ...
 
 
 def cut(text: str, max_tokens: int, measure: Measure, keep: Keep = "middle") -> str:
-    """Return the text if it has at most `max_tokens` tokens, else what is kept of it with a marker."""
+    """Return the text if it has at most `max_tokens` tokens, else its kept part with a marker."""
     if max_tokens < 1:
         return ""
     window = MAX_CHARS_PER_TOKEN * max_tokens
@@ -237,7 +239,7 @@ def cut(text: str, max_tokens: int, measure: Measure, keep: Keep = "middle") -> 
 
 
 def _kept(text: str, chars: int, keep: Keep) -> str:
-    """Return so many characters of the text, and a marker where the others stood."""
+    """Return `chars` characters of the text, with a marker in place of the others."""
     tail = {"head": 0, "middle": chars // 2, "tail": chars}[keep]
     marker = f"... [{len(text) - chars} characters cut; to see them, ask for a smaller part] ..."
     parts = (text[: chars - tail], marker, text[len(text) - tail :])

@@ -1,6 +1,7 @@
-"""A conversation through an API that only speaks text: recorded, never trained.
+"""A conversation through a chat API that returns only text. It is recorded and never trained.
 
-Budgets use the usage that the API reports; what it has not counted yet is estimated by characters.
+Limits use the token counts that the API reports. Text that the API has not counted yet is estimated from
+its characters.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Samplin
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
-from agentenv.runner.conversation.fit import Observation, fit_observation, least
+from agentenv.runner.conversation.fit import TurnAnswer, fit_answer, least
 from agentenv.runner.guard import at
 
 __all__ = ["ChatConversation"]
 
 
 class _Estimate:
-    """Count and cut by characters: an estimate, used with APIs that only speak text."""
+    """Counts and cuts by characters, for APIs whose tokenizer is not known."""
 
     def count(self, text: str) -> int:
-        """Estimated tokens of a text."""
+        """Return the estimated number of tokens of a text."""
         return math.ceil(len(text) / CHARS_PER_TOKEN)
 
     def trim(self, text: str, max_tokens: int) -> str:
@@ -44,7 +45,7 @@ class _Estimate:
 
 
 class ChatConversation:
-    """A conversation through an API that only speaks text: recorded, never trained."""
+    """A conversation through a chat API that returns only text. It is recorded and never trained."""
 
     def __init__(self, engine: ChatEngine, limits: RunLimits) -> None:
         self._engine = engine
@@ -60,10 +61,10 @@ class ChatConversation:
         self._condensed_by = ""
         self.usage: dict[str, float] = {}
         self.has_policy_tokens = False
-        self.untrainable_reason = f"{engine.name} only speaks text: no token ids and logprobs"
+        self.untrainable_reason = f"{engine.name} only speaks text: it returns no token ids and logprobs"
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
-        """Begin with an episode's first messages."""
+        """Start the conversation with an episode's first messages."""
         self._messages = list(messages)
         self._tools = tuple(tools)
         self._names = frozenset(str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools)
@@ -71,7 +72,7 @@ class ChatConversation:
 
     @property
     def room(self) -> int | None:
-        """Tokens left, from the reported usage and an estimate of what came after it."""
+        """Tokens left, from the usage that the API reported and an estimate of the text after it."""
         return None if self._max_context is None else self._max_context - self._used
 
     def generate(
@@ -98,11 +99,11 @@ class ChatConversation:
     def _checked(self, sampled: Completion | ChatCompletion) -> ChatCompletion:
         if not isinstance(sampled, ChatCompletion):
             raise EngineError(
-                f"turn {self._turn}: the engine gave {type(sampled).__name__}, no ChatCompletion"
+                f"turn {self._turn}: the engine returned a {type(sampled).__name__}, not a ChatCompletion"
             )
         if sampled.finish_reason not in {"stop", "length"}:
             raise EngineError(
-                f"turn {self._turn}: unknown finish reason {sampled.finish_reason!r} of the engine"
+                f"turn {self._turn}: the engine returned the unknown finish reason {sampled.finish_reason!r}"
             )
         return sampled
 
@@ -118,16 +119,16 @@ class ChatConversation:
         except ArgumentError as error:
             if error.kind is ToolErrorKind.INVALID_JSON:
                 return replace(call, status=CallStatus.INVALID_JSON, error=error.text)
-            return call  # JSON that no tool can be given: the tool's answer says what is wrong
+            return call  # JSON that no tool accepts: the tool's own check explains the mistake
         if not isinstance(values, dict):
             return replace(call, status=CallStatus.BAD_ARGUMENTS, error="the arguments must be a JSON object")
         return replace(call, values=values) if len(call.arguments) <= MAX_ARGUMENT_CHARS else call
 
-    def observe(self, reply: Reply, observation: Observation) -> Observation | None:
-        """Record the observation, cut by the estimate."""
+    def observe(self, reply: Reply, answer: TurnAnswer) -> TurnAnswer | None:
+        """Append the answer, cut by the estimate."""
         room = self.room
-        fitted = fit_observation(
-            observation,
+        fitted = fit_answer(
+            answer,
             _estimated_ids,
             _Estimate(),
             room=None if room is None else room - self._limits.min_answer_tokens,
@@ -145,12 +146,12 @@ class ChatConversation:
 
     @property
     def view(self) -> Sequence[Message]:
-        """The messages that the model was shown, up to its last one."""
+        """Messages that the model was shown, up to its last completion."""
         return tuple(self._messages)
 
-    def used_with(self, observation: Observation) -> tuple[int, int | None]:
-        """Tokens in use with an observation, about."""
-        return self._used + len(_estimated_ids(observation)), self._max_context
+    def used_with(self, answer: TurnAnswer) -> tuple[int, int | None]:
+        """Return about how many tokens are used with an answer appended, and the context's limit."""
+        return self._used + len(_estimated_ids(answer)), self._max_context
 
     def go_on_with(self, view: View) -> None:
         """Send the condensed view from now on."""
@@ -161,25 +162,25 @@ class ChatConversation:
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """None: the API gives no tokens."""
+        """An empty tuple, because the API returns no tokens."""
         return ()
 
     async def release(self) -> None:
-        """Nothing is kept for an episode."""
+        """Do nothing: a chat API keeps no state for an episode."""
 
 
 def _distinct_ids(message: Message) -> Message:
-    """Return a message whose calls have different ids: answers go by id, and some servers give none."""
+    """Return the message with distinct call ids: answers are matched by id, and some servers repeat them."""
     calls = message.get("tool_calls") or ()
     if len({call["id"] for call in calls}) == len(calls):
         return message
     taken: set[str] = set()
     renamed: list[ToolCallMessage] = []
-    for place, call in enumerate(calls):
-        renamed.append({**call, "id": f"{call['id']}_{place}"} if call["id"] in taken else call)
+    for index, call in enumerate(calls):
+        renamed.append({**call, "id": f"{call['id']}_{index}"} if call["id"] in taken else call)
         taken.add(renamed[-1]["id"])
     return {**message, "tool_calls": renamed}
 
 
-def _estimated_ids(observation: Observation) -> list[int]:
-    return [0] * sum(4 + _Estimate().count(text) for text in observation.texts)
+def _estimated_ids(answer: TurnAnswer) -> list[int]:
+    return [0] * sum(4 + _Estimate().count(text) for text in answer.texts)

@@ -1,7 +1,7 @@
-"""A conversation on tokens: it appends, and never renders twice what the engine has seen.
+"""A conversation on token ids. It appends tokens and never renders again what the engine has seen.
 
-What was sampled or sent is sent again as it is. Only where the history is rewritten on purpose does a
-new sequence begin.
+Sampled tokens and sent tokens are sent again unchanged in the next turn. A new sequence begins only where
+the history is rewritten on purpose.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
-from agentenv.runner.conversation.fit import Observation, fit_observation, least
+from agentenv.runner.conversation.fit import TurnAnswer, fit_answer, least
 from agentenv.runner.guard import at
 
 __all__ = ["TokenConversation"]
 
 
 class TokenConversation:
-    """A conversation whose tokens are kept as they were sampled and sent."""
+    """A conversation that keeps its tokens as they were sampled and sent."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TokenConversation:
         self.has_policy_tokens = False
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
-        """Render the first prompt: the only full render of the episode."""
+        """Render the first prompt. This is the only full render of an episode that is not rewritten."""
         with at("render"):
             self._renderer = self._renderer.bind(tools)
             self._builder.append("prompt", self._renderer.start(messages))
@@ -63,11 +63,11 @@ class TokenConversation:
 
     @property
     def room(self) -> int | None:
-        """Tokens left in the context; None without a limit."""
+        """Tokens left in the context; None if the context has no limit."""
         return None if self._max_context is None else self._max_context - len(self._builder)
 
     def generate(self, sampling: Sampling, *, turn: int, deadline_s: float | None) -> Awaitable[Completion]:
-        """Sample one completion of the whole context."""
+        """Ask the engine for a completion of the whole context."""
         self._turn = turn
         self._asked_version = self._engine.weights_version
         return self._engine.generate(
@@ -79,12 +79,14 @@ class TokenConversation:
         )
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
-        """Append the sampled tokens as they are, and parse them."""
+        """Append the sampled tokens unchanged and parse them."""
         if not isinstance(sampled, Completion):
             with at("engine"):
-                raise EngineError(f"turn {turn}: the engine gave {type(sampled).__name__}, no Completion")
+                raise EngineError(
+                    f"turn {turn}: the engine returned a {type(sampled).__name__}, not a Completion"
+                )
         start = len(self._builder)
-        # Read before it is recorded, so that every recorded completion has its turn.
+        # Parse before recording: if parsing fails, the record holds no completion without a turn.
         with at("parser"):
             parsed = self._renderer.parse(sampled.token_ids)
         with at("engine"):
@@ -106,7 +108,7 @@ class TokenConversation:
             raise EngineUnavailable(f"turn {turn}: the engine returned no token, not even a stop token")
         if completion.finish_reason not in {"stop", "length"}:
             raise EngineError(
-                f"turn {turn}: unknown finish reason {completion.finish_reason!r} of the engine"
+                f"turn {turn}: the engine returned the unknown finish reason {completion.finish_reason!r}"
             )
         if not completion.sampled_by_policy:
             self._builder.append("other", ids, turn=turn)
@@ -115,15 +117,15 @@ class TokenConversation:
         self._builder.append_completion(ids, completion.logprobs, ranges, turn=turn)
         self.has_policy_tokens = True
 
-    def observe(self, reply: Reply, observation: Observation) -> Observation | None:
-        """Append the observation, framed and followed by the next generation prompt."""
+    def observe(self, reply: Reply, answer: TurnAnswer) -> TurnAnswer | None:
+        """Append the answer with its framing and the next generation prompt."""
         if self._rewrite or self._pending is not None:
-            return self._observe_anew(observation)
+            return self._observe_anew(answer)
         sampled = self._builder.token_ids[reply.start :]
         history = self._history[:-1] if self._renderer.report.verdict == "history" else None
         with at("render"):
             fitted = self._fit(
-                observation,
+                answer,
                 lambda cut: self._renderer.extend(sampled, reply.tool_calls, cut.all_messages, history),
                 self.room,
             )
@@ -133,17 +135,17 @@ class TokenConversation:
         self._history.extend(fitted[0].all_messages)
         return fitted[0]
 
-    def _observe_anew(self, observation: Observation) -> Observation | None:
-        """Render the whole conversation again; where that is not what was sent, a new sequence begins.
+    def _observe_anew(self, answer: TurnAnswer) -> TurnAnswer | None:
+        """Render the whole conversation again; begin a new sequence if the tokens differ from those sent.
 
-        What a new sequence carries over is its prompt, whoever sampled it, so that each sampled
-        token is trained once: in the sequence in which it was sampled.
+        Everything that a new sequence carries over becomes its prompt, also tokens that the policy sampled.
+        Each sampled token is therefore trained once, in the sequence in which it was sampled.
         """
         view, self._pending = self._pending, None
         shown = self._history if view is None else list(view.messages)
         with at("render"):
             fitted = self._fit(
-                observation,
+                answer,
                 lambda cut: self._renderer.start([*shown, *cut.all_messages]),
                 self._max_context,
             )
@@ -161,17 +163,17 @@ class TokenConversation:
             self.rewrites.append(Rewrite(self._turn + 1, cause, tuple(self._history)))
         self._closed.append(self._builder.freeze())
         self._builder = SequenceBuilder()
-        start, end = self._place_of("" if view is None else view.written, ids)
+        start, end = self._span_of("" if view is None else view.written, ids)
         self._builder.append("prompt", ids[:start], turn=self._turn)
         self._builder.append("other", ids[start:end], turn=self._turn)
         self._builder.append("prompt", ids[end:], turn=self._turn)
         return cut
 
     def _fit(
-        self, observation: Observation, render: Callable[[Observation], list[int]], room: int | None
-    ) -> tuple[Observation, list[int]] | None:
-        return fit_observation(
-            observation,
+        self, answer: TurnAnswer, render: Callable[[TurnAnswer], list[int]], room: int | None
+    ) -> tuple[TurnAnswer, list[int]] | None:
+        return fit_answer(
+            answer,
             render,
             self._renderer,
             room=None if room is None else room - self._limits.min_answer_tokens,
@@ -179,41 +181,45 @@ class TokenConversation:
             keep=self._limits.tool_output_keep,
         )
 
-    def _place_of(self, written: str, ids: Sequence[int]) -> tuple[int, int]:
-        """Where the tokens of a summary stand; tokens shared with what surrounds it are not its own."""
+    def _span_of(self, written: str, ids: Sequence[int]) -> tuple[int, int]:
+        """Return the token range of a summary, without tokens that it shares with the text around it."""
         if not written:
             return len(ids), len(ids)
-        wanted = self._renderer.count(written)
+        num_tokens = self._renderer.count(written)
         decode = self._renderer.decode
-        found = decode(ids).find(written)
-        if found < 0:
+        offset = decode(ids).find(written)
+        if offset < 0:
             return len(ids), len(ids)
-        # The summary's tokens number about `wanted`; their first is where the decoded text reaches it.
-        start = bisect_left(range(len(ids)), found, key=lambda place: len(decode(ids[:place])))
+        # Decoded prefixes grow with their number of ids, so both ends can be found by bisection. The end is
+        # searched near `start + num_tokens`, because every probe decodes a prefix.
+        start = bisect_left(range(len(ids)), offset, key=lambda size: len(decode(ids[:size])))
         end = bisect_right(
-            range(min(start + 2 * wanted + 8, len(ids)) + 1),
-            found + len(written),
+            range(min(start + 2 * num_tokens + 8, len(ids)) + 1),
+            offset + len(written),
             lo=start,
-            key=lambda place: len(decode(ids[:place])),
+            key=lambda size: len(decode(ids[:size])),
         )
         return start, max(start, end - 1)
 
     @property
     def view(self) -> Sequence[Message]:
-        """The messages that the model was shown, up to its last completion."""
+        """Messages that the model was shown, up to its last completion."""
         return tuple(self._history)
 
-    def used_with(self, observation: Observation) -> tuple[int, int | None]:
-        """Tokens in use with an observation: its texts are estimated, not encoded."""
-        return len(self._builder) + sum(map(len, observation.texts)) // CHARS_PER_TOKEN, self._max_context
+    def used_with(self, answer: TurnAnswer) -> tuple[int, int | None]:
+        """Return about how many tokens are used with an answer appended, and the context's limit.
+
+        The texts of the answer are not encoded; their tokens are estimated from their characters.
+        """
+        return len(self._builder) + sum(map(len, answer.texts)) // CHARS_PER_TOKEN, self._max_context
 
     def go_on_with(self, view: View) -> None:
-        """Let the next observation follow a condensed view."""
+        """Append the next answer to a condensed view."""
         self._pending = view
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """The tokens of the episode; none before its first prompt."""
+        """Token sequences of the episode; empty before the first prompt."""
         return (*self._closed, self._builder.freeze()) if len(self._builder) else ()
 
     async def release(self) -> None:

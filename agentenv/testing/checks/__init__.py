@@ -1,4 +1,4 @@
-"""The checks of an environment, one module a topic."""
+"""The checks of an environment, with one module for each topic."""
 
 from __future__ import annotations
 

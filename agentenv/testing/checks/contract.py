@@ -1,4 +1,4 @@
-"""Checks of what an environment promises in its form: recipe, tools, Gymnasium"s rules, one end."""
+"""Checks of an environment's interface: specification, tools, Gymnasium's rules, the end of an episode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 
 
 async def check_recipe(subject: Subject) -> str:
-    """The specification is one that can be written down, and its tasks have unique ids."""
+    """The specification can be written as JSON and read back, and its tasks have unique ids."""
     tasks = subject.some_tasks()
     ids = [task.id for task in tasks]
     if len(set(ids)) < len(ids):
@@ -30,14 +30,14 @@ async def check_recipe(subject: Subject) -> str:
     try:
         again = EnvSpec.from_json(subject.entry.to_json())
     except UsageError as error:
-        return f"{text}; works here only: {error}"
+        return f"{text}; the specification cannot be written as JSON: {error}"
     if again.to_json() != subject.entry.to_json():
         raise Problem("the specification changes when it is written as JSON and read back")
     return f"{text}; the specification survives JSON"
 
 
 async def check_schema(subject: Subject) -> str:
-    """Tools have names that providers take, descriptions, and schemas that are always the same."""
+    """Tools have names that providers accept, descriptions, and schemas that do not change."""
     first, second = subject.entry.make(), subject.entry.make()
     task = subject.some_tasks()[0]
     try:
@@ -50,13 +50,14 @@ async def check_schema(subject: Subject) -> str:
         for name in names:
             if not _NAME.match(name):
                 raise Problem(
-                    f"providers refuse the tool name {name!r}: letters, digits, _ and -, at most 64"
+                    f"providers refuse the tool name {name!r}; use at most 64 letters, digits, _ and -"
                 )
         if len(set(names)) < len(names):
-            raise Problem(f"two tools have one name: {', '.join(sorted(names))}")
-        silent = [str(function_of(one)["name"]) for one in schemas if not function_of(one).get("description")]
+            raise Problem(f"two tools have the same name: {', '.join(sorted(names))}")
+        functions = map(function_of, schemas)
+        silent = [str(function["name"]) for function in functions if not function.get("description")]
         if silent:
-            raise Problem(f"the model is told nothing about {', '.join(silent)}: write a docstring")
+            raise Problem(f"these tools have no description: {', '.join(silent)}; write docstrings")
         if not schemas:
             return "no tools: the model acts in text"
         return f"{len(schemas)} tool{'s' if len(schemas) > 1 else ''}{_strict_note(first)}"
@@ -66,7 +67,7 @@ async def check_schema(subject: Subject) -> str:
 
 
 async def check_gym(subject: Subject) -> str:
-    """Gymnasium's own checker passes, and the rules that it does not ask for hold."""
+    """Gymnasium's own checker passes without warnings, and closing twice is allowed."""
     from gymnasium.utils.env_checker import check_env
 
     def run() -> list[str]:
@@ -76,7 +77,7 @@ async def check_gym(subject: Subject) -> str:
             check_env(env, skip_render_check=True)
         env.close()
         env.close()
-        return [str(one.message) for one in caught]
+        return [str(warning.message) for warning in caught]
 
     try:
         warned = await asyncio.to_thread(run)
@@ -84,11 +85,11 @@ async def check_gym(subject: Subject) -> str:
         raise Problem(f"Gymnasium's checker: {str(error).splitlines()[0]}") from error
     if warned:
         raise Problem(f"Gymnasium's checker warns: {warned[0].splitlines()[0]}")
-    return "Gymnasium's checker passes; closing twice is fine"
+    return "Gymnasium's checker passes; closing twice is allowed"
 
 
 async def check_ends(subject: Subject) -> str:
-    """An episode ends once, in one way, and takes no step after that."""
+    """An episode is scored once, and a step after its end raises."""
     task = subject.some_tasks()[0]
     env = subject.entry.make()
     try:
@@ -105,7 +106,7 @@ async def check_ends(subject: Subject) -> str:
         await env.begin(task.data, seed=0, context=Context())
     finally:
         await env.shutdown()
-    return "one verdict however often asked; a step after the end raises; reset starts anew"
+    return "ending twice gives the same reward; a step after the end raises; a new episode can begin"
 
 
 def _strict_note(env: Env) -> str:

@@ -1,4 +1,4 @@
-"""Checks that nothing a model may write breaks an environment: wrong calls, a megabyte of text."""
+"""Checks that no output of a model breaks an environment: invalid calls, a megabyte of text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD = re.compile(r"[\w./-]*\w")
 
 
 async def check_fuzz(subject: Subject) -> str:
-    """Tool calls drawn from the schema, right and wrong, never crash a tool."""
+    """Random tool calls, valid and invalid, never crash a tool."""
     env, rng = subject.entry.make(), random.Random(subject.seed)
     tasks, made, refused = subject.some_tasks(), 0, 0
     try:
@@ -51,7 +51,7 @@ async def check_fuzz(subject: Subject) -> str:
 
 
 async def check_overflow(subject: Subject) -> str:
-    """A message and arguments of a megabyte are answered."""
+    """Messages and arguments of a megabyte are answered."""
     big = "9" * 1_000_000
     env, task = subject.entry.make(), subject.some_tasks()[0]
     began = time.perf_counter()
@@ -60,7 +60,7 @@ async def check_overflow(subject: Subject) -> str:
         await env.begin(task.data, seed=0, context=Context())
         for schema in list(env.tool_schemas):
             properties: Mapping[str, Any] = function_of(schema)["parameters"].get("properties", {})
-            # A little under a megabyte in all: more is refused before it reaches the tool.
+            # The arguments stay under a megabyte in total; more is refused before it reaches the tool.
             arguments = json.dumps(dict.fromkeys(properties, big[: 800_000 // max(1, len(properties))]))
             call: Any = {
                 "id": "call_big",
@@ -85,7 +85,7 @@ async def check_overflow(subject: Subject) -> str:
     if took > 10:
         raise Problem(f"a megabyte of input takes {took:.0f} s")
     if longest > 500_000:
-        raise Problem(f"a tool answered a megabyte of input with {longest} characters: say less")
+        raise Problem(f"a tool answered a megabyte of input with {longest} characters; shorten the answer")
     return f"a megabyte of input is answered in {took:.1f} s; longest tool result {longest} characters"
 
 
@@ -94,5 +94,5 @@ def _crash(call: Mapping[str, Any], detail: str) -> str:
     last = detail.strip().splitlines()[-1] if detail.strip() else "no answer in time"
     return (
         f"{function['name']}({function['arguments'][:120]}) crashed: {last[:200]}; "
-        "raise ae.ToolError for what the model did wrong"
+        "raise ae.ToolError for a mistake of the model"
     )

@@ -1,4 +1,4 @@
-"""Checks of what an environment rewards: its solution, and nothing that takes no thought."""
+"""Checks of an environment's rewards: the author's solution scores high, trivial policies score low."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ANSWER_FIELDS = frozenset({"answer", "expected", "gold", "ground_truth", "label
 
 
 async def check_oracle(subject: Subject) -> str:
-    """The author's own solution gets full marks on every task."""
+    """The author's oracle gets full marks on every task."""
     oracle = oracle_of(subject.entry)
     if oracle is None:
-        raise Skipped("no oracle: write a function oracle(messages, task, rng) beside the class")
+        raise Skipped("there is no oracle; write a function oracle(messages, task, rng) beside the class")
     marks, tasks = subject.entry.make().full_marks, subject.some_tasks()
     played = [await subject.play(oracle, task) for task in tasks]
-    short = [one for one in played if one.reward is None or one.reward < marks - 1e-6]
+    short = [episode for episode in played if episode.reward is None or episode.reward < marks - 1e-6]
     if short:
         worst = short[0]
         raise Problem(
@@ -38,23 +38,21 @@ async def check_oracle(subject: Subject) -> str:
 
 
 async def check_trivial(subject: Subject) -> str:
-    """Policies that do not think score low."""
+    """Trivial policies score low."""
     entry, tasks = subject.entry, subject.some_tasks()
     marks, limit = entry.make().full_marks, subject.trivial_limit
     scores: dict[str, float] = {}
     for name, policy in (await _trivial_policies(subject, tasks)).items():
-        # The constant is the right answer to the first task: it is judged by the others.
+        # The constant is the right answer to the first task, so it is scored on the other tasks.
         tried = tasks[1:] if name == "constant" and len(tasks) > 1 else tasks
         rewards = [(await subject.play(policy, task)).reward or 0.0 for task in tried]
         scores[name] = fmean(rewards) / marks
     if _rewards_nothing(entry.make()) and not any(scores.values()):
-        raise Skipped("no episode got a reward: write reward(), which else gives 0, or add_turn_reward()")
+        raise Skipped("no episode got a reward; write reward(), or call add_turn_reward()")
     high = {name: score for name, score in scores.items() if score > limit}
     if high:
-        told = ", ".join(f"{name} {score:.2f}" for name, score in high.items())
-        raise Problem(
-            f"policies without thought score too much of the full marks: {told} (at most {limit:g})"
-        )
+        scored = ", ".join(f"{name} {score:.2f}" for name, score in high.items())
+        raise Problem(f"trivial policies score too high: {scored} of the full marks (at most {limit:g})")
     return ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
 
 
@@ -63,7 +61,7 @@ def _rewards_nothing(env: Env) -> bool:
 
 
 async def check_leak(subject: Subject) -> str:
-    """The first observation does not tell the answer."""
+    """The first observation does not contain the answer."""
     oracle, tasks = oracle_of(subject.entry), subject.some_tasks()
     env = subject.entry.make()
     hidden = _hidden_fields(env)
@@ -77,15 +75,18 @@ async def check_leak(subject: Subject) -> str:
         for secret in secrets:
             tried += 1
             if len(secret) >= 3 and re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", shown):
-                raise Problem(f"the first observation of task {task.id} holds the answer {secret!r:.80}")
+                raise Problem(f"the first observation of task {task.id} contains the answer {secret!r:.80}")
     await env.shutdown()
     if not tried:
-        raise Skipped("no field of the tasks is known to hold an answer, and there is no oracle")
-    return f"{tried} answers looked for in the first observations: none found"
+        raise Skipped("no task field is known to contain an answer, and there is no oracle")
+    return f"none of {tried} answers is in a first observation"
 
 
 def _hidden_fields(env: Env) -> set[str]:
-    """Fields that the model must not see: named like an answer, or read by the reward alone."""
+    """Return the task fields that the model must not see.
+
+    Their names are usual for answers, or the reward reads them and `start` does not.
+    """
     if not isinstance(env, ToolEnv):
         return set(_ANSWER_FIELDS)
     wanted = wanted_by(env.start)
@@ -97,17 +98,14 @@ def _hidden_fields(env: Env) -> set[str]:
 async def _trivial_policies(subject: Subject, tasks: Sequence[Task]) -> dict[str, MessagePolicy]:
     oracle, constant = oracle_of(subject.entry), "42"
     if oracle is not None:
-        said = [
-            message
-            for message in (await subject.play(oracle, tasks[0])).messages
-            if message["role"] == "assistant"
-        ]
-        constant = next((text_of(one) for one in reversed(said) if text_of(one)), constant)
+        messages = (await subject.play(oracle, tasks[0])).messages
+        texts = [text_of(message) for message in messages if message["role"] == "assistant"]
+        constant = next((text for text in reversed(texts) if text), constant)
     policies: dict[str, MessagePolicy] = {
         "empty": lambda messages, task, rng: "",
         "constant": lambda messages, task, rng: constant,
         "echo": lambda messages, task, rng: next(
-            (text_of(one) for one in reversed(messages) if one["role"] == "user"), ""
+            (text_of(message) for message in reversed(messages) if message["role"] == "user"), ""
         ),
     }
     if subject.entry.make().tool_schemas:

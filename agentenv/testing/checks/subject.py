@@ -1,4 +1,4 @@
-"""What every check works on: the environment, what was played of it, and how a check ends."""
+"""The input of every check (`Subject`), and the exceptions with which a check ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "rand
 
 
 CHECK_LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context_tokens": 65_536}
-"""Limits of the episodes that the runner plays, where the caller sets none."""
+"""Limits of the episodes that the runner plays, if the caller sets none."""
 
 
 class Problem(Exception):
@@ -30,12 +30,12 @@ class Problem(Exception):
 
 
 class Skipped(Exception):
-    """A check that does not apply."""
+    """The check does not apply to the environment."""
 
 
 @dataclass
 class Subject:
-    """The environment being checked, and what was played of it so far."""
+    """The environment being checked, the options of the checks, and the episodes played so far."""
 
     entry: EnvSpec
     tasks: int
@@ -43,23 +43,24 @@ class Subject:
     seed: int
     trivial_limit: float
     runner: RunnerOptions
+    """Options of the runner that plays episodes of the environment."""
     limits: RunLimits
-    """Both are of the episodes that the runner plays."""
+    """Limits of the episodes that the runner plays."""
     plays: list[Played] = field(default_factory=list[Played])
 
     def some_tasks(self) -> list[Task]:
         """Return the tasks to play."""
-        found = self.entry.task_set().take(self.tasks)
-        if not found:
-            raise Problem("there are no tasks")
-        return found
+        tasks = self.entry.task_set().take(self.tasks)
+        if not tasks:
+            raise Problem("the environment has no tasks")
+        return tasks
 
     def seed_of(self, task: Task) -> int:
         """Return the seed of a task's episode."""
         return derive_seed(self.seed, task.id)
 
     async def play(self, policy: MessagePolicy, task: Task) -> Played:
-        """Play a task; an exception says which task it was."""
+        """Play a task; the message of an exception names the task."""
         try:
             played = await play(self.entry, policy, task, seed=self.seed_of(task))
         except AgentEnvError as error:
@@ -71,17 +72,17 @@ class Subject:
         return played
 
     def policy(self) -> MessagePolicy:
-        """Return the oracle, or a policy that calls tools at random and then speaks."""
+        """Return the oracle; without one, a policy that calls random tools and then answers."""
         return oracle_of(self.entry) or random_policy(self.entry.make())
 
 
 def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an OpenAI schema says of its function."""
+    """Return the function part of a tool schema in OpenAI's format."""
     return schema["function"]
 
 
 def random_policy(env: Env) -> MessagePolicy:
-    """Call tools at random for three turns, then speak."""
+    """Return a policy that calls random tools for three turns and then answers."""
 
     def policy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
         turns = sum(message["role"] == "assistant" for message in messages)

@@ -248,7 +248,7 @@ WRONG = [
     (["diff", "last"], "AFTER"),
     (["--bogus"], "see agentenv --help"),
     (["eval", "./slip.py"], "slip.py:2: class Slip(object)"),
-    (["eval", "./empty.py"], "defines no class of one"),
+    (["eval", "./empty.py"], "defines an environment class"),
     (["view", "gone"], "no run 'gone'"),
     (["view", "--sort", "luck"], "cannot sort"),
 ]

@@ -137,7 +137,7 @@ def test_what_no_file_can_name_is_refused_as_json():
         EnvSpec.of("demo/Local-v0", Local).to_json()
     with pytest.raises(UsageError, match="lambda"):
         EnvSpec.of("demo/Hello-v0", Hello, rewards=[lambda answer: 1.0]).to_json()
-    with pytest.raises(UsageError, match="not an environment's recipe"):
+    with pytest.raises(UsageError, match="not the specification of an environment"):
         EnvSpec.from_json('{"id": "x"}')
 
 

@@ -57,12 +57,12 @@ def test_an_id_field_is_the_id():
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ([{"id": 1}, {"id": "1"}], "row 1: another row has the id '1'"),
+        ([{"id": 1}, {"id": "1"}], "row 1: another row also has the id '1'"),
         ([{"x": 1}, 5], "row 1 is 5"),
         ([{3: 1}], "field name 3"),
-        (7, "gives no tasks"),
-        ("tasks.csv", "neither a .jsonl"),
-        (lambda a, b: None, "takes nothing, or a seed"),
+        (7, "cannot be read as tasks"),
+        ("tasks.csv", "neither the path of a .jsonl"),
+        (lambda a, b: None, "takes no arguments, or one seed"),
         (lambda: 3, "not an iterable"),
         ("missing.jsonl", "cannot read the tasks"),
     ],
@@ -120,7 +120,7 @@ def test_a_task_set_survives_json_where_its_source_has_a_name():
         again = TaskSet.from_record(json.loads(json.dumps(tasks.record())))
         assert ids(again.take(2)) == ids(tasks.take(2))
         assert again == tasks
-    with pytest.raises(TaskError, match="no file can name"):
+    with pytest.raises(TaskError, match="cannot be imported by name"):
         TaskSet.of(lambda: ROWS).record()
     with pytest.raises(TaskError, match="generator"):
         TaskSet.of(row for row in ROWS).record()

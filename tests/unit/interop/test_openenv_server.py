@@ -230,7 +230,7 @@ async def test_what_mcp_cannot_do_is_answered_with_an_error_of_json_rpc():
     assert [one["code"] for one in asked] == [-32602, -32602, -32601]
     assert "13 is not lucky" in asked[0]["message"]
     assert odd["error"]["code"] == -32600
-    assert "sessions are taken" in full["message"]
+    assert "sessions are in use" in full["message"]
     assert over_socket["data"]["result"]["tools"][0]["name"] == "add"
     assert "session_id" in second
     assert "no session" in pushed_out["message"]

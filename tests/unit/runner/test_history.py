@@ -96,7 +96,7 @@ async def test_old_tool_outputs_are_condensed_and_can_be_brought_back_once():
     results = [result for turn in record.turns for result in turn.tool_results]
     full = "page 1: " + "abcdefghij" * 40
     assert results[3].text == full
-    assert "before" in results[4].text
+    assert "already" in results[4].text
     assert "whole number" in results[5].text
     assert "no block 99" in results[6].text
     assert record.messages[2]["content"] == full, "the record keeps what was condensed"

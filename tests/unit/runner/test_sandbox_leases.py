@@ -266,7 +266,7 @@ async def test_without_a_pool_there_is_no_sandbox_and_what_lends_nothing_is_refu
             return float(context.sandbox is None)
 
     assert (await runner_with(None).run_episode(Curious(), {})).reward == 1.0
-    with pytest.raises(UsageError, match="lends no sandboxes"):
+    with pytest.raises(UsageError, match="cannot lend sandboxes"):
         runner_with(object())
 
 

@@ -160,15 +160,15 @@ async def test_what_is_right_passes_every_check():
 
 
 BROKEN = [
-    (Undescribed, "schema", "nothing about mystery"),
-    (Unseeded, "determinism", "differs at message 0: draw from self.np_random"),
+    (Undescribed, "schema", "no description: mystery"),
+    (Unseeded, "determinism", "differ at message 0; draw from self.np_random"),
     (WrongOracle, "oracle", "the oracle gets 0.0 of 1 on task"),
-    (Generous, "trivial", "policies without thought score too much.*empty 1.00"),
+    (Generous, "trivial", "trivial policies score too high.*empty 1.00"),
     (Crashing, "fuzz", "divide.*crashed: ZeroDivisionError"),
     (Named, "fuzz", "look_up.*crashed: KeyError"),
-    (Telling, "leak", "holds the answer"),
+    (Telling, "leak", "contains the answer"),
     (NotANumber, "oracle", "finite"),
-    (Shared, "isolation", "state is shared"),
+    (Shared, "isolation", "share state"),
     (Bloated, "overflow", "1600000 characters"),
     (Unclosable, "gym", "AttributeError.*test_checker.py"),
     (Timed, "gym", "Gymnasium's checker"),
@@ -191,8 +191,8 @@ async def test_each_fault_is_found_with_the_right_words(kind, check, words):
     [
         ([{"x": 1}], "lacks the field 'y'"),
         ([{"x": 1, "y": 2, "z": 3}], "has the field 'z'"),
-        ([], "there are no tasks"),
-        ([{"id": "a", "x": 1, "y": 1}] * 2, "another row has the id 'a'"),
+        ([], "has no tasks"),
+        ([{"id": "a", "x": 1, "y": 1}] * 2, "another row also has the id 'a'"),
     ],
 )
 async def test_faults_of_the_tasks_are_found(rows, words):

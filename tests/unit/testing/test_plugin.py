@@ -62,7 +62,7 @@ def test_a_failing_environment_fails_with_the_report(pytester):
     )
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*trivial*policies without thought score too much*"])
+    result.stdout.fnmatch_lines(["*trivial*trivial policies score too high*"])
 
 
 class Once:

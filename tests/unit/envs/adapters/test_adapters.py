@@ -91,7 +91,7 @@ async def test_a_trl_class_is_an_entry_point():
 
 
 def test_what_is_no_environment_is_refused():
-    with pytest.raises(UsageError, match=r"no environment: subclass ae\.Env"):
+    with pytest.raises(UsageError, match=r"not an environment; subclass ae\.Env"):
         EnvSpec.of("x/List-v0", list).make()
 
 

@@ -62,7 +62,7 @@ async def test_a_server_that_is_not_there_is_named():
 
 def test_an_id_names_a_server():
     assert spec("openenv:http://127.0.0.1:8000").id == "openenv/127-0-0-1-8000-v0"
-    with pytest.raises(UsageError, match="needs a server's URL"):
+    with pytest.raises(UsageError, match="has no server URL"):
         spec("openenv:echo")
 
 

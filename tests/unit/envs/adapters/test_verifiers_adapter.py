@@ -219,15 +219,15 @@ async def test_what_cannot_be_stepped_is_refused_in_words(vf, rows, guess):
     ranked = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[compared]))
     group = vf.EnvGroup(envs=[guess], env_names=["guess"])
     for thing, words in [
-        (Own(dataset=rows), "asks the model itself"),
+        (Own(dataset=rows), "calls the model itself"),
         (ranked, "groups of episodes"),
-        (group, "take one environment"),
-        (3, "no MultiTurnEnv"),
+        (group, "one of its environments"),
+        (3, "not a MultiTurnEnv"),
     ]:
         with pytest.raises(UsageError, match=words):
             Verifiers(thing)
     env = Verifiers(Rewrites(dataset=rows))
     await begun(env, {"prompt": [{"role": "user", "content": "Guess."}], "answer": "7"})
-    with pytest.raises(EnvironmentMisuse, match="rewrites what the model was told"):
+    with pytest.raises(EnvironmentMisuse, match="rewrites messages that the model was already shown"):
         await env.advance(Action.of(says("1")))
     await env.shutdown()

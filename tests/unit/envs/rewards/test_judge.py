@@ -140,10 +140,10 @@ async def test_messages_are_shown_with_their_roles():
 @pytest.mark.parametrize(
     ("prompt", "options", "words"),
     [
-        ("no fields", {}, "names what it judges"),
-        ("{0}", {}, "names what it judges"),
+        ("no fields", {}, "needs a field such as"),
+        ("{0}", {}, "needs a field such as"),
         ("{answer}", {"scale": (5, 5)}, "scale"),
-        ("{answer}", {"tries": 0}, "at least one try"),
+        ("{answer}", {"tries": 0}, "must be at least 1"),
     ],
 )
 def test_a_judge_that_cannot_judge_is_refused(prompt, options, words):

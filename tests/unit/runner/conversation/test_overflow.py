@@ -11,7 +11,7 @@ from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
-from agentenv.runner.conversation.fit import Observation, cut, fit_observation
+from agentenv.runner.conversation.fit import TurnAnswer, cut, fit_answer
 from agentenv.runner.outputs import FullOutputs, file_name
 from agentenv.testing import tool_call
 from agentenv.tools import tool
@@ -145,18 +145,18 @@ class Characters:
 
 
 def observe(*texts):
-    return Observation(tuple(ToolResult(str(n), "f", text) for n, text in enumerate(texts)))
+    return TurnAnswer(tuple(ToolResult(str(n), "f", text) for n, text in enumerate(texts)))
 
 
 def fit(texts, room, price):
     """Fit contents into a room where a render costs 10 tokens and `price(text)` for each content."""
     rendered = []
 
-    def render(observation):
-        rendered.append(observation)
-        return [0] * (10 + sum(map(price, observation.texts)))
+    def render(answer):
+        rendered.append(answer)
+        return [0] * (10 + sum(map(price, answer.texts)))
 
-    found = fit_observation(observe(*texts), render, Characters(), room=room, max_output_tokens=None)
+    found = fit_answer(observe(*texts), render, Characters(), room=room, max_output_tokens=None)
     return found, len(rendered)
 
 
@@ -240,7 +240,7 @@ async def test_a_disk_that_refuses_takes_no_episode_down(tmp_path, caplog):
 
     assert record.stop_reason is StopReason.FINAL_ANSWER
     assert record.turns[0].tool_results[0].full_output == ""
-    assert "not kept" in caplog.text
+    assert "could not be written" in caplog.text
 
 
 def test_files_are_named_by_their_episode_and_stay_in_the_directory(tmp_path):
