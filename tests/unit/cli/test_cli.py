@@ -290,7 +290,7 @@ def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
     assert run("eval", broken, "-n", "40", "-o", "concurrency=4") == 1
     text = capsys.readouterr().out
 
-    assert "the first 3 episodes all failed alike: env: ValueError: no table for" in text
+    assert "the first 3 episodes all failed with the same error: env: ValueError: no table for" in text
     assert len(find_run("last")) < 40
 
 
