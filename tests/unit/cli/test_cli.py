@@ -173,7 +173,7 @@ def test_fail_under_decides_the_exit_code(adder):
 
 def test_a_list_of_nothing_says_so(capsys):
     assert run("list", "no-such-word") == 0
-    assert "nothing that is installed contains these words" in capsys.readouterr().out
+    assert "no installed environment or tool contains these words" in capsys.readouterr().out
 
 
 def test_settings_reach_limits_sampling_and_config_file(adder, tmp_path):
@@ -336,7 +336,7 @@ def test_resume_refuses_what_is_no_evaluation(adder, capsys):
         pass
 
     assert run("eval", "--resume", "imported") == 2
-    assert "run imported is no evaluation" in capsys.readouterr().err
+    assert "run imported is not an evaluation" in capsys.readouterr().err
 
 
 def test_resume_refuses_another_environment(adder, capsys):
@@ -410,7 +410,7 @@ def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
 def test_endless_tasks_ask_for_a_number():
     spec = EnvSpec.of("cli/Endless-v0", "agentenv.envs.tool_env:ToolEnv", tasks=lambda seed: {"x": seed})
 
-    with pytest.raises(ValueError, match="without end"):
+    with pytest.raises(ValueError, match="is endless"):
         Evaluation(EvalConfig(envs=("cli/Endless-v0",), num_tasks=None), specs=[spec])
 
 
