@@ -128,7 +128,7 @@ SPEC = ae.register(
     max_turns=4,
 )
 ''',
-    "test_{module}.py": '''"""The environment passes the checker and scores right and wrong answers as it should."""
+    "test_{module}.py": '''"""The environment passes the checker, and scores right and wrong answers."""
 
 from __future__ import annotations
 
