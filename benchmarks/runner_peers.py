@@ -1,10 +1,10 @@
-"""What a model turn costs verifiers and Inspect over HTTP; run by `runner.py --peers PYTHON`.
+"""Measure the cost of a model turn in verifiers and Inspect over HTTP; `runner.py --peers PYTHON` runs this.
 
     PYTHON benchmarks/runner_peers.py verifiers --turns 4 --at-once 8 --count 64 --text "..."
 
-Needs nothing of agentenv: PYTHON is an interpreter that has the peers. A mock server of the chat
-API, in a process of its own, answers at once: a tool call in each turn but the last. Prints one JSON
-object: CPU milliseconds of the peer's process for each model turn, and its peak memory.
+The script does not need agentenv; PYTHON is an interpreter that has the peers. A mock server of the chat API
+answers at once from another process, with a tool call in every turn except the last. The script prints one
+JSON object: CPU milliseconds of the peer's process for each model turn, and its peak memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUESTION = "Read the pages and answer."
 
 
 def serve(pipe: Any, turns: int) -> None:
-    """Answer chat requests at once, as the conversation so far asks for."""
+    """Answer chat requests at once; the number of tool results decides between a call and an answer."""
     asked = 0
 
     def answer(body: dict[str, Any]) -> bytes:
@@ -32,7 +32,7 @@ def serve(pipe: Any, turns: int) -> None:
         asked += 1
         message: dict[str, Any] = {"role": "assistant", "content": "That is all."}
         finish = "stop"
-        played = sum(one["role"] == "tool" for one in body["messages"])
+        played = sum(message["role"] == "tool" for message in body["messages"])
         if played < turns:
             function = {"name": "look", "arguments": '{"page": 1}'}
             calls = [{"id": f"call_{played}", "type": "function", "function": function}]
@@ -65,7 +65,7 @@ def serve(pipe: Any, turns: int) -> None:
 
 
 def verifiers(url: str, text: str, turns: int, at_once: int, count: int) -> None:
-    """Play with verifiers 0.1's ToolEnv."""
+    """Play the episodes with the ToolEnv of verifiers 0.1."""
     import verifiers as vf
     from datasets import Dataset
     from verifiers.types import ClientConfig
@@ -102,7 +102,7 @@ def verifiers(url: str, text: str, turns: int, at_once: int, count: int) -> None
 
 
 def inspect_ai(url: str, text: str, turns: int, at_once: int, count: int) -> None:
-    """Play with Inspect's default loop."""
+    """Play the episodes with Inspect's default loop."""
     from inspect_ai import Task, eval
     from inspect_ai.dataset import Sample
     from inspect_ai.model import get_model
@@ -146,13 +146,13 @@ def asked(port: int) -> int:
 
 
 def main() -> None:
-    """Measure one peer in one shape."""
+    """Measure one peer with one shape of episodes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--turns", type=int, required=True)
     parser.add_argument("--at-once", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--text", required=True, help="what the tool answers")
+    parser.add_argument("--text", required=True, help="output of the tool")
     options = parser.parse_args()
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(

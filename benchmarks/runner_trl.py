@@ -1,4 +1,4 @@
-"""TRL's synchronous tool loop on the episodes of `runner.py`, with a trainer of only what it asks for."""
+"""Run TRL's synchronous tool loop on the episodes of `runner.py`, with a minimal stand-in for its trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentenv.render import Renderer
 
 
 def tokenizer(renderer: Renderer) -> Any:
-    """Return the same tokenizer as TRL takes it, with the Qwen3 template, which its loop supports."""
+    """Return the tokenizer in the form that TRL needs, with the Qwen3 template, which its loop supports."""
     templates = Path(trl.__file__).parent / "chat_templates"
     backend = renderer.tokenizer.backend
     made = PreTrainedTokenizerFast(
@@ -25,13 +25,13 @@ def tokenizer(renderer: Renderer) -> Any:
         chat_template=(templates / "qwen3.jinja").read_text(),
     )
     made = add_response_schema(made)
-    # What TRL itself puts in the place of a template that does not preserve prefixes.
+    # TRL itself replaces a template that does not preserve prefixes by this one.
     made.chat_template = (templates / "qwen3_training.jinja").read_text()
     return made
 
 
 def trainer_of(made: Any, generate: Callable[..., Any], **own: Any) -> Any:
-    """Return what TRL's tool loop reads of a trainer, and no more; `own` belongs to the episodes."""
+    """Return only the trainer attributes that TRL's tool loop reads; `own` has those of the episodes."""
     trainer = SimpleNamespace(
         async_loop=None,
         max_completion_length=10**9,

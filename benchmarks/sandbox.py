@@ -1,10 +1,11 @@
-"""Latency, throughput, start and memory of the local sandbox, beside what people use instead.
+"""Measure latency, throughput, start-up and memory of the local sandbox and of its alternatives.
 
     python benchmarks/sandbox.py [--quick] [--json PATH]
 
-Every row runs `print(sum(range(1000)))` and checks its output. Rivals: a bare interpreter without
-any isolation, bubblewrap with an interpreter for each call (if `bwrap` is installed), and a Jupyter
-kernel that is kept, which is neither isolated nor fresh (if `jupyter_client` and `ipykernel` are).
+Every row runs `print(sum(range(1000)))` and checks its output. The alternatives are a bare interpreter
+without any isolation, bubblewrap with a new interpreter for each call (if `bwrap` is installed), and a
+long-lived Jupyter kernel, which is neither isolated nor fresh (if `jupyter_client` and `ipykernel` are
+installed).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WANT = "499500\n"
 
 
 async def timed(call, count, pause_s=0.0, *, limit_s):
-    """Milliseconds of `count` calls, or of as many as fit into `limit_s` on a busy machine."""
+    """Return the milliseconds of `count` calls, or of as many as fit into `limit_s` on a busy machine."""
     times = []
     end = time.perf_counter() + limit_s
     for _ in range(count):
@@ -57,7 +58,7 @@ async def throughput(name, call, clients, count, limit_s):
 
 def process(command):
     async def call():
-        # a session of its own, as the sandbox has: the kernel shares out processors by session
+        # The sandbox runs in its own session too; the kernel may share processors between sessions.
         child = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -67,7 +68,7 @@ def process(command):
 
 
 def pss_mib(root):
-    """Proportional memory of a process and all below it, and how many there are."""
+    """Return the proportional memory of a process and its descendants, and the number of processes."""
     total, count, pids = 0, 0, [root]
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -82,7 +83,7 @@ def pss_mib(root):
 
 
 def pool_memory():
-    """Memory of the jail below this process."""
+    """Return the memory of the sandbox's processes."""
     for task in Path("/proc/self/task").glob("*/children"):
         for child in task.read_text().split():
             if "jail" in Path(f"/proc/{child}/cmdline").read_text():
@@ -176,7 +177,7 @@ async def rivals(count, limit_s):
 
 
 def against_bare(rows):
-    """Each tier beside a bare interpreter of the same run: this kind of machine is noisy."""
+    """Measure each tier next to a bare interpreter in the same run, because shared machines are noisy."""
     bare = next(row for row in rows if row["what"].startswith("bare python -I"))
     ratios = []
     for tier in ("namespace", "landlock"):

@@ -1,9 +1,9 @@
-"""What importing and `--help` cost: CPU seconds of fresh processes, and what they load.
+"""Measure the cost of importing agentenv and of `--help`: CPU seconds of fresh processes, and loaded modules.
 
     python benchmarks/startup.py [--quick] [--json PATH] [--peers DIR]
 
-Peers (verifiers, Inspect, TRL) are measured beside us where their programs are in the directory given
-with `--peers`, such as the `bin` of another virtual environment.
+Peers (verifiers, Inspect, TRL) are measured too if their programs are in the directory named with `--peers`,
+such as the `bin` of another virtual environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIMITS_S = {"import agentenv": 0.15, "agentenv --help": 0.3}
 
 
 def cpu_seconds(command: list[str]) -> tuple[float, int]:
-    """Return user plus system CPU seconds of one run, and its lines of output."""
+    """Return the user plus system CPU seconds of one process, and its lines of output."""
     before = os.times()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     after = os.times()
@@ -43,7 +43,7 @@ def cpu_seconds(command: list[str]) -> tuple[float, int]:
 
 
 def measure(name: str, command: list[str], runs: int) -> dict[str, object]:
-    """Return the median of several runs, after one that fills the caches."""
+    """Return the median of several processes, after one that fills the caches."""
     cpu_seconds(command)
     found = [cpu_seconds(command) for _ in range(runs)]
     return {

@@ -1,9 +1,9 @@
-"""The template doctor's table over folders of chat templates, as Markdown.
+"""Print the template doctor's verdicts on folders of chat templates as a Markdown table.
 
     python benchmarks/template_table.py trl=PATH/chat_templates llama.cpp=PATH/models/templates
 
-Each template runs on the real Qwen3 vocabulary of the tests, with the control tokens that it writes
-added: the template is true, the vocabulary substituted.
+Each template is used with the tests' Qwen3 vocabulary instead of its model's own; the control tokens that
+the template writes are added to that vocabulary.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NOTES = (
 
 
 def short(text: str, length: int = 110) -> str:
-    """One table cell."""
+    """Return a text as a table cell."""
     text = text.replace("|", "\\|").replace("\n", " ")
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def row(source: str, file: Path) -> tuple[str, str]:
-    """Verdict and Markdown row of one template."""
+    """Return the verdict and the Markdown row of one template."""
     report = Renderer(cases.tokenizer_for(file.read_text(encoding="utf-8"))).report
     said = [*report.reasons, *report.warnings]
     notes = [note for mark, note in NOTES if any(mark in text for text in said)]

@@ -1,15 +1,15 @@
-"""What a tool call costs over the function itself, beside two peers in the same run.
+"""Measure the cost of a tool call over that of the function itself, next to two peers in the same run.
 
     python benchmarks/tools.py
     python benchmarks/tools.py --quick --json tools.json
     python benchmarks/tools.py --peers /path/to/other/venv/bin/python
 
-The function adds two numbers; the call is JSON text as a model writes it. A figure is wall-clock
-milliseconds a call, the function's own time taken off, the median of batches; with it the CPU time.
-The bare hop is asyncio's own way to a thread and back, without a schema, checks or a time limit: what
-no sync tool off the event loop can go below on the machine.
-Peers that are not installed here are looked for in the interpreter given with `--peers`, which needs
-nothing of ours, and are skipped with a word when they are not there either.
+The function adds two numbers, and the call is JSON text as a model writes it. Each figure is the wall-clock
+milliseconds of a call without the function's own time, as the median of batches, together with the CPU time.
+The bare hop is asyncio's switch to a thread and back, without a schema, checks or a time limit; no sync tool
+that runs off the event loop can be faster on the same machine.
+Peers that are not installed are looked for in the interpreter named with `--peers`, which does not need
+agentenv. Peers that it does not have are skipped with a note.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def add(a: int, b: int = 2) -> int:
 
 
 async def measure(call: Callable[[], Awaitable[object]], batches: int, size: int) -> dict[str, float]:
-    """Return milliseconds a call: median and least wall-clock, median CPU."""
+    """Return milliseconds for each call: median and least wall-clock time, and median CPU time."""
     for _ in range(size // 4):
         await call()
     wall: list[float] = []
@@ -69,7 +69,7 @@ async def measure(call: Callable[[], Awaitable[object]], batches: int, size: int
 
 
 async def ours(batches: int, size: int) -> dict[str, dict[str, float]]:
-    """Measure our tools; the function's own cost is taken off."""
+    """Measure agentenv's tools, without the function's own cost."""
     from agentenv.core import Context, ToolCall
     from agentenv.tools import Tool, Toolbox
 
@@ -144,7 +144,7 @@ async def inspect_ai(batches: int, size: int) -> dict[str, dict[str, float]]:
 
 
 def peer(name: str, batches: int, size: int, other: str | None) -> dict[str, dict[str, float]] | str:
-    """Measure a peer here or in another interpreter; a text says why it was skipped."""
+    """Measure a peer in this or another interpreter; a text says why the peer was skipped."""
     if importlib.util.find_spec(name) is not None:
         try:
             return asyncio.run(globals()[name](batches, size))

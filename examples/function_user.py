@@ -1,4 +1,4 @@
-"""A user that is a function: it answers the model's questions from the task, and ends the talk.
+"""A simulated user that is a function: it answers the model's questions and ends the conversation.
 
 python examples/function_user.py
 """
@@ -11,9 +11,9 @@ from agentenv.render import byte_tokenizer
 
 
 class Bookings(ae.ToolEnv):
-    """Book a table for a guest, who has to be asked for everything."""
+    """Book a table for a guest, whom the model must ask for all details."""
 
-    ends_on_text = False  # text is said to the guest; the guest ends the talk
+    ends_on_text = False  # the model's text goes to the guest, and the guest ends the conversation
 
     def start(self, guest: str, people: int, hour: int) -> str:
         self.wanted = (people, hour)

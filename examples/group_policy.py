@@ -1,4 +1,4 @@
-"""Groups whose members fail: play others in their place, so that a group stays as large as asked for.
+"""Groups whose members fail: other episodes replace them, so that each group keeps its size.
 
 python examples/group_policy.py
 """
@@ -12,7 +12,7 @@ from agentenv.render import byte_tokenizer
 
 
 class Flaky(ae.ToolEnv):
-    """Echo a word; the environment breaks each third time that it starts."""
+    """Echo a word; every third start of the environment fails."""
 
     started = 0
 
@@ -37,8 +37,8 @@ async def main() -> None:
         groups = runner.run_groups(spec, spec.task_set(), group_size=4, policy=policy)
         async with aclosing(groups):
             async for group in groups:
-                usable = [one for one in group.trajectories if one.trainable]
-                failed = [one for one in group.trajectories if one.error is not None]
+                usable = [episode for episode in group.trajectories if episode.trainable]
+                failed = [episode for episode in group.trajectories if episode.error is not None]
                 print(f"{policy.on_failed}: {len(usable)} usable members, {len(failed)} failed")
                 print(f"  the error: {failed[0].error.message}")
 

@@ -1,4 +1,4 @@
-"""Tool outputs over their limit: the model sees head and tail, and people find the whole on disk.
+"""Tool outputs that are too long: the model sees the beginning and the end, and the whole is kept on disk.
 
 python examples/long_outputs.py
 """

@@ -1,8 +1,8 @@
-"""A user played by a model: it gets a prompt of its own, filled from the task, and ends the talk.
+"""A simulated user played by a model: its prompt is filled from the task, and it ends the conversation.
 
     python examples/model_user.py
 
-Both models are scripted here; with `ae.load_engine("http://localhost:8000/v1")` a served one plays.
+Both models are scripted here; `ae.load_engine("http://localhost:8000/v1")` would use a served model.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PROMPT = (
 class Returns(ae.ToolEnv):
     """Find out what a customer wants, and take the right thing back."""
 
-    ends_on_text = False  # text is said to the customer
+    ends_on_text = False  # the model's text goes to the customer
 
     def start(self, item: str, reason: str) -> str:
         self.item = item

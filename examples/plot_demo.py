@@ -1,4 +1,4 @@
-"""Draw what happened in runs of `examples/demo.py`: one colour a run, every step a point.
+"""Plot runs of `examples/demo.py`, with one colour for each run and one point for each step.
 
 python examples/plot_demo.py runs/demo runs/demo-seed1 runs/demo-seed2 --output demo.svg
 """

@@ -1,4 +1,4 @@
-"""A model that writes broken JSON: refused by default, mended where the environment asks for it.
+"""A model that writes broken JSON: the call is refused, or repaired if the environment allows it.
 
 python examples/repair_json.py      (needs json-repair: pip install 'agentenv-rl[repair]')
 """
@@ -27,7 +27,7 @@ class Strict(ae.ToolEnv):
 
 
 class Lenient(Strict):
-    """Mends the JSON of a call before it is refused."""
+    """Repair broken JSON of a call instead of refusing it."""
 
     repair_json = True
 
@@ -40,7 +40,7 @@ async def main() -> None:
     for env in (Strict(), Lenient()):
         episode = await runner.run_episode(env, {"x": 2, "y": 3})
         (result,) = episode.turns[0].tool_results
-        print(f"{type(env).__name__}: {result.text!r:.100}, mended: {result.repaired}")
+        print(f"{type(env).__name__}: {result.text!r:.100}, repaired: {result.repaired}")
 
 
 if __name__ == "__main__":

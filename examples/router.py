@@ -1,4 +1,4 @@
-"""A stronger model helps where the policy is unsure; what it writes is recorded and never trained.
+"""A stronger model answers when the policy is unsure; its tokens are recorded but never trained.
 
 python examples/router.py
 """
@@ -25,7 +25,7 @@ async def main() -> None:
     tokenizer = byte_tokenizer()
 
     def guess(request: ScriptedRequest) -> ScriptedTurn:
-        """The policy is sure of small numbers, and guesses at large ones."""
+        """Play a policy that is sure of small numbers and guesses large ones."""
         sure = "2 + 3" in request.prompt_text
         text = "5" if sure else "1000"
         return ScriptedTurn(text=text, logprobs=[-0.1 if sure else -2.5] * (len(text) + 1))

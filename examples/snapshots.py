@@ -1,4 +1,4 @@
-"""Try several continuations from the same state: snapshot an environment in mid-episode, come back to it.
+"""Try several continuations from one state: take a snapshot during an episode, and restore it.
 
 python examples/snapshots.py
 """
@@ -7,7 +7,7 @@ import agentenv as ae
 
 
 class Maze(ae.ToolEnv):
-    """Walk to the exit; each step into a wall costs the way back."""
+    """Walk to the exit without passing it."""
 
     tasks = ({"width": 4},)
 

@@ -1,7 +1,7 @@
-"""The command line: `agentenv VERB`. Each verb is a module, imported when it is called.
+"""The command line: `agentenv VERB`. Each verb is a module that is imported only when the verb is called.
 
-Rules: a wrong input is one line what, one line where, one line how to fix, and an exit code that is
-not 0; the traceback shows only under `--debug`. `agentenv --help` imports no verb.
+An error is printed in three lines (what is wrong, where, and how to fix it) with an exit code other than 0;
+its traceback is printed only with `--debug`. `agentenv --help` imports no verb.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 VERBS = {
-    "list": "environments and tools that are installed",
+    "list": "list the environments and tools that are installed",
     "new": "make an installable environment package",
-    "check": "try an environment in every way a run would",
-    "eval": "play tasks with a model and report what came out",
+    "check": "check that an environment works as a run needs it",
+    "eval": "play tasks with a model and report the results",
     "train": "train a model with GRPO on an environment",
     "view": "look at runs in a browser, token by token",
     "replay": "play a stored episode again in its environment",
@@ -35,10 +35,13 @@ VERBS = {
     "export": "write episodes as OpenAI messages, SFT rows, ATIF, parquet",
     "import": "read chat logs or ATIF into a run",
     "serve": "serve a model with vLLM, or an environment to OpenEnv's clients",
-    "sandbox": "which isolation for untrusted code works here",
-    "doctor": "what is installed, and what a model can do here",
+    "sandbox": "show which isolation for untrusted code works here",
+    "doctor": "show what is installed, and what a model can do here",
 }
-"""Verb and help line; the module is `agentenv.cli.<verb>`, with `_` behind what Python has a meaning for."""
+"""Help line of each verb.
+
+Its module is `agentenv.cli.<verb>`, with a `_` at the end of names that Python uses itself.
+"""
 
 
 def _module_of(verb: str) -> str:
@@ -46,7 +49,7 @@ def _module_of(verb: str) -> str:
 
 
 class _LazyGroup(TyperGroup):
-    """Knows every verb's name and help without importing any."""
+    """Lists the names and help lines of all verbs without importing any of their modules."""
 
     def list_commands(self, ctx: Context) -> list[str]:
         return list(VERBS)
@@ -90,13 +93,13 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version."
     ),
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks; may stand anywhere."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks; allowed anywhere on the line."),
 ) -> None:
     """Tools, environments and aligned rollouts for language-model agents."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit; the entry point of the `agentenv` script."""
+    """Run the command line and exit; this is the entry point of the `agentenv` script."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]

@@ -1,4 +1,4 @@
-"""`agentenv check`: try an environment in every way a run would."""
+"""`agentenv check`: check that an environment works as a run needs it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def run(
     env: str = typer.Argument(..., metavar="ENV", help="Id, path/to/file.py, file.py:Class or module:Class."),
-    tasks: int = typer.Option(20, "-n", "--tasks", help="Tasks that are played at most."),
-    fuzz: int = typer.Option(300, "--fuzz", help="Random tool calls from the schemas."),
-    only: list[str] = typer.Option([], "--only", help="Make only this check; may be repeated."),
+    tasks: int = typer.Option(20, "-n", "--tasks", help="Largest number of tasks to play."),
+    fuzz: int = typer.Option(300, "--fuzz", help="Number of random tool calls from the schemas."),
+    only: list[str] = typer.Option([], "--only", help="Run only this check; may be repeated."),
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,
     config: str = ConfigOption,
@@ -29,13 +29,13 @@ def run(
     """Check an environment: schema, determinism, oracle, trivial answers, isolation, overflow, ...
 
     Settings for -o: env.NAME for the environment; limits.max_turns=4 and runner.concurrency=8 for the
-    episodes that the runner plays. Of limits and runner the section may be left out (max_turns=4).
+    episodes that the runner plays. The section name may be left out for limits and runner (max_turns=4).
     """
     from agentenv.runs.sections import PLAY_SECTIONS
     from agentenv.testing.checker import check_env
 
     sections = {name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits")}
-    found = read_settings([read_toml(config) if config else {}, parse_pairs(settings or [])], sections)
+    values = read_settings([read_toml(config) if config else {}, parse_pairs(settings or [])], sections)
     report = asyncio.run(
         check_env(
             env,
@@ -43,9 +43,9 @@ def run(
             fuzz_calls=fuzz,
             seed=seed,
             only=tuple(only),
-            env=found["env"],
-            runner=found["runner"],
-            limits=found["limits"],
+            env=values["env"],
+            runner=values["runner"],
+            limits=values["limits"],
         )
     )
     sys.stdout.write((report.to_json() if as_json else str(report)) + "\n")

@@ -1,4 +1,4 @@
-"""The training dashboard: the few numbers that tell early whether a run goes well."""
+"""The training dashboard: a line for each step, with the numbers that show early whether training works."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Return the last values as one line of bars between their least and largest."""
-    shown = [value for value in values if value == value][-width:]  # noqa: PLR0124 - NaN is not itself
+    """Return the last values as a line of bars, scaled between the smallest and the largest of them."""
+    shown = [value for value in values if value == value][-width:]  # noqa: PLR0124 - NaN is not equal to itself
     if not shown:
         return ""
     low, high = min(shown), max(shown)
@@ -26,14 +26,14 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
 
 
 def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]]) -> str:
-    """Return the line of one training step."""
+    """Return the line that describes the last training step of `history`."""
     last = history[-1]
 
     def get(name: str) -> float:
         return float(last.get(name, 0.0))
 
     context = get("tokens/action") + get("tokens/context")
-    curve = sparkline([one.get("reward", 0.0) for one in history])
+    curve = sparkline([metrics.get("reward", 0.0) for metrics in history])
     parts = [
         f"step {step:>{len(str(num_steps))}}/{num_steps}  reward {get('reward'):.2f} {curve}",
         f"spread {get('groups/frac_mixed'):.0%}",
@@ -62,7 +62,7 @@ class _Warnings(logging.Handler):
 
 
 class Dashboard:
-    """Prints each step as it is done and every warning as it comes; moves in a terminal."""
+    """Prints a line for each finished step and for each warning; in a terminal, it also shows a spinner."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._num_steps = 0
@@ -93,7 +93,7 @@ class Dashboard:
         self.say(f" warm-up on {len(shown)} demonstrations, mean reward {rewards / max(1, len(shown)):.2f}")
 
     def say(self, text: str) -> None:
-        """Print a line above what moves."""
+        """Print a line above the spinner."""
         if self._quiet:
             return
         if self._status is not None:
@@ -102,7 +102,7 @@ class Dashboard:
             print(text, flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a finished step."""
+        """Print the line of a finished step."""
         self._history.append(metrics)
         self.say(step_line(step, self._num_steps, self._history))
         if self._status is not None:

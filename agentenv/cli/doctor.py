@@ -1,4 +1,4 @@
-"""`agentenv doctor`: what is installed, what a template does, whether an engine keeps its promises."""
+"""`agentenv doctor`: show what is installed, and examine a chat template or the engine of a model."""
 
 from __future__ import annotations
 
@@ -39,64 +39,64 @@ def run(
         "",
         "-m",
         "--model",
-        help="Ask this model what it promises: any -m of eval. A path alone: look at its chat template.",
+        help="Examine this model's engine (any -m of eval); for a plain path, its chat template.",
     ),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer."),
     as_json: bool = JsonOption,
 ) -> None:
-    """Say what is installed, what isolates untrusted code and what a model can do, with remedies.
+    """Show what is installed, what isolates untrusted code and what a model can do, with remedies.
 
-    Ends with 1 if the model's engine breaks a promise.
+    The exit code is 1 if a check of the model's engine fails.
     """
-    found: dict[str, Any] = {"python": platform.python_version(), "packages": _packages()}
+    facts: dict[str, Any] = {"python": platform.python_version(), "packages": _packages()}
     if model and Path(model).exists():
-        found["template"] = _template(model)
+        facts["template"] = _template(model)
     elif model:
-        found["model"], found["engine"] = _model(model, tokenizer)
+        facts["model"], facts["engine"] = _model(model, tokenizer)
     else:
-        found["sandbox"] = _sandbox()
+        facts["sandbox"] = _sandbox()
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(facts) + "\n")
     else:
-        _show(found)
-    if any(finding["ok"] is False for finding in found.get("engine", ())):
+        _show(facts)
+    if any(finding["ok"] is False for finding in facts.get("engine", ())):
         raise typer.Exit(1)
 
 
-def _show(found: dict[str, Any]) -> None:
-    print(f"python {found['python']}")
-    for name, version, extra in found["packages"]:
+def _show(facts: dict[str, Any]) -> None:
+    print(f"python {facts['python']}")
+    for name, version, extra in facts["packages"]:
         state = version or f"not installed: pip install 'agentenv-rl[{extra}]'"
         print(f"  {'ok' if version else '- '} {name} {state}")
-    if "sandbox" in found:
-        print(found["sandbox"]["text"])
-    for name, text in found.get("model", {}).items():
+    if "sandbox" in facts:
+        print(facts["sandbox"]["text"])
+    for name, text in facts.get("model", {}).items():
         print(f"{name}: {text}")
-    for finding in found.get("engine", ()):
+    for finding in facts.get("engine", ()):
         print(f"  {finding['line']}")
-    if "template" in found:
-        print(found["template"]["text"])
+    if "template" in facts:
+        print(facts["template"]["text"])
 
 
 def _sandbox() -> dict[str, Any]:
     from agentenv.sandbox.doctor import doctor
 
-    found = doctor()
-    return {**asdict(found), "text": found.text()}
+    report = doctor()
+    return {**asdict(report), "text": report.text()}
 
 
 def _packages() -> list[tuple[str, str, str]]:
-    found: list[tuple[str, str, str]] = []
+    packages: list[tuple[str, str, str]] = []
     for name, extra in PACKAGES:
         try:
-            found.append((name, importlib.metadata.version(name), extra))
+            packages.append((name, importlib.metadata.version(name), extra))
         except importlib.metadata.PackageNotFoundError:
-            found.append((name, "", extra))
-    return found
+            packages.append((name, "", extra))
+    return packages
 
 
 def _template(path: str) -> dict[str, Any]:
-    """Return what the template doctor finds on a model's directory or file; no engine is started."""
+    """Return the template doctor's report on a model's directory or file, without starting an engine."""
     from agentenv.render.doctor import doctor_report
     from agentenv.render.renderer import Renderer
     from agentenv.render.tokenizer import ChatTokenizer
@@ -106,7 +106,7 @@ def _template(path: str) -> dict[str, Any]:
 
 
 def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Return facts about the template, and what the engine answered to the doctor's questions."""
+    """Return facts about the chat template, and the findings of the engine's checks."""
     import asyncio
 
     from agentenv.engine.doctor import examine_model
@@ -118,8 +118,8 @@ def _model(model: str, tokenizer: str) -> tuple[dict[str, str], list[dict[str, A
     if loaded.tokenizer is not None:
         report = Renderer(loaded.tokenizer).report
         facts["template"] = f"{report.verdict}, tool calls in the grammar {report.grammar}"
-        facts |= {f"reason {place}": text for place, text in enumerate(report.reasons, start=1)}
-        facts |= {f"warning {place}": text for place, text in enumerate(report.warnings, start=1)}
+        facts |= {f"reason {number}": text for number, text in enumerate(report.reasons, start=1)}
+        facts |= {f"warning {number}": text for number, text in enumerate(report.warnings, start=1)}
         if report.remedy:
             facts["remedy"] = report.remedy
 

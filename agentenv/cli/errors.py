@@ -1,4 +1,4 @@
-"""How an error looks on the command line: what, where, and how to fix it."""
+"""Print an error on the command line: what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from agentenv.core.errors import (
 __all__ = ["report_error"]
 
 _FIXES: tuple[tuple[type[AgentEnvError], str], ...] = (
-    (UnknownEnvironment, "run `agentenv list` to see what is installed, or give path/to/file.py"),
+    (UnknownEnvironment, "run `agentenv list` to see what is installed, or name a file: path/to/file.py"),
     (DependencyMissing, "install what is named above, then run the same command again"),
-    (ModelNotFound, "give a directory with config.json and weights, a .gguf file, a URL, or `mock`"),
+    (ModelNotFound, "name a directory with config.json and weights, a .gguf file, a URL, or `mock`"),
     (TaskError, "correct the row or the field named above"),
-    (StoreError, "choose another place with --runs-dir, or free some space"),
-    (EngineError, "check that the model answers; `agentenv doctor` says what is reachable"),
+    (StoreError, "choose another directory with --runs-dir, or free some space"),
+    (EngineError, "check that the model answers; `agentenv doctor -m MODEL` examines it"),
     (SandboxError, "run `agentenv sandbox` to see which isolation works here"),
-    (UsageError, "see --help of this command"),
+    (UsageError, "see --help for this command"),
 )
 
 _Wrong = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
-"""What typer raises for words that it cannot read; typer itself gives no name to it."""
+"""Typer's base class of errors in the command line's words; typer does not export its name."""
 
 
 def report_error(error: BaseException, words: list[str]) -> int:
     """Print an error in three lines on stderr and return the exit code."""
+    # A group comes from tasks that failed together; the first of its errors is the cause.
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     command = "agentenv " + " ".join(words)
@@ -56,7 +57,7 @@ def report_error(error: BaseException, words: list[str]) -> int:
         code = 2 if isinstance(error, UsageError) else 1
     else:
         what = f"{type(error).__name__}: {error}"
-        where = "; ".join([*notes, _place(error)])
+        where = "; ".join([*notes, _location(error)])
         is_typo = isinstance(error, SyntaxError)
         fix = "correct that line" if is_typo else "run it again with --debug for the traceback"
         code = 1
@@ -66,7 +67,7 @@ def report_error(error: BaseException, words: list[str]) -> int:
 
 
 def _setting_meant(what: str) -> str:
-    """Return how a limit is set that was given as an option of its own; empty where none was."""
+    """Return how to set a limit that was written as an option, such as --max-turns; empty for other words."""
     from agentenv.core.limits import RunLimits
 
     option = what.rpartition("--")[2].rstrip(".").replace("-", "_") if what.startswith("No such") else ""
@@ -74,13 +75,15 @@ def _setting_meant(what: str) -> str:
     return f"limits are settings: -o limits.{near[0]}=VALUE" if near else ""
 
 
-def _place(error: BaseException) -> str:
-    """Return file and line of the innermost frame that is not in an installed package."""
+def _location(error: BaseException) -> str:
+    """Return the file and line of the innermost frame outside installed packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name}" if own else "unknown"
+    frames = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    return (
+        f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else "unknown"
+    )
 
 
 def _one_line(text: str) -> str:

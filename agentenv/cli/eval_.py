@@ -1,4 +1,4 @@
-"""`agentenv eval`: play tasks with a model, watch it, and read what came out."""
+"""`agentenv eval`: play tasks with a model, show the progress, and report the results."""
 
 from __future__ import annotations
 
@@ -37,25 +37,27 @@ def run(
         None, metavar="ENV...", help="Ids, path/to/file.py, file.py:Class or module:Class."
     ),
     model: str = ModelOption,
-    num_tasks: int = typer.Option(20, "-n", "--tasks", help="Tasks of each environment; 0 for all."),
-    group_size: int = typer.Option(1, "-k", "--episodes", help="Episodes of each task."),
+    num_tasks: int = typer.Option(
+        20, "-n", "--tasks", help="Number of tasks of each environment; 0 for all."
+    ),
+    group_size: int = typer.Option(1, "-k", "--episodes", help="Number of episodes of each task."),
     seed: int = SeedOption,
-    split: str = typer.Option("", "--split", help="Split of the tasks; the held-out one if there is one."),
+    split: str = typer.Option("", "--split", help="Split of the tasks; the held-out one if empty."),
     settings: list[str] = SettingsOption,
     config: str = ConfigOption,
     tokenizer: str = typer.Option(
-        "", "--tokenizer", help="Directory of the tokenizer, where it is not the model's."
+        "", "--tokenizer", help="Directory of the tokenizer; the model's own if empty."
     ),
     runs_dir: str = RunsDirOption,
-    resume: str = typer.Option("", "--resume", help="Go on with a stopped run; its settings hold."),
+    resume: str = typer.Option("", "--resume", help="Continue a stopped run with its own settings."),
     fail_under: float = typer.Option(None, "--fail-under", help="Exit with 1 if the mean reward is lower."),
     as_json: bool = JsonOption,
 ) -> None:
-    """Play tasks of environments with a model and report what came out.
+    """Play tasks of environments with a model and report the results.
 
     Settings for -o: env.NAME for the environment, runner.concurrency=8, limits.max_turns=4,
-    sampling.temperature=0, engine.NAME for the engine, eval.success_at=0.5. The section may be left out
-    where one section alone has the name (max_turns=4), but not of env and engine.
+    sampling.temperature=0, engine.NAME for the engine, eval.success_at=0.5. The section name may be left
+    out if only one section has the setting (max_turns=4), but not for env and engine.
     """
     given: dict[str, Any] = {
         "envs": tuple(envs or ()),
@@ -78,17 +80,17 @@ def eval_config(given: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) 
     """Return the configuration of the command line.
 
     Args:
-        given: what the options say; every source wins over it.
-        sources: settings as `read_toml` and `parse_pairs` give them, a later one wins.
+        given: values of the command's options; every source overrides them.
+        sources: settings that `read_toml` and `parse_pairs` returned; later sources override earlier ones.
 
     Raises:
-        UsageError: A setting is unknown or does not fit.
+        UsageError: A setting is unknown, or its value does not fit.
     """
     from agentenv.runs.evaluate import EvalConfig
     from agentenv.runs.sections import EVAL_SECTIONS
 
-    found = read_settings(sources, EVAL_SECTIONS)
-    return EvalConfig.of(**{**given, **found.pop("eval"), **found})
+    sections = read_settings(sources, EVAL_SECTIONS)
+    return EvalConfig.of(**{**given, **sections.pop("eval"), **sections})
 
 
 def _evaluate(
@@ -109,12 +111,15 @@ def _evaluate(
 
     run = find_run(resume, runs_dir) if resume else None
     if run is not None and run.info.kind != "eval":
-        verb = f"resume it with agentenv train --resume {run.id}" if run.info.kind == "train" else "play anew"
-        raise UsageError(f"run {run.id} is no evaluation", remedy=verb)
+        remedy = "start a new evaluation without --resume"
+        if run.info.kind == "train":
+            remedy = f"resume it with agentenv train --resume {run.id}"
+        raise UsageError(f"run {run.id} is not an evaluation", remedy=remedy)
     config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(
-            f"run {run.id} is of {', '.join(config.envs)}", remedy="leave the environment out to resume it"
+            f"run {run.id} plays {', '.join(config.envs)}, not {', '.join(given['envs'])}",
+            remedy="leave the environment out to resume the run",
         )
     specs = [spec(name) for name in config.envs]
     evaluation = Evaluation(config, specs=specs)
@@ -152,12 +157,12 @@ def _show(
         if interrupted:
             print(
                 f" stopped: {report.num_episodes} of {evaluation.num_episodes} episodes are kept;"
-                f" go on with: agentenv eval --resume {run_id}"
+                f" continue with: agentenv eval --resume {run_id}"
             )
         if result.stopped:
             print(f" stopped: {result.stopped}")
         if low:
-            print(f" mean reward {mean if mean is None else round(mean, 4)} is under {fail_under}")
+            print(f" mean reward {mean if mean is None else round(mean, 4)} is lower than {fail_under}")
     if interrupted:
         return 130
     return 1 if low or result.stopped or not report.num_scored else 0

@@ -1,4 +1,4 @@
-"""`agentenv export`: a run's episodes in the shapes of others."""
+"""`agentenv export`: write a run's episodes in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = {
     "verl": "verl:verl_samples",
     "slime": "slime:slime_samples",
 }
-"""Formats of one line for each row, and the function of `agentenv.interop` that makes the rows."""
+"""Formats with one line for each row, and the function in `agentenv.interop` that makes the rows."""
 FORMATS = (*ROWS, "inspect", "atif", "parquet")
 UNITS = {"trl": "rows", "verl": "rows", "slime": "rows", "inspect": "logs"}
 
@@ -31,8 +31,8 @@ UNITS = {"trl": "rows", "verl": "rows", "slime": "rows", "inspect": "logs"}
 def run(
     name: str = typer.Argument(..., metavar="RUN", help="Run to export."),
     shape: str = typer.Option("openai", "--as", help=", ".join(FORMATS) + "."),
-    output: str = typer.Option("", "--output", help="File or directory; in the run if empty."),
-    min_reward: float = typer.Option(1.0, "--min-reward", help="Least reward of an episode for sft."),
+    output: str = typer.Option("", "--output", help="File or directory; in the run's directory if empty."),
+    min_reward: float = typer.Option(1.0, "--min-reward", help="For sft: least reward of an episode."),
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
@@ -54,7 +54,7 @@ def run(
         count = sum(_write(target / file, [document]) for file, document in _documents(source, shape))
     print(f"{target}  {count} {UNITS.get(shape, 'episodes')}")
     if not count and len(source):
-        print(f"nothing to write as {shape}: none of the {len(source)} episodes is fit for it")
+        print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}")
 
 
 def _rows(source: Any, shape: str, min_reward: float) -> Iterator[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _rows(source: Any, shape: str, min_reward: float) -> Iterator[dict[str, Any]
 
 
 def _documents(source: Any, shape: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the files of a format that is a directory of documents."""
+    """Yield name and content of each file, for a format that is a directory of documents."""
     if shape == "inspect":
         from agentenv.interop.inspect_log import to_inspect
 
@@ -79,8 +79,8 @@ def _documents(source: Any, shape: str) -> Iterator[tuple[str, Mapping[str, Any]
         return
     from agentenv.interop.atif import to_atif
 
-    for place, one in enumerate(source):
-        yield f"{place:05}.json", to_atif(one, model=source.info.model)
+    for index, trajectory in enumerate(source):
+        yield f"{index:05}.json", to_atif(trajectory, model=source.info.model)
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -96,6 +96,6 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
                 count += 1
     except OSError as error:
         raise StoreError(
-            f"cannot write {path}: {error.strerror or error}", remedy="name another with --output"
+            f"cannot write {path}: {error.strerror or error}", remedy="choose another file with --output"
         ) from error
     return count

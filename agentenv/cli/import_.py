@@ -1,4 +1,4 @@
-"""`agentenv import`: logs of others as a run, to be viewed, compared and scored again."""
+"""`agentenv import`: read the logs of other tools into a run, to view, compare and rescore them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def run(
     paths: list[str] = typer.Argument(..., metavar="FILE...", help="Chat logs or ATIF documents."),
-    env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment to file the episodes under."),
+    env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment id for the episodes."),
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Read OpenAI-style chat logs or ATIF documents into a run."""
@@ -30,29 +30,30 @@ def run(
     rows = [row for path in paths for row in read_rows(Path(path))]
     atif = bool(rows) and "schema_version" in rows[0]
     episodes = list(from_atif(rows) if atif else from_openai(rows, env_id=env_id))
-    ids = tuple(dict.fromkeys(one.env_id for one in episodes))
+    ids = tuple(dict.fromkeys(episode.env_id for episode in episodes))
     with RunWriter.create(
         Path(paths[0]).stem, kind="import", root=runs_dir, env_ids=ids, config={"imported_from": paths}
     ) as writer:
-        for place, one in enumerate(episodes):
-            writer.append(_distinct(one, place, episodes))
+        for index, episode in enumerate(episodes):
+            writer.append(_distinct(episode, index, episodes))
     print(f"{len(episodes)} episodes   run {writer.id}")
     print(f" view: agentenv view {writer.id}")
 
 
-def _distinct(one: Any, place: int, episodes: list[Any]) -> Any:
-    """Return the episode under a member number of its own, where the log repeats one."""
+def _distinct(episode: Any, index: int, episodes: list[Any]) -> Any:
+    """Return the episode with a member number that no earlier episode of its group has."""
     from dataclasses import replace
 
-    earlier = sum((other.group_id, other.member) == (one.group_id, one.member) for other in episodes[:place])
-    return replace(one, member=one.member + earlier) if earlier else one
+    key = (episode.group_id, episode.member)
+    earlier = sum((other.group_id, other.member) == key for other in episodes[:index])
+    return replace(episode, member=episode.member + earlier) if earlier else episode
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a JSONL or JSON file.
 
     Raises:
-        UsageError: The file cannot be read, or a line is not a JSON object; the line is named.
+        UsageError: The file cannot be read, or a line is not a JSON object; the message names the line.
     """
     from agentenv.core.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""`agentenv list`: what is installed, without importing it."""
+"""`agentenv list`: list the installed environments and tools without importing them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def show(
     words: list[str] = typer.Argument(None, metavar="WORD...", help="Show only what contains these words."),
     load: bool = typer.Option(
-        False, "--load", help="Import each environment: descriptions, tasks, and what is broken."
+        False, "--load", help="Import each environment to show its description and tasks, or its error."
     ),
     as_json: bool = JsonOption,
 ) -> None:
@@ -28,13 +28,13 @@ def show(
 
     rows = [
         {
-            "id": one.id,
-            "origin": one.origin,
-            "description": one.spec.description if one.spec else "",
-            "tasks": _num_tasks(one.spec) if load and one.spec else None,
-            "error": one.error,
+            "id": entry.id,
+            "origin": entry.origin,
+            "description": entry.spec.description if entry.spec else "",
+            "tasks": _num_tasks(entry.spec) if load and entry.spec else None,
+            "error": entry.error,
         }
-        for one in registry.listing(load=load)
+        for entry in registry.listing(load=load)
     ]
     tools = [
         {"name": point.name, "target": point.value, "origin": point.dist.name if point.dist else ""}
@@ -52,12 +52,12 @@ def show(
         text = f"cannot be loaded: {row['error']}" if row["error"] else f"{row['description']}{size}"
         print(f"  {row['id']:<{width}}  {text or row['origin']}".rstrip())
     print(f"tools ({len(tools)})")
-    for tool in sorted(tools, key=lambda one: one["name"]):
+    for tool in sorted(tools, key=lambda tool: tool["name"]):
         print(f"  {tool['name']:<{width}}  {tool['target']}")
     if not rows and not tools and words:
-        print("nothing that is installed contains these words; agentenv list shows all")
+        print("no installed environment or tool contains these words; agentenv list shows all")
     elif not rows and not words:
-        print("none are installed; write one in a file and run: agentenv eval path/to/file.py")
+        print("nothing is installed; write an environment in a file and run: agentenv eval path/to/file.py")
 
 
 def _num_tasks(spec: object) -> str:

@@ -1,4 +1,4 @@
-"""`agentenv new`: an installable environment package that passes its check and its tests at once."""
+"""`agentenv new`: make an installable environment package that passes its checks and its tests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def run(
     name: str = typer.Argument(..., help="Name of the environment, such as shop-math."),
-    directory: str = typer.Option("", "--dir", help="Where to make it; a directory of its name if empty."),
+    directory: str = typer.Option(
+        "", "--dir", help="Directory to make; named like the environment if empty."
+    ),
 ) -> None:
-    """Make a package with an environment, its test, README and CI file."""
+    """Make a package with an environment, its tests, a README and a CI file."""
     from agentenv.core.errors import StoreError, UsageError
 
     words = re.findall(r"[a-z0-9]+", name.lower())
     if not words or words[0][0].isdigit():
-        raise UsageError(f"{name!r} is no name for a package", remedy="use letters, such as shop-math")
+        raise UsageError(
+            f"{name!r} cannot be the name of a package", remedy="start with a letter, as in shop-math"
+        )
     root = Path(directory or "-".join(words))
     if root.exists() and any(root.iterdir()):
-        raise UsageError(f"{root} is not empty", remedy="choose another with --dir")
+        raise UsageError(f"the directory {root} is not empty", remedy="choose another with --dir")
     try:
         for path, text in files_of(words).items():
             target = root / path
@@ -33,10 +37,10 @@ def run(
             target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"cannot write {root}: {error.strerror}", remedy="choose another place with --dir"
+            f"cannot write {root}: {error.strerror}", remedy="choose another directory with --dir"
         ) from error
     module = "_".join(words)
-    print(f"{root}/ made. Next:")
+    print(f"{root}/ was made. Next:")
     print(f"  agentenv check {root}/{module}.py")
     print(f"  agentenv eval {root}/{module}.py -m mock -n 20 -k 4")
     print(f"  pip install -e {root}    then it is in agentenv list")
@@ -44,7 +48,7 @@ def run(
 
 
 def files_of(words: list[str]) -> dict[str, str]:
-    """Return the package's files: path and text."""
+    """Return the package's files: the text of each path."""
     module, title = "_".join(words), "".join(word.capitalize() for word in words)
     env_id = f"{words[0]}/{title}-v0"
     fill = {"module": module, "title": title, "env_id": env_id, "dist": "-".join(words)}
@@ -124,7 +128,7 @@ SPEC = ae.register(
     max_turns=4,
 )
 ''',
-    "test_{module}.py": '''"""The environment keeps what every run relies on, and scores what it should."""
+    "test_{module}.py": '''"""The environment passes the checker, and scores right and wrong answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live progress of an evaluation: one line that moves, errors as they first happen."""
+"""Show the progress of an evaluation: a progress bar, and each new kind of error when it first occurs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EvalProgress"]
 
 
 class EvalProgress:
-    """Counts episodes as they finish and shows them; quiet where a machine reads the output."""
+    """Counts finished episodes and shows their progress; prints nothing if `quiet` is set."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -26,12 +26,12 @@ class EvalProgress:
         self._began = time.monotonic()
 
     def begin(self, evaluation: Any, run_id: str) -> None:
-        """Print the head and make the bar."""
+        """Print the head line and make the progress bar."""
         if self._quiet:
             return
         config = evaluation.config
         sizes = " + ".join(str(len(tasks)) for tasks in evaluation.tasks)
-        names = ", ".join(one.id for one in evaluation.specs)
+        names = ", ".join(spec.id for spec in evaluation.specs)
         print(
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
             f" · {config.runner.concurrency} at once · seed {config.seed}   run {run_id}"

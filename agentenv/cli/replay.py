@@ -1,4 +1,4 @@
-"""`agentenv replay`: play a stored episode's actions again and see whether it comes out the same."""
+"""`agentenv replay`: play a stored episode's actions again and check whether the result is the same."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def run(
-    run: str = typer.Argument(..., metavar="RUN", help="The run; RUN#EPISODE names the episode too."),
-    episode: str = typer.Option("", "--episode", help="Its place in the run (12), or task/member."),
+    run: str = typer.Argument(..., metavar="RUN", help="The run; RUN#EPISODE also names the episode."),
+    episode: str = typer.Option("", "--episode", help="Index of the episode (12), or task/member."),
     from_turn: int | None = typer.Option(
-        None, "--from-turn", help="Go on with a model after this many turns."
+        None, "--from-turn", help="Continue with a model after this many recorded turns."
     ),
-    model: str = typer.Option("", "-m", "--model", help="Model that goes on; the run's own if empty."),
+    model: str = typer.Option("", "-m", "--model", help="Model that continues; the run's own if empty."),
     env: str = typer.Option("", "--env", help="Environment to play in; the run's own if empty."),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the run's tokenizer."),
     runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Give an environment a stored episode's messages again, and compare what it answers."""
+    """Send a stored episode's messages to its environment again, and compare the answers."""
     from agentenv.core.errors import UsageError
     from agentenv.runs.store.reader import find_run
 
-    name, _, place = run.partition("#")
-    if not (episode or place):
+    name, _, index = run.partition("#")
+    if not (episode or index):
         raise UsageError(f"{run!r} names no episode", remedy="add --episode 12 or --episode TASK/MEMBER")
     if model and from_turn is None:
-        raise UsageError("-m goes on from a turn: name it with --from-turn")
+        raise UsageError(
+            "-m continues from a turn, but no turn is named", remedy="name the turn with --from-turn"
+        )
     stored = find_run(name, runs_dir)
-    old = stored.load(stored.find(episode or place))
+    old = stored.load(stored.find(episode or index))
     again = asyncio.run(_Replay(stored.info, env, tokenizer, model, from_turn).play(old))
     new, difference = again.trajectory, again.difference
     if as_json:
@@ -62,7 +64,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Replay:
-    """What to play an episode of a run with; what is empty is the run's own."""
+    """What replays an episode; the run's own environment, tokenizer or model is used where one is empty."""
 
     info: Any
     env: str
@@ -100,7 +102,7 @@ class _Replay:
 
     @property
     def _model(self) -> str:
-        """The run's model as an engine string; a training run keeps its path alone."""
+        """The run's model as an engine string; a training run stores only the path of its model."""
         model = self.info.model
         return f"hf:{model}" if self.info.kind == "train" else model
 
@@ -118,7 +120,7 @@ class _Replay:
         return live
 
     def _renderer(self, live: Any) -> Any:
-        """Return the renderer with which the run's tokens were made, without the run's model."""
+        """Return the renderer that made the run's tokens, without loading the run's model."""
         from importlib import import_module
 
         from agentenv.core.errors import UsageError
@@ -141,11 +143,11 @@ class _Replay:
         )
 
     def _source(self, env_id: str) -> str:
-        """Return how the run's user named the environment: a file, where it is in no registry."""
+        """Return the environment's id, or the file from which the run loaded it if it is not registered."""
         from agentenv.envs.registry import registry
 
-        named = [str(one) for one in self.info.config.get("envs", ())]
-        return env_id if env_id in registry or len(named) != 1 else named[0]
+        sources = [str(source) for source in self.info.config.get("envs", ())]
+        return env_id if env_id in registry or len(sources) != 1 else sources[0]
 
 
 def _line(message: Any) -> str:

@@ -1,4 +1,4 @@
-"""`agentenv rescore`: new rewards on stored episodes, without a model."""
+"""`agentenv rescore`: compute new rewards for stored episodes, without a model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def run(
-    name: str = typer.Argument(..., metavar="RUN", help="Run to score again."),
+    name: str = typer.Argument(..., metavar="RUN", help="Run whose episodes are scored again."),
     rewards: list[str] = typer.Option(
         ..., "--reward", metavar="FILE.py:NAME", help="Reward function, or module:name; may be repeated."
     ),
     runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Score a run's episodes with other rewards; the result is a run of its own."""
+    """Score a run's episodes with other reward functions, and write the result as a new run."""
     from agentenv.cli.tables import print_report
     from agentenv.envs.rewards.group import rescore
     from agentenv.runs.report import report_on
@@ -33,7 +33,7 @@ def run(
     from agentenv.runs.store.writer import RunWriter
 
     source = find_run(name, runs_dir)
-    functions = [find_object(one) for one in rewards]
+    functions = [find_object(reward) for reward in rewards]
     with RunWriter.create(
         "rescored",
         kind="import",
@@ -58,10 +58,10 @@ def run(
 
 
 def find_object(name: str) -> Any:
-    """Return what `file.py:name` or `module:name` names.
+    """Return the object that `file.py:name` or `module:name` names.
 
     Raises:
-        UsageError: There is no such thing.
+        UsageError: The file, the module or the object does not exist.
     """
     from agentenv.core.imports import import_object
     from agentenv.envs.files import load_file

@@ -1,4 +1,4 @@
-"""`agentenv sandbox`: which isolation runs on this machine; `sandbox serve` lends it to E2B's SDK."""
+"""`agentenv sandbox`: show which isolation works on this machine; `sandbox serve` offers it to E2B's SDK."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.callback(invoke_without_command=True)
 def run(ctx: typer.Context, as_json: bool = JsonOption) -> None:
-    """Say which isolation for untrusted code works here, and how to get a stronger one."""
+    """Show which isolation for untrusted code works here, and how to get a stronger one."""
     if ctx.invoked_subcommand is not None:
         return
     from agentenv.sandbox.doctor import doctor
 
-    found = doctor()
-    sys.stdout.write((json.dumps(asdict(found)) if as_json else found.text()) + "\n")
-    raise typer.Exit(0 if found.tier else 1)
+    report = doctor()
+    sys.stdout.write((json.dumps(asdict(report)) if as_json else report.text()) + "\n")
+    raise typer.Exit(0 if report.tier else 1)
 
 
 @app.command()
 def serve(
-    protocol: str = typer.Option("e2b", "--protocol", help="Protocol to speak; there is e2b."),
-    host: str = typer.Option("127.0.0.1", "--host", help="Address; there is no password: keep it loopback."),
+    protocol: str = typer.Option("e2b", "--protocol", help="Protocol of the server; only e2b exists."),
+    host: str = typer.Option("127.0.0.1", "--host", help="Address; use loopback: there is no password."),
     port: int = typer.Option(8900, "--port", help="Port; 0 takes a free one."),
-    size: int = typer.Option(4, "--size", help="Sandboxes that run code at once."),
+    size: int = typer.Option(4, "--size", help="Number of sandboxes that run code at once."),
     backend: str = typer.Option("auto", "--backend", help="auto, local, or none."),
 ) -> None:
     """Serve this machine's sandbox, so that E2B's own SDK runs code here."""

@@ -1,4 +1,4 @@
-"""`agentenv serve`: a model with vLLM, set up for training, or an environment in OpenEnv's protocol."""
+"""`agentenv serve`: serve a model with vLLM, ready for training, or an environment to OpenEnv's clients."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def run(
     model: str = typer.Argument("", metavar="[MODEL]", help="Directory or Hub name of a model, for vLLM."),
     env: str = typer.Option("", "--env", metavar="ENV", help="Serve this environment to OpenEnv's clients."),
-    host: str = typer.Option("127.0.0.1", "--host", help="Address; there is no password: keep it trusted."),
+    host: str = typer.Option("127.0.0.1", "--host", help="Address; use a trusted one: there is no password."),
     port: int = typer.Option(8000, "--port", help="Port; 0 takes a free one for an environment."),
-    sessions: int = typer.Option(64, "--sessions", help="Episodes at once, with --env."),
-    dtype: str = typer.Option("auto", "--dtype", help="Weights' type, with MODEL."),
-    max_model_len: int | None = typer.Option(None, "--max-model-len", help="Context tokens, with MODEL."),
-    python: str = typer.Option(sys.executable, "--python", help="Interpreter that has vLLM, with MODEL."),
-    log: Path = typer.Option(Path("vllm.log"), "--log", help="Takes what vLLM prints, with MODEL."),
-    vllm: str = typer.Option("", "--vllm", metavar="ARGS", help="More arguments for vLLM, in one string."),
+    sessions: int = typer.Option(64, "--sessions", help="With --env: number of episodes at once."),
+    dtype: str = typer.Option("auto", "--dtype", help="With MODEL: type of the weights."),
+    max_model_len: int | None = typer.Option(
+        None, "--max-model-len", help="With MODEL: tokens of the context."
+    ),
+    python: str = typer.Option(sys.executable, "--python", help="With MODEL: interpreter that has vLLM."),
+    log: Path = typer.Option(Path("vllm.log"), "--log", help="With MODEL: file for vLLM's output."),
+    vllm: str = typer.Option("", "--vllm", metavar="ARGS", help="With MODEL: more arguments for vLLM."),
 ) -> None:
     """Serve a model (vLLM, ready for rollouts and weight updates) or an environment (OpenEnv)."""
     if bool(model) == bool(env):
-        raise UsageError("serve takes one of MODEL and --env ENV", remedy="see agentenv serve --help")
+        raise UsageError("serve needs either MODEL or --env ENV", remedy="see agentenv serve --help")
     if env:
         from agentenv.interop.openenv import serve_forever
 
@@ -48,7 +50,7 @@ def run(
         python=python,
         extra=shlex.split(vllm),
     )
-    # A service manager's way to end us must end vLLM too.
+    # A service manager ends a process with SIGTERM; handled like Ctrl-C, it ends vLLM too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     serve(model, options, log=log, said=_say)
 

@@ -1,4 +1,4 @@
-"""Reports as text: a few aligned lines that survive being pasted anywhere."""
+"""Write a report as a few aligned lines of plain text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _ks(values: Mapping[int, float], sign: str) -> str:
 
 
 def report_lines(report: EvalReport) -> list[str]:
-    """Return the lines of a report, without its head."""
+    """Return the lines of a report, without its head line."""
     lines: list[str] = []
     if report.reward is None:
         lines.append("reward   no episode has a score")
@@ -46,7 +46,7 @@ def report_lines(report: EvalReport) -> list[str]:
     stops = " · ".join(f"{name} {count}" for name, count in report.stop_reasons.items())
     lines.append(f"stops    {stops}")
     lines += [
-        ("tools    " if place == 0 else "         ") + _tool(tool) for place, tool in enumerate(report.tools)
+        ("tools    " if index == 0 else "         ") + _tool(tool) for index, tool in enumerate(report.tools)
     ]
     total = sum(report.time_s.values())
     shares = sorted(report.time_s.items(), key=lambda item: -item[1])
@@ -67,7 +67,7 @@ def _tool(tool: ToolStats) -> str:
 
 
 def print_report(report: EvalReport, *, evaluation: Any = None, run_id: str = "") -> None:
-    """Print a report with its warnings and what to look at next."""
+    """Print a report, its warnings, and the command that opens the viewer."""
     for line in report_lines(report):
         print(" ", line)
     for warning in report.warnings:

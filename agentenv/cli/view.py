@@ -1,4 +1,4 @@
-"""`agentenv view`: runs, groups and episodes in a browser, from one file or live."""
+"""`agentenv view`: show runs, groups and episodes in a browser, from a file or live."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ def show(
     sort: str = typer.Option("", "--sort", help="Order of episodes: reward, tokens, turns, time, stop."),
     live: bool = typer.Option(False, "--live", help="Follow running runs from a server on this machine."),
     port: int = typer.Option(0, "--port", help="Port of the live server; any free one if 0."),
-    max_mb: int = typer.Option(32, "--max-mb", help="Room for episodes' tokens; the worst come first."),
+    max_mb: int = typer.Option(32, "--max-mb", help="Most MB of episodes; the worst come first."),
     browser: bool = typer.Option(True, help="Open a browser."),
     runs_dir: str = RunsDirOption,
 ) -> None:
-    """Look at runs: every token as sampled, what was trained, why it stopped."""
+    """Show runs: every token as it was sampled, what is trained, and why each episode stopped."""
     from agentenv.core.errors import UsageError
     from agentenv.runs.store.reader import find_run, list_runs
     from agentenv.runs.view.page import build_page, write_page
 
     if sort and sort not in {"place", "task", "member", "reward", "stop", "turns", "tokens", "time"}:
         raise UsageError(
-            f"cannot sort by {sort!r}", remedy="by reward, tokens, turns, time, stop, task or member"
+            f"cannot sort by {sort!r}",
+            remedy="sort by reward, tokens, turns, time, stop, task or member",
         )
     names = [name.partition("#") for name in runs or []]
-    found = [find_run(name, runs_dir) for name, _, _ in names] or list_runs(
+    chosen = [find_run(name, runs_dir) for name, _, _ in names] or list_runs(
         runs_dir, on_broken=lambda error: print(f" left out: {error}")
     )
     if live:
         from agentenv.runs.view.server import serve
 
-        serve([run.path for run in found] if names else [], Path(runs_dir), port=port, open_browser=browser)
+        serve([run.path for run in chosen] if names else [], Path(runs_dir), port=port, open_browser=browser)
         return
-    if not found:
-        raise UsageError(f"there are no runs in {runs_dir}/", remedy="make one with agentenv eval")
-    only = [found[0].find(names[0][2])] if names and names[0][2] else []
-    page = build_page(found, only=only, sort=sort, max_bytes=max_mb * 1_000_000)
-    target = output or str(Path(runs_dir if not names else found[0].path) / "view.html")
+    if not chosen:
+        raise UsageError(f"there are no runs in {runs_dir}/", remedy="make a run with agentenv eval")
+    only = [chosen[0].find(names[0][2])] if names and names[0][2] else []
+    page = build_page(chosen, only=only, sort=sort, max_bytes=max_mb * 1_000_000)
+    target = output or str(Path(runs_dir if not names else chosen[0].path) / "view.html")
     path = write_page(target, page)
-    place = f"#/r/0/e/{found[0].summaries.index(only[0])}" if only else ""
+    fragment = f"#/r/0/e/{chosen[0].summaries.index(only[0])}" if only else ""
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB){'  open it in a browser' if output else ''}")
     if browser and not output:
-        webbrowser.open(path.resolve().as_uri() + place)
+        webbrowser.open(path.resolve().as_uri() + fragment)

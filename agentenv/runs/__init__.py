@@ -1,4 +1,4 @@
-"""Runs: evaluate, keep on disk, report, compare, replay and view."""
+"""Runs: evaluate models, store the episodes on disk, and report, compare, replay and view them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: paired by task, with an interval, and where their episodes part."""
+"""Compare two runs: the paired difference of their rewards, and where their episodes first differ."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agentenv.runs.store.summary import EpisodeSummary
 __all__ = ["Comparison", "Divergence", "TaskChange", "compare", "first_divergence"]
 
 SAME = 1e-9
-"""Mean rewards closer together than this are the same."""
+"""Mean rewards that differ by at most this much count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskChange:
-    """One task in both runs."""
+    """The mean rewards of one task in both runs."""
 
     env_id: str
     task_id: str
@@ -28,45 +28,46 @@ class TaskChange:
 
     @property
     def change(self) -> float:
-        """Mean reward after minus before."""
+        """Mean reward of the second run minus that of the first."""
         return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference between two episodes of one task and member."""
+    """The first difference between two episodes of the same task and member."""
 
     task_id: str
     member: int
     turn: int
     token: int | None
-    """Place in the token sequence; None where one of them has no tokens."""
+    """Index in the token sequence; None if one of the episodes has no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed from one run to another, over the tasks that both scored."""
+    """What changed between two runs, over the tasks that have a score in both."""
 
     tasks: tuple[TaskChange, ...]
     difference: Interval | None
-    """Mean change with a paired bootstrap interval; None if no task is common."""
+    """Mean change with a paired bootstrap interval; None if the runs have no task in common."""
     before: float
     after: float
     only_before: int
-    """Tasks scored in the first run alone."""
+    """Number of tasks that have a score only in the first run."""
     only_after: int
+    """Number of tasks that have a score only in the second run."""
     divergence: Divergence | None
-    """In the first episode that differs, in the order of the first run; None if all agree."""
+    """First difference in the first episode that differs, by the first run's order; None if all agree."""
 
     @property
     def better(self) -> tuple[TaskChange, ...]:
         """Tasks whose mean reward rose."""
-        return tuple(one for one in self.tasks if one.change > SAME)
+        return tuple(task for task in self.tasks if task.change > SAME)
 
     @property
     def worse(self) -> tuple[TaskChange, ...]:
         """Tasks whose mean reward fell."""
-        return tuple(one for one in self.tasks if one.change < -SAME)
+        return tuple(task for task in self.tasks if task.change < -SAME)
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain JSON values."""
@@ -78,18 +79,18 @@ def compare(before: Run, after: Run, *, seed: int = 0) -> Comparison:
     """Compare two runs, paired by environment and task.
 
     Args:
-        before: the run to compare with.
-        after: the run that is judged.
-        seed: of the bootstrap.
+        before: the first run, which is the reference.
+        after: the second run, which is compared with the reference.
+        seed: seed of the bootstrap.
     """
     left, right = _by_task(before.summaries), _by_task(after.summaries)
     changes = tuple(TaskChange(*key, _mean(left[key]), _mean(right[key])) for key in left if key in right)
-    differences = [one.change for one in changes]
+    differences = [task.change for task in changes]
     return Comparison(
         tasks=changes,
         difference=bootstrap_mean(differences, seed=seed) if differences else None,
-        before=_mean([one.before for one in changes]),
-        after=_mean([one.after for one in changes]),
+        before=_mean([task.before for task in changes]),
+        after=_mean([task.after for task in changes]),
         only_before=len(left.keys() - right.keys()),
         only_after=len(right.keys() - left.keys()),
         divergence=_divergence(before, after),
@@ -97,11 +98,11 @@ def compare(before: Run, after: Run, *, seed: int = 0) -> Comparison:
 
 
 def _by_task(summaries: Sequence[EpisodeSummary]) -> Mapping[tuple[str, str], list[float]]:
-    found: dict[tuple[str, str], list[float]] = {}
-    for one in summaries:
-        if one.scored and one.reward is not None:
-            found.setdefault((one.env_id, one.task_id), []).append(one.reward)
-    return found
+    rewards: dict[tuple[str, str], list[float]] = {}
+    for summary in summaries:
+        if summary.scored and summary.reward is not None:
+            rewards.setdefault((summary.env_id, summary.task_id), []).append(summary.reward)
+    return rewards
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -109,34 +110,35 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _divergence(before: Run, after: Run) -> Divergence | None:
-    others = {one.key: one for one in after.summaries}
+    others = {other.key: other for other in after.summaries}
     for summary in before.summaries:
         other = others.get(summary.key)
         if other is not None:
-            found = first_divergence(before.load(summary), after.load(other))
-            if found is not None:
-                return found
+            divergence = first_divergence(before.load(summary), after.load(other))
+            if divergence is not None:
+                return divergence
     return None
 
 
 def first_divergence(left: Trajectory, right: Trajectory) -> Divergence | None:
-    """Return where two episodes first differ, by tokens if both have them, else by messages."""
+    """Return where two episodes first differ: by tokens if both have tokens, otherwise by messages."""
     if left.sequences and right.sequences:
         ours, theirs = left.sequences[0], right.sequences[0]
+        # If one sequence is the beginning of the other, they part where only the longer one has turns.
         turns = ours.turn_index if len(ours) >= len(theirs) else theirs.turn_index
-        place = _first_difference(ours.token_ids, theirs.token_ids)
-        if place is not None:
-            return Divergence(left.task_id, left.member, max(0, turns[place]), place)
+        index = _first_difference(ours.token_ids, theirs.token_ids)
+        if index is not None:
+            return Divergence(left.task_id, left.member, max(0, turns[index]), index)
         return None
-    place = _first_difference(left.messages, right.messages)
-    if place is None:
+    index = _first_difference(left.messages, right.messages)
+    if index is None:
         return None
-    turn = sum(message["role"] == "assistant" for message in left.messages[:place])
+    turn = sum(message["role"] == "assistant" for message in left.messages[:index])
     return Divergence(left.task_id, left.member, turn, None)
 
 
 def _first_difference(left: Sequence[object], right: Sequence[object]) -> int | None:
-    for place, (ours, theirs) in enumerate(zip(left, right, strict=False)):
+    for index, (ours, theirs) in enumerate(zip(left, right, strict=False)):
         if ours != theirs:
-            return place
+            return index
     return None if len(left) == len(right) else min(len(left), len(right))

@@ -1,12 +1,12 @@
-"""Evaluate: play tasks of environments with a model, keep every episode, report what came out.
+"""Evaluate a model: play tasks of environments, store every episode, and report the results.
 
-Rules:
+An evaluation follows two rules:
 
-1. Every finished episode is written before it is counted; a stopped run goes on where it was, plays
-   no finished episode again, and ends with the results of an undisturbed run, because seeds come
-   from task and member.
-2. When the first tasks of an environment all fail alike the evaluation stops and says why. Which they
-   are follows from the tasks' order, not from who finished first: broken tasks fail fast.
+1. Every finished episode is written before it is counted. A stopped run can be resumed: it plays no
+   finished episode again and ends with the same results as an uninterrupted run, because every seed is
+   derived from the task and the member.
+2. The evaluation stops early if the first tasks of an environment all fail with the same error, and it
+   reports that error. The first tasks are the first in the order of the task set, whichever finish first.
 """
 
 from __future__ import annotations
@@ -42,37 +42,44 @@ __all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "
 
 _DIGITS = re.compile(r"\d+")
 HELD_OUT = ("eval", "test", "validation", "val")
-"""Splits that are evaluated before the default one, where an environment has them."""
+"""Names of held-out splits; the first that an environment has is evaluated instead of its default split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """What an evaluation is told.
+    """Configuration of an evaluation.
 
     Raises:
-        UsageError: A number is out of range or no environment is named.
+        UsageError: A number is out of range, or no environment is named.
     """
 
     envs: tuple[str, ...]
-    """Ids, files or modules."""
+    """Ids, files or modules of the environments."""
     model: str = "mock"
-    """An engine string."""
+    """Engine string of the model, such as `hf:PATH`, `vllm:PATH` or a URL; `mock` needs no model."""
     tokenizer: str | None = None
-    """Directory of the tokenizer, where it is not the model's."""
+    """Directory of the tokenizer; None means the model's own."""
     num_tasks: PositiveInt | None = 20
-    """Tasks per environment; None means all."""
+    """Number of tasks per environment; None means all."""
     group_size: PositiveInt = 1
-    """Episodes of each task."""
+    """Number of episodes of each task."""
     split: str = ""
-    """The held-out split, where there is one, if empty."""
+    """Split of the tasks; empty means the held-out split if there is one, otherwise the default split."""
     seed: int = 0
+    """Seed of the run, from which the seeds of all episodes are derived."""
     success_at: float = 1.0
-    """Least reward that counts as a pass."""
+    """Least reward that counts as a success."""
     stop_after_failures: NonNegativeInt = 3
-    """Stop when this many episodes, each first of its task while there are tasks, all fail alike; 0 never."""
+    """Stop if the first episodes, this many, all fail with the same error; 0 means never.
+
+    They are the first episodes of different tasks as long as there are enough tasks.
+    """
     runner: RunnerOptions = field(default_factory=RunnerOptions)
+    """Options of the runner, such as the concurrency."""
     limits: RunLimits = field(default_factory=RunLimits)
+    """Limits of each episode."""
     sampling: Sampling = field(default_factory=Sampling)
+    """Sampling parameters of the completions."""
     env: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environments."""
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -92,15 +99,17 @@ class EvalConfig:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EvalConfig:
-        """Read what `record` gave.
+        """Return the configuration that `record` wrote.
 
         Raises:
-            UsageError: It is not the configuration of an evaluation.
+            UsageError: The record is not the configuration of an evaluation.
         """
         try:
             return cls.of(**record)
         except (TypeError, UsageError) as error:
-            raise UsageError(f"this run is no evaluation that can be resumed: {error}") from error
+            raise UsageError(
+                f"the configuration of this run cannot be read: {error}", remedy="start a new evaluation"
+            ) from error
 
     @classmethod
     def of(
@@ -111,7 +120,7 @@ class EvalConfig:
         sampling: Sampling | Mapping[str, Any] | None = None,
         **values: Any,
     ) -> EvalConfig:
-        """Make a configuration; its sections may be mappings of their fields.
+        """Make a configuration whose sections may be mappings of their fields.
 
         Raises:
             UsageError: A name is unknown, or a value does not fit its field.
@@ -126,25 +135,27 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """What came out: the report, and where the episodes are."""
+    """Result of an evaluation: the report and the episodes."""
 
     report: EvalReport
     summaries: tuple[EpisodeSummary, ...]
     groups: tuple[TrajectoryGroup, ...] = ()
-    """The episodes themselves, when nothing was written to disk."""
+    """The episodes in groups; empty if they were written to disk."""
     run: Run | None = None
+    """The run on disk; None if the episodes were kept in memory."""
     stopped: str = ""
-    """Why the evaluation ended early; empty if it did not."""
+    """The reason why the evaluation ended early; empty if it did not."""
 
 
 class Evaluation:
-    """One evaluation, ready to be played.
+    """An evaluation that is ready to be played.
 
     Args:
-        config: what to play.
-        model: what `load_model` gave; loaded from the configuration if None.
-        writer: keeps the episodes; without one they stay in memory.
-        on_episode: told of each episode as it finishes.
+        config: the configuration.
+        model: a model that `load_model` returned; None loads the model of the configuration.
+        writer: writes the episodes to disk; without a writer they stay in memory.
+        on_episode: called with the summary of each finished episode.
+        specs: the environments, if they are already loaded; otherwise they are found by `config.envs`.
     """
 
     def __init__(
@@ -158,7 +169,7 @@ class Evaluation:
     ) -> None:
         self.config = config
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
-        self.tasks = [_tasks_of(one, config) for one in self.specs]
+        self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
         self.on_episode = on_episode
         self._writer: RunWriter | None = None
@@ -166,31 +177,31 @@ class Evaluation:
         self._groups: list[TrajectoryGroup] = []
         self._summaries: list[EpisodeSummary] = []
         self._first: dict[EpisodeKey, str | None] = {}
-        """The episodes whose like failure stops the evaluation; their errors as they come in."""
+        """Errors of the first episodes, None until they finish; if all are alike, the evaluation stops."""
         self.stopped = ""
         if writer is not None:
             self.keep_in(writer)
 
     def keep_in(self, writer: RunWriter) -> None:
-        """Keep the episodes in a run; those that it has are not played again."""
+        """Write the episodes to a run; episodes that the run already has are not played again."""
         self._writer = writer
         self._finished = writer.finished
 
     @property
     def num_episodes(self) -> int:
-        """Episodes in all, those finished earlier among them."""
+        """Number of all episodes, including those that an earlier run finished."""
         return sum(map(len, self.tasks)) * self.config.group_size
 
     @property
     def num_finished(self) -> int:
-        """Episodes that an earlier, stopped run finished."""
+        """Number of episodes that an earlier, stopped run finished."""
         return len(self._finished)
 
     async def play(self) -> EvalResult:
-        """Play what is not finished yet and return the result.
+        """Play the episodes that are not finished yet and return the result.
 
         Raises:
-            StoreError: An episode could not be written; those before it are kept.
+            StoreError: An episode could not be written; the earlier ones are kept.
         """
         engine, tokenizer = self._model.engine, self._model.tokenizer
         try:
@@ -199,7 +210,7 @@ class Evaluation:
                 if tokenizer is not None:
                     self._writer.keep_texts(tokenizer.backend)
             for entry, tasks in zip(self.specs, self.tasks, strict=True):
-                # Awaited here and not deeper, so that few frames lie above the engine.
+                # Iterate here and not in a helper: every coroutine above the engine costs time in each turn.
                 async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
                     async for group in groups:
                         if self._writer is None:
@@ -211,15 +222,17 @@ class Evaluation:
         return self.result()
 
     def result(self) -> EvalResult:
-        """Return the result of what is finished so far."""
-        tasks = [
-            (one.id, task.id) for one, found in zip(self.specs, self.tasks, strict=True) for task in found
+        """Return the result of the episodes that are finished so far."""
+        keys = [
+            (entry.id, task.id) for entry, tasks in zip(self.specs, self.tasks, strict=True) for task in tasks
         ]
-        place = {key: number for number, key in enumerate(tasks)}
-        found = self._writer.summaries if self._writer else self._summaries
-        summaries = sorted(found, key=lambda one: (place.get(one.key[:2], len(place)), one.member))
+        order = {key: index for index, key in enumerate(keys)}
+        finished = self._writer.summaries if self._writer else self._summaries
+        summaries = sorted(
+            finished, key=lambda summary: (order.get(summary.key[:2], len(order)), summary.member)
+        )
         groups = sorted(
-            self._groups, key=lambda group: place[group.trajectories[0].env_id, group.trajectories[0].task_id]
+            self._groups, key=lambda group: order[group.trajectories[0].env_id, group.trajectories[0].task_id]
         )
         run = Run(self._writer.path) if self._writer else None
         report = report_on(summaries, success_at=self.config.success_at)
@@ -228,7 +241,7 @@ class Evaluation:
     def _groups_of(
         self, entry: EnvSpec, tasks: Sequence[Task], engine: Engine | ChatEngine, tokenizer: Any
     ) -> AsyncGenerator[TrajectoryGroup]:
-        """Play the tasks of one environment, without the members that an earlier run finished."""
+        """Play the tasks of one environment, except the members that an earlier run finished."""
         config = self.config
         members = range(config.group_size)
         in_order = (self._key(entry, task, member) for member in members for task in tasks)
@@ -254,8 +267,8 @@ class Evaluation:
             on_trajectory=self._take,
         )
 
-    def _key(self, one: EnvSpec, task: Task, member: int) -> EpisodeKey:
-        return (one.id, task.id, f"{one.id}:{task.id}", member)
+    def _key(self, entry: EnvSpec, task: Task, member: int) -> EpisodeKey:
+        return (entry.id, task.id, f"{entry.id}:{task.id}", member)
 
     def _take(self, trajectory: Trajectory) -> None:
         if self._writer is not None:
@@ -271,19 +284,22 @@ class Evaluation:
         if summary.key not in self._first:
             return
         self._first[summary.key] = summary.error
+        # Numbers such as ids and addresses differ between errors that are otherwise the same.
         errors = [_DIGITS.sub("#", error or "") for error in self._first.values()]
         if "" not in errors and len(set(errors)) == 1:
-            self.stopped = f"the first {len(errors)} episodes all failed alike: {summary.error}"
+            self.stopped = f"the first {len(errors)} episodes all failed with the same error: {summary.error}"
 
 
-def _tasks_of(one: EnvSpec, config: EvalConfig) -> list[Task]:
-    tasks = one.task_set()
+def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:
+    tasks = entry.task_set()
     split = config.split or next((name for name in HELD_OUT if name in tasks.splits), "")
     if split:
         tasks = tasks.split(split)
     if config.num_tasks is None:
         if tasks.endless:
-            raise UsageError(f"{one.id} makes tasks without end", remedy="say how many with num_tasks (-n)")
+            raise UsageError(
+                f"the task set of {entry.id} is endless", remedy="set the number of tasks with num_tasks (-n)"
+            )
         return list(tasks)
     return tasks.take(config.num_tasks)
 
@@ -293,10 +309,10 @@ def _renderer(tokenizer: Any) -> Any:
 
 
 def load_model(config: EvalConfig) -> LoadedModel:
-    """Load the model of a configuration; whoever plays with it closes it.
+    """Load the model of a configuration; the caller must close its engine.
 
     Raises:
-        ModelNotFound, UsageError, DependencyMissing: It cannot be loaded.
+        ModelNotFound, UsageError, DependencyMissing: The model cannot be loaded.
     """
     return load_engine(config.model, tokenizer=config.tokenizer, **config.engine)
 
@@ -316,24 +332,24 @@ def evaluate(
     runs_dir: str | Path | None = None,
     **settings: Any,
 ) -> EvalResult:
-    """Play tasks with a model and return the report.
+    """Play tasks with a model and return the report and the episodes.
 
     Args:
-        envs: an id, a file, a module or a specification; or several names.
-        model: an engine string; `mock` needs no model.
-        num_tasks: tasks per environment; None means all.
-        group_size: episodes of each task.
-        seed: of the run; the same seed gives the same seeds to every episode.
+        envs: the id, file, module or specification of an environment, or several ids, files or modules.
+        model: engine string of the model; `mock` needs no model.
+        num_tasks: number of tasks per environment; None means all.
+        group_size: number of episodes of each task.
+        seed: seed of the run; runs with the same seed give every episode the same seed.
         env: keyword arguments of the environments.
-        runner: how many episodes at once, retries and history.
-        limits: of each episode.
-        sampling: how completions are drawn.
+        runner: options of the runner: concurrency, retries and history.
+        limits: limits of each episode.
+        sampling: sampling parameters of the completions.
         engine: options of the engine.
-        runs_dir: directory to keep the run in; in memory only when None.
+        runs_dir: directory in which to store the run; None keeps the episodes in memory.
         settings: further fields of `EvalConfig`.
 
     Raises:
-        UsageError: Something named does not exist or is out of range.
+        UsageError: An environment does not exist, or a setting is unknown or out of range.
     """
     if isinstance(envs, EnvSpec):
         specs, names = (envs,), (envs.id,)
@@ -368,7 +384,7 @@ def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) 
     return RunWriter.create(
         specs[0].id if len(specs) == 1 else "several",
         root=runs_dir,
-        env_ids=tuple(one.id for one in specs),
+        env_ids=tuple(entry.id for entry in specs),
         model=config.model,
         seed=config.seed,
         config=config.record(),
@@ -385,7 +401,7 @@ def rollout(
 ) -> list[TrajectoryGroup]:
     """Play tasks with a model and return the trajectories, in groups and in the order of the tasks.
 
-    Takes what `evaluate` takes.
+    The arguments are those of `evaluate`. Failing episodes do not stop the rollout early.
     """
     settings = {"stop_after_failures": 0, **settings}
     return list(evaluate(envs, model, num_tasks=num_tasks, group_size=group_size, **settings).groups)

@@ -1,7 +1,7 @@
-"""Playing a recorded episode again without a model, and going on live from one of its turns.
+"""Replay a recorded episode without a model, or continue it with a model from one of its turns.
 
-The recorded completions are the model; the environment is played for real. What it then says is
-compared with the record: a nondeterministic environment shows at its first difference.
+The recorded completions take the place of the model, and the environment really runs. Its answers are
+compared with the record, so that a nondeterministic environment is found at the first difference.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Difference", "Replay", "replay_episode"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay first differs from the record."""
+    """The first difference between a replay and the record."""
 
     what: str
-    """`message`, `tokens`, `stop_reason`, `turn_rewards` or `reward`."""
+    """What differs: `message`, `tokens`, `stop_reason`, `turn_rewards` or `reward`."""
     turn: int
-    """Assistant turns before it."""
+    """Number of assistant turns before the difference."""
     recorded: object
     replayed: object
 
@@ -44,12 +44,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of playing an episode again."""
+    """The result of replaying an episode."""
 
     trajectory: Trajectory
-    """The new record."""
+    """The replayed episode."""
     difference: Difference | None
-    """None if the environment said the same."""
+    """The first difference from the record; None if there is none."""
 
     @property
     def same(self) -> bool:
@@ -71,23 +71,23 @@ async def replay_episode(
     done_policy: DonePolicy = "stop",
     sandbox: SandboxPool | None = None,
 ) -> Replay:
-    """Play a recorded episode again and compare what the environment says.
+    """Play a recorded episode again and compare the environment's answers with the record.
 
     Args:
-        record: the episode; its task and seed are used.
-        env: a new environment of the same kind; closed afterwards.
-        renderer: the run's renderer; none for an episode without tokens.
-        limits: of the run that made the record, so that outputs are cut alike.
-        from_turn: play only so many recorded turns, then go on with `live`.
-        live: plays on after `from_turn`.
-        sampling: for the live turns.
-        run_seed: of the run, for the seeds of the live turns.
+        record: the recorded episode, whose task and seed are used.
+        env: a new environment of the same kind; it is closed afterwards.
+        renderer: the run's renderer; None for an episode without tokens.
+        limits: limits of the recorded run, so that outputs are shortened in the same way.
+        from_turn: number of recorded turns to play before `live` continues; None plays all of them.
+        live: the engine that continues after `from_turn`.
+        sampling: sampling parameters of the turns that `live` plays.
+        run_seed: seed of the run, from which the seeds of these turns are derived.
         user: the simulated user of the run, if it had one.
-        done_policy: of the run.
-        sandbox: lends one, where the environment needs it.
+        done_policy: the run's policy for an episode whose task is done.
+        sandbox: pool that lends a sandbox to an environment that needs one.
 
     Raises:
-        UsageError: `from_turn` is out of range, or given without `live`.
+        UsageError: `from_turn` is out of range, or is set without `live`.
     """
     engine = _engine(record, from_turn, live)
     runner = Runner(
@@ -115,31 +115,37 @@ async def replay_episode(
 def _engine(
     record: Trajectory, from_turn: int | None, live: Engine | ChatEngine | None
 ) -> Engine | ChatEngine:
-    """Give the record's completions before a turn, and from there the live engine's."""
+    """Return an engine that replays the record's completions and continues with `live` at `from_turn`."""
     if from_turn is not None and not 0 <= from_turn <= len(record.turns):
         raise UsageError(f"from_turn must be between 0 and {len(record.turns)}, not {from_turn}")
     if from_turn is not None and live is None:
-        raise UsageError("from_turn needs live=, the engine that goes on from there")
+        raise UsageError("from_turn needs an engine that continues", remedy="pass the engine as live=")
     if record.sequences:
         if isinstance(live, ChatEngine):
-            raise UsageError("an episode with tokens goes on with an engine on tokens")
+            raise UsageError(
+                f"an episode with tokens cannot continue with the chat engine {live.name!r}",
+                remedy="pass an engine that generates tokens as live=",
+            )
         return ReplayEngine(record, turns=from_turn, live=live)
     if live is not None and not isinstance(live, ChatEngine):
-        raise UsageError("an episode without tokens goes on with an engine that speaks text")
+        raise UsageError(
+            f"an episode without tokens cannot continue with the token engine {live.name!r}",
+            remedy="pass a chat engine as live=",
+        )
     return ChatReplayEngine(record, turns=from_turn, live=live)
 
 
 def _compare(record: Trajectory, played: Trajectory, from_turn: int | None) -> Difference | None:
-    """Return the first difference in what both should share."""
+    """Return the first difference in the part that both episodes should share."""
     before = 0
-    for place, message in enumerate(record.messages):
+    for index, message in enumerate(record.messages):
         if message["role"] == "assistant":
             if before == from_turn:
                 return None
             before += 1
-        again = played.messages[place] if place < len(played.messages) else None
-        if again != message:
-            return Difference("message", before, message, again)
+        replayed = played.messages[index] if index < len(played.messages) else None
+        if replayed != message:
+            return Difference("message", before, message, replayed)
     if from_turn is not None:
         return None
     if len(played.messages) != len(record.messages):
@@ -147,6 +153,8 @@ def _compare(record: Trajectory, played: Trajectory, from_turn: int | None) -> D
     for name in ("stop_reason", "turn_rewards", "reward"):
         if getattr(record, name) != getattr(played, name):
             return Difference(name, before, getattr(record, name), getattr(played, name))
-    if [one.token_ids for one in record.sequences] != [one.token_ids for one in played.sequences]:
-        return Difference("tokens", before, "the recorded tokens", "others: renderer or limits differ")
+    recorded = [sequence.token_ids for sequence in record.sequences]
+    if recorded != [sequence.token_ids for sequence in played.sequences]:
+        replayed = "other tokens, because the renderer or the limits differ"
+        return Difference("tokens", before, "the recorded tokens", replayed)
     return None

@@ -1,4 +1,4 @@
-"""The sections of settings that every verb which plays episodes understands."""
+"""The sections of settings that every command which plays episodes accepts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PLAY_SECTIONS: Mapping[str, Section] = {
     "env": Section(),
     "runner": Section(RunnerOptions),
     "limits": Section(RunLimits),
-    # The runner derives the seed of every completion, so that no setting could have an effect.
+    # The runner derives the seed of every completion, so a setting would have no effect.
     "sampling": Section(Sampling, without=frozenset({"seed"})),
     "engine": Section(),
 }
-"""`env` are the keyword arguments of the environment, `engine` the options of the engine."""
+"""`env` has the keyword arguments of the environment, and `engine` has the options of the engine."""
 
 EVAL_SECTIONS: Mapping[str, Section] = {
     **PLAY_SECTIONS,
     "eval": Section(EvalConfig, without=frozenset(PLAY_SECTIONS)),
 }
-"""`eval` has what an evaluation is told besides the sections, such as `success_at`."""
+"""`eval` has the fields of `EvalConfig` that are not sections themselves, such as `success_at`."""

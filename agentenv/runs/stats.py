@@ -1,4 +1,4 @@
-"""The few statistics that evaluations report, in plain Python.
+"""The statistics that evaluations report, in plain Python.
 
 Sources: cluster-robust variance of a mean as in Miller, "Adding Error Bars to Evals"
 (arXiv:2411.00640, section 3); unbiased pass@k as in Chen et al. (arXiv:2107.03374, equation 1);
@@ -41,20 +41,20 @@ class Interval:
 
 
 def pass_at_k(num_tried: int, num_passed: int, k: int) -> float:
-    """Return the unbiased chance that at least one of k attempts passes.
+    """Return the unbiased estimate of the chance that at least one of k attempts passes (pass@k).
 
     Raises:
-        ValueError: k is not in 1 to `num_tried`, or more passed than were tried.
+        ValueError: k is not between 1 and `num_tried`, or `num_passed` is larger than `num_tried`.
     """
     _check_k(num_tried, num_passed, k)
     return 1.0 - comb(num_tried - num_passed, k) / comb(num_tried, k)
 
 
 def pass_all_k(num_tried: int, num_passed: int, k: int) -> float:
-    """Return the unbiased chance that all of k attempts pass (pass^k).
+    """Return the unbiased estimate of the chance that all of k attempts pass (pass^k).
 
     Raises:
-        ValueError: k is not in 1 to `num_tried`, or more passed than were tried.
+        ValueError: k is not between 1 and `num_tried`, or `num_passed` is larger than `num_tried`.
     """
     _check_k(num_tried, num_passed, k)
     return comb(num_passed, k) / comb(num_tried, k)
@@ -62,32 +62,35 @@ def pass_all_k(num_tried: int, num_passed: int, k: int) -> float:
 
 def _check_k(num_tried: int, num_passed: int, k: int) -> None:
     if not 1 <= k <= num_tried:
-        raise ValueError(f"k must be from 1 to the {num_tried} attempts, not {k}")
+        raise ValueError(f"k must be between 1 and the number of attempts ({num_tried}), not {k}")
     if not 0 <= num_passed <= num_tried:
-        raise ValueError(f"{num_passed} of {num_tried} attempts cannot have passed")
+        raise ValueError(
+            f"num_passed must be between 0 and the number of attempts ({num_tried}), not {num_passed}"
+        )
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the quantile of unsorted values, linear between neighbours (numpy's default).
+    """Return a quantile of unsorted values, with linear interpolation (numpy's default).
 
     Raises:
         ValueError: There are no values.
     """
     if not values:
-        raise ValueError("no values, no quantile")
+        raise ValueError("a quantile needs at least one value, but there are none")
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
+    position = share * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def clustered_mean(clusters: Mapping[str, Sequence[float]], *, confidence: float = 0.95) -> Interval:
-    """Return the mean over all values with an interval that treats each cluster as one draw.
+    """Return the mean of all values, with an interval that counts each cluster as one independent draw.
 
-    Episodes of one task resemble each other, so the task is what was sampled. With a single cluster
-    its values are taken as draws: the interval is then about that one task. Values that are all 0 or 1
-    get Wilson's interval at the effective number of draws, so that 20 of 20 is not "1.000 ± 0".
+    Episodes of the same task resemble each other, so the tasks are the independent draws. If there is only
+    one cluster, its values count as the draws, and the interval holds for that task alone. If all values are
+    0 or 1, the interval is Wilson's for the effective number of draws, so that 20 successes out of 20 do not
+    give "1.000 ± 0".
 
     Raises:
         ValueError: There are no values.
@@ -97,13 +100,13 @@ def clustered_mean(clusters: Mapping[str, Sequence[float]], *, confidence: float
         groups = [[value] for value in groups[0]]
     count = sum(map(len, groups))
     if not count:
-        raise ValueError("no values, no mean")
+        raise ValueError("a mean needs at least one value, but there are none")
     mean = sum(map(sum, groups)) / count
     num = len(groups)
     variance = 0.0
     if num > 1:
         residuals = [sum(value - mean for value in group) for group in groups]
-        variance = num / (num - 1) * sum(one * one for one in residuals) / count**2
+        variance = num / (num - 1) * sum(residual * residual for residual in residuals) / count**2
     if all(value in (0.0, 1.0) for group in groups for value in group):
         draws = mean * (1 - mean) / variance if variance > 0 else float(num)
         low, high = _wilson(mean, max(1.0, min(draws, count)), confidence)
@@ -128,7 +131,7 @@ def bootstrap_mean(
         ValueError: There are no values.
     """
     if not values:
-        raise ValueError("no values, no mean")
+        raise ValueError("a mean needs at least one value, but there are none")
     draw = Random(seed)
     count = len(values)
     means = sorted(sum(draw.choices(values, k=count)) / count for _ in range(resamples))
@@ -137,13 +140,13 @@ def bootstrap_mean(
 
 
 def student_t_quantile(share: float, degrees: int) -> float:
-    """Return the quantile of Student's t distribution, by bisection on its distribution function.
+    """Return a quantile of Student's t distribution, by bisection of its distribution function.
 
     Raises:
-        ValueError: `share` is not in (0, 1) or there is no degree of freedom.
+        ValueError: `share` is not between 0 and 1, or `degrees` is less than 1.
     """
     if not 0 < share < 1 or degrees < 1:
-        raise ValueError(f"no t quantile at {share} with {degrees} degrees of freedom")
+        raise ValueError(f"share must be between 0 and 1, not {share}, and degrees at least 1, not {degrees}")
     if share < 0.5:
         return -student_t_quantile(1 - share, degrees)
     low, high = 0.0, 1.0

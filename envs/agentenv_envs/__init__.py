@@ -1,1 +1,1 @@
-"""Environments that ship with agentenv; each registers itself through an entry point."""
+"""The environments that ship with agentenv; each is registered through an entry point."""

@@ -1,7 +1,7 @@
 """Arithmetic questions and a calculator: the smallest task that needs a tool.
 
-800 training and 240 held-out tasks; no pair of operands of one split occurs in the other, in
-either order and with any operator. The answer counts if its last number is the right one.
+There are 800 training and 240 held-out tasks. No pair of operands is in both splits, whatever their order
+and operator. An answer is right if its last number is the right one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Calculator(ToolEnv):
         return f"What is {a} {op} {b}?"
 
     def reward(self, answer: str, stop_reason: str) -> float:
-        """Give 1 if the model came to an answer whose last number is right."""
+        """Return 1 if the model gave a final answer whose last number is right, otherwise 0."""
         return float(stop_reason == "final_answer" and _last_number(answer) == self._want)
 
 
 def tasks(split: str) -> Iterator[dict[str, object]]:
-    """Yield the tasks of a split; the same ones on every machine."""
+    """Yield the tasks of a split, which are the same on every machine."""
     draw = random.Random(derive_seed("calculator", split))
     seen: set[str] = set()
     while len(seen) < _SIZES[split]:
@@ -61,7 +61,7 @@ def _test() -> list[dict[str, object]]:
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Solve a task: one call, then the answer."""
+    """Solve a task: call the tool, then answer with its result."""
     result = _last_result(messages)
     if result is None:
         return _call("expression", task)
@@ -69,10 +69,11 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
 
 
 def sloppy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Play like a careless demonstrator: about one episode in four comes out right.
+    """Play like a careless demonstrator, who is right in about one episode out of four.
 
-    30 % guess without the tool. Half of the calls name the argument `input`, as another calculator
-    might, and the demonstrator gives up on the error. 15 % of the remaining answers are wrong.
+    In 30 % of the episodes the demonstrator guesses without the tool. Half of the calls name the argument
+    `input`, as another calculator might, and the demonstrator gives up when the call fails. Of the remaining
+    answers, 15 % are wrong.
     """
     result = _last_result(messages)
     if result is None and rng.random() >= 0.3:
@@ -98,8 +99,8 @@ def _split_of(a: int, b: int) -> str:
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("−", "-")) if found else None  # noqa: RUF001 - see above
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None  # noqa: RUF001 - see above
 
 
 def _last_result(messages: Sequence[Message]) -> str | None:

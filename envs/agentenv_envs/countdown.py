@@ -1,7 +1,7 @@
-"""Countdown: reach a number from four others with + - * /, each used at most once.
+"""Countdown: make a number from four others with + - * /, using each of the four at most once.
 
-800 training and 200 held-out tasks, each made backwards from a solution; no set of numbers is in
-both splits. The model may try an expression with a tool before it answers.
+There are 800 training and 200 held-out tasks. Each is made backwards from a solution, and no set of numbers
+is in both splits. The model may try an expression with a tool before it answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Countdown(ae.ToolEnv):
     system_prompt = "Solve the number puzzle. Answer with the expression alone, as in (1 + 2) * 3 - 4."
 
     def start(self, numbers: list[int], goal: int) -> str:
-        """Ask the puzzle."""
+        """Pose the puzzle."""
         self._numbers, self._target = numbers, goal
         told = ", ".join(map(str, numbers))
         return f"Make {goal} from the numbers {told} with + - * / and brackets; each at most once."
@@ -49,21 +49,21 @@ class Countdown(ae.ToolEnv):
         return f"= {value_of(expression, self._numbers)}"
 
     def reward(self, answer: str, stop_reason: str) -> float:
-        """Give 1 if the last expression of the answer reaches the target by the rules."""
-        found = _EXPRESSION.findall(answer.partition("=")[0])
-        if stop_reason != "final_answer" or not found:
+        """Return 1 if the longest expression of the answer reaches the target by the rules, otherwise 0."""
+        expressions = _EXPRESSION.findall(answer.partition("=")[0])
+        if stop_reason != "final_answer" or not expressions:
             return 0.0
         try:
-            return float(value_of(max(found, key=len), self._numbers) == self._target)
+            return float(value_of(max(expressions, key=len), self._numbers) == self._target)
         except ae.ToolError:
             return 0.0
 
 
 def value_of(expression: str, numbers: Sequence[int]) -> Fraction:
-    """Return what an expression of the given numbers comes to, exactly.
+    """Return the exact value of an expression of the given numbers.
 
     Raises:
-        ToolError: It is not an expression by the rules.
+        ToolError: The expression breaks the rules.
     """
     if len(expression) > 200:
         raise ae.ToolError("an expression has at most 200 characters")
@@ -106,7 +106,7 @@ def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.
 
 
 def _expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Yield every expression of the form that tasks are made from, with its value."""
+    """Yield every expression that has the form of the tasks' solutions, with its value."""
     for a, b, c, d in permutations(numbers):
         for first, second, third in product(_APPLY, repeat=3):
             value = _APPLY[third](_APPLY[second](_APPLY[first](a, b), c), d)
@@ -115,8 +115,8 @@ def _expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
 
 def _tasks(split: str) -> list[dict[str, object]]:
     draw = random.Random(derive_seed("countdown", split))
-    made: dict[str, dict[str, object]] = {}
-    while len(made) < _SIZES[split]:
+    tasks: dict[str, dict[str, object]] = {}
+    while len(tasks) < _SIZES[split]:
         numbers = sorted(draw.sample(range(1, 26), 4))
         held_out = derive_seed("countdown", *numbers) % 5 == 0
         a, b, c, d = draw.sample(numbers, 4)
@@ -124,8 +124,8 @@ def _tasks(split: str) -> list[dict[str, object]]:
         target = value_of(f"(({a} {first} {b}) {second} {c}) {third} {d}", numbers)
         if held_out == (split == "test") and 10 <= target <= 999:
             id = "-".join(map(str, (*numbers, target)))
-            made[id] = {"id": id, "numbers": draw.sample(numbers, 4), "goal": int(target)}
-    return list(made.values())
+            tasks[id] = {"id": id, "numbers": draw.sample(numbers, 4), "goal": int(target)}
+    return list(tasks.values())
 
 
 def _train() -> list[dict[str, object]]:

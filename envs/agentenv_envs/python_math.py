@@ -1,8 +1,8 @@
-"""Questions about numbers that are hard by head and easy with a few lines of Python.
+"""Questions about numbers that are hard in the head and easy with a few lines of Python.
 
-The model writes code, the sandbox runs it, the last number of the answer counts (in the manner of
-ReTool, Feng et al. 2025, arXiv 2504.11536; there the code stands in the text, here it is a tool
-call). Questions are drawn from eight families; no question of one split occurs in the other.
+The model writes code, the sandbox runs it, and the last number of the answer is compared with the right one.
+The idea is from ReTool (Feng et al. 2025, arXiv 2504.11536), where the code is part of the text; here it is
+a tool call. The questions come from eight families, and no question is in both splits.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class PythonMath(SandboxedEnv):
         return question
 
     def reward(self, answer: str, stop_reason: str) -> float:
-        """Give 1 if the model came to an answer whose last number is right."""
-        found = _NUMBER.findall(answer)
-        right = bool(found) and float(found[-1].replace(",", "")) == self._want
+        """Return 1 if the model gave a final answer whose last number is right, otherwise 0."""
+        answers = _NUMBER.findall(answer)
+        right = bool(answers) and float(answers[-1].replace(",", "")) == self._want
         return float(stop_reason == "final_answer" and right)
 
 
 def tasks(split: str) -> Iterator[dict[str, object]]:
-    """Yield the tasks of a split; the same ones on every machine."""
+    """Yield the tasks of a split, which are the same on every machine."""
     draw = random.Random(derive_seed("python-math", split))
     seen: set[str] = set()
     while len(seen) < _SIZES[split]:
@@ -137,7 +137,7 @@ def _test() -> list[dict[str, object]]:
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Solve a task: one call with the right code, then its output as the answer."""
+    """Solve a task: call the tool with the right code, then answer with its output."""
     results = [text_of(message) for message in messages if message["role"] == "tool"]
     if results:
         return {"role": "assistant", "content": f"The answer is {results[-1].strip()}."}

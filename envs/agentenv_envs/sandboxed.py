@@ -1,4 +1,4 @@
-"""What environments that run model-written code have in common: where it runs."""
+"""The base class of environments that run model-written code: it provides their sandbox."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["SandboxedEnv"]
 
 
 class SandboxedEnv(ToolEnv):
-    """An environment that always has a sandbox: the runner's, else one of its own.
+    """An environment that always has a sandbox: the runner's, or else one that it makes itself.
 
     Args:
-        sandbox: Backend of the own one. "auto" refuses where nothing isolates.
+        sandbox: Backend of the sandbox that it makes; "auto" raises an error on machines without isolation.
     """
 
     def __init__(self, sandbox: str = "auto") -> None:
@@ -38,12 +38,12 @@ class SandboxedEnv(ToolEnv):
         return self.context.sandbox
 
     async def close(self) -> None:
-        """End the episode's session and the own sandbox."""
+        """End the episode's session, and the sandbox if the environment made it."""
         await close_session(self.context)
         own, self._own = self._own, None
         if own is not None:
             await own.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the own sandbox out of copies."""
+        """Leave a sandbox that this environment made out of its copies."""
         return {**super().__getstate__(), "_own": None}

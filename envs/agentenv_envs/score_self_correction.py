@@ -1,15 +1,16 @@
-"""Two attempts at a question, with rewards that pay for correcting oneself.
+"""Two attempts at a question, with rewards for correcting a wrong first answer.
 
-After SCoRe (Kumar et al. 2024, arXiv 2409.12917): the model answers, is asked to look for a mistake
-of its own without being told whether there is one, and answers again. With r1 and r2 the correctness
-of both answers (0 or 1), the second turn gets
+The environment follows SCoRe (Kumar et al. 2024, arXiv 2409.12917): the model answers, is asked to look for
+a mistake in its answer without being told whether there is one, and answers again. If r1 and r2 are the
+correctness of the two answers (0 or 1), the second turn gets
 
     r2 + alpha * (r2 - r1)
 
-which is the paper's shaped reward of the second attempt (its section on stage II, where alpha is a
-positive constant, best above 1; 10 there). The first turn gets r1 with `stage=2`, as the paper's sum
-over both attempts, and 0 with `stage=1`, where the paper trains the second attempt alone. Not taken:
-stage I's strong KL penalty that holds the first attempt to the base model, which is the trainer's.
+This is the paper's shaped reward of the second attempt in its stage II, where alpha is a positive constant,
+best above 1; the paper uses 10. With `stage=2`, the first turn gets r1, as in the paper's sum over both
+attempts. With `stage=1`, it gets 0, because the paper's stage I trains the second attempt alone. The strong
+KL penalty of stage I, which keeps the first attempt close to the base model, is not part of the
+environment, because it belongs to the trainer.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _SIZES = {"train": 400, "test": 120}
 
 
 class SelfCorrection(Env):
-    """Answer, look again, answer better.
+    """Answer a question, check the answer, and answer again.
 
     Args:
-        alpha: weight of the progress between both attempts.
-        stage: 2 rewards both attempts, 1 only the second.
+        alpha: weight of the progress from the first attempt to the second.
+        stage: 2 rewards both attempts, 1 rewards only the second.
 
     Raises:
         UsageError: A value is out of range.
@@ -47,7 +48,7 @@ class SelfCorrection(Env):
         if alpha < 0:
             raise UsageError(f"alpha must be 0 or more, not {alpha}")
         if stage not in {1, 2}:
-            raise UsageError(f"stage is 1 or 2, not {stage!r}")
+            raise UsageError(f"stage must be 1 or 2, not {stage!r}")
         self.alpha = alpha
         self.stage = stage
         self._first: float | None = None
@@ -60,7 +61,7 @@ class SelfCorrection(Env):
         return f"{self.task['question']} End with the final number.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
-        """Take an attempt: ask again after the first, end after the second."""
+        """Score an attempt; ask again after the first, and end after the second."""
         right = float(_last_number(action) == self.task["answer"])
         if self._first is None:
             self._first = right
@@ -70,7 +71,7 @@ class SelfCorrection(Env):
 
 
 def tasks(split: str) -> Iterator[dict[str, object]]:
-    """Yield the tasks of a split: sums and products whose numbers no other split has."""
+    """Yield the tasks of a split; the splits have no pair of factors in common."""
     draw = random.Random(derive_seed("self-correction", split))
     seen: set[str] = set()
     while len(seen) < _SIZES[split]:
@@ -91,16 +92,16 @@ def _test() -> list[dict[str, object]]:
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Be right at once and stay right."""
+    """Give the right answer in both attempts."""
     return {"role": "assistant", "content": f"The answer is {task['answer']}."}
 
 
 def _last_number(text: str) -> int | None:
-    found = _NUMBER.findall(text)
-    if not found:
+    numbers = _NUMBER.findall(text)
+    if not numbers:
         return None
-    digits = found[-1].replace(",", "")
-    # No answer is nearly as long, and Python refuses to read numbers of thousands of digits.
+    digits = numbers[-1].replace(",", "")
+    # No right answer is nearly as long, and Python refuses to parse numbers with thousands of digits.
     return int(digits) if len(digits) <= _MAX_DIGITS else None
 
 

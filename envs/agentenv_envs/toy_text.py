@@ -1,7 +1,7 @@
-"""Gymnasium's toy texts, played in words: a frozen lake, a taxi, a cliff and a card game.
+"""Gymnasium's toy-text environments, played in words: FrozenLake, Taxi, CliffWalking and Blackjack.
 
-The lake has a new map for each task and does not slip. Walks score 1 for reaching the goal, so
-that a solution gets full marks however long its way; Blackjack keeps its own reward of -1, 0 or 1.
+The lake has a new map for each task and is not slippery. FrozenLake, Taxi and CliffWalking score 1 for
+reaching the goal, whatever the number of steps; Blackjack keeps its own reward of -1, 0 or 1.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class FrozenLake(GymnasiumText):
         super().__init__("FrozenLake-v1", is_slippery=False)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
-        """Make the lake of the task's map."""
+        """Make a lake with the task's map."""
         self.inner.close()
-        made = generate_random_map(size=4, p=0.75, seed=int(str(self.task.get("seed", seed))) % 2**31)
-        self.inner = gymnasium.make("FrozenLake-v1", desc=made, is_slippery=False, disable_env_checker=True)
+        lake = generate_random_map(size=4, p=0.75, seed=int(str(self.task.get("seed", seed))) % 2**31)
+        self.inner = gymnasium.make("FrozenLake-v1", desc=lake, is_slippery=False, disable_env_checker=True)
         return super().reset(seed=seed, options=options)
 
     @staticmethod
     def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
-        """Walk the shortest way without holes."""
+        """Walk a shortest way that has no holes."""
         rows = _grid(text_of(messages[-1]))
         start = _find(rows, "P")
 
@@ -56,7 +56,7 @@ class CliffWalking(GymnasiumText):
         super().__init__("CliffWalking-v1")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Score 1 for the goal and end at the first fall."""
+        """Score 1 for reaching the goal, and end the episode at the first fall."""
         told, reward, terminated, truncated, info = super().step(action)
         if reward <= -100:
             return "You fell off the cliff.", 0.0, True, False, info
@@ -73,13 +73,13 @@ class CliffWalking(GymnasiumText):
 
 
 class Taxi(GymnasiumText):
-    """Bring a passenger to where they want to go."""
+    """Bring a passenger to their destination."""
 
     def __init__(self) -> None:
         super().__init__("Taxi-v4")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Score 1 for the passenger's arrival."""
+        """Score 1 when the passenger arrives."""
         told, _, terminated, truncated, info = super().step(action)
         return told, float(terminated), terminated, truncated, info
 
@@ -99,7 +99,7 @@ class Taxi(GymnasiumText):
             row, column = cell
             if not (0 <= row < 5 and 0 <= column < 5):
                 return False
-            # A wall stands between two columns; the place is that of the cell moved to.
+            # A wall is drawn between two columns; its position is counted from the cell that is entered.
             wall = town[row][2 * column + 2] if move == "west" else town[row][2 * column]
             return move in {"north", "south"} or wall != "|"
 
@@ -119,21 +119,21 @@ def _grid(text: str) -> list[list[str]]:
 
 
 def _find(rows: Sequence[Sequence[str]], tile: str) -> Cell:
-    return next((r, c) for r, tiles in enumerate(rows) for c, one in enumerate(tiles) if one == tile)
+    return next((r, c) for r, tiles in enumerate(rows) for c, other in enumerate(tiles) if other == tile)
 
 
 def _first_move(start: Cell, goal: Cell, free: Callable[[Cell, str], bool], moves: Mapping[str, Cell]) -> str:
-    """Return the first move of a shortest way, by breadth-first search."""
+    """Return the first move of a shortest way, found by breadth-first search."""
     queue: list[tuple[Cell, str]] = [(start, "")]
     seen = {start}
     for cell, first in queue:
         if cell == goal:
             return first
         for name, (down, right) in moves.items():
-            there = (cell[0] + down, cell[1] + right)
-            if there not in seen and free(there, name):
-                seen.add(there)
-                queue.append((there, first or name))
+            neighbour = (cell[0] + down, cell[1] + right)
+            if neighbour not in seen and free(neighbour, name):
+                seen.add(neighbour)
+                queue.append((neighbour, first or name))
     raise ValueError(f"there is no way from {start} to {goal}")
 
 

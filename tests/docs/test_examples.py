@@ -15,7 +15,7 @@ SHOWS = {
     "group_policy": ["shrink: 3 usable members, 1 failed", "refill: 4 usable members, 2 failed"],
     "long_outputs": ["characters cut", "all 7906 characters are in", "reward 1.0"],
     "model_user": ["This kettle leaks.", "reward 1.0, ended by user_done"],
-    "repair_json": ["Strict: 'the call is not valid JSON", "Lenient: '5', mended: True"],
+    "repair_json": ["Strict: 'the call is not valid JSON", "Lenient: '5', repaired: True"],
     "router": ["2 tokens to train on", "0 tokens to train on, last span by 'other'", "answered 1 of 2"],
     "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
 }

@@ -1,1 +1,1 @@
-"""Tools that ship with agentenv."""
+"""The tools that ship with agentenv."""

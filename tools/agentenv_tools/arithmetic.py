@@ -1,6 +1,6 @@
-"""Arithmetic as a tool: real numbers, usual functions, and limits that make every call quick.
+"""A calculator tool: real numbers, common functions, and limits that keep every call fast.
 
-The expression is parsed into Python's syntax tree and walked; nothing is ever handed to `eval`.
+The expression is parsed to Python's syntax tree, whose nodes are evaluated here; `eval` is never used.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from agentenv.tools import tool
 __all__ = ["MAX_CHARS", "calculator", "evaluate"]
 
 MAX_CHARS = 1000
-"""Longest expression that is read."""
+"""Most characters of an expression."""
 _MAX_DEPTH = 100
 _MAX_BITS = 4096
-"""Largest whole number, about 1,200 digits."""
+"""Most bits of a whole number, which are about 1,200 digits."""
 _MAX_FACTORIAL = 500
 
 Number: TypeAlias = int | float
@@ -32,15 +32,15 @@ _CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 def evaluate(expression: str) -> int | float:
     """Return the value of an arithmetic expression.
 
-    Whole numbers stay exact, also through a division without remainder. Signs are
-    `+ - * / // % **` (`^` means a power) with parentheses; constants `pi`, `e`, `tau`; functions
-    such as `sqrt`, `abs`, `round`, `min`, `max`, `log`, `sin`, `factorial`, `gcd`.
+    Whole numbers stay exact, also in a division without remainder. An expression may have the operators
+    `+ - * / // % **` (`^` means a power), parentheses, the constants `pi`, `e` and `tau`, and functions such
+    as `sqrt`, `abs`, `round`, `min`, `max`, `log`, `sin`, `factorial`, `gcd`.
 
     Raises:
-        ToolError: It is not such an expression, has no real value, or is too large or deep.
+        ToolError: The expression is not valid, has no real value, or is too large or too deeply nested.
     """
     if len(expression) > MAX_CHARS:
-        raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are read")
+        raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are allowed")
     try:
         tree = ast.parse(expression.translate(_SIGNS).strip(), mode="eval")
         value = _value(tree.body, 0)
@@ -88,7 +88,7 @@ def _value(node: ast.expr, depth: int) -> Number:
             return _checked(_FUNCTIONS[name](*(_value(arg, depth + 1) for arg in args)))
         case ast.Call(func=ast.Name(id=name)) | ast.Name(id=name):
             known = ", ".join([*_CONSTANTS, *_FUNCTIONS])
-            raise ToolError(f"{name!r} is not known here; there are: {known}")
+            raise ToolError(f"{name!r} is not known; the known names are: {known}")
         case _:
             raise ToolError(
                 f"only numbers, + - * / // % ** and functions are allowed, not a {type(node).__name__}"
@@ -96,7 +96,7 @@ def _value(node: ast.expr, depth: int) -> Number:
 
 
 def _chain(node: ast.expr, depth: int) -> Number:
-    """Evaluate a + b + c ...; however long, a chain is one level deep."""
+    """Evaluate a + b + c ...; a chain counts as one level of nesting, however long it is."""
     rest: list[ast.BinOp] = []
     while isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         rest.append(node)
@@ -108,7 +108,7 @@ def _chain(node: ast.expr, depth: int) -> Number:
 
 
 def _checked(value: Any) -> Number:
-    """Return a value that is real, finite and not too large."""
+    """Return the value; raise an error if it is not real, not finite, or too large."""
     if isinstance(value, int):
         if value.bit_length() > _MAX_BITS:
             raise ToolError("the result is too large")
@@ -127,6 +127,7 @@ def _divide(left: Number, right: Number) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
+    # The size of the result is estimated first, because computing a huge power would block the process.
     whole = isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1
     if whole and abs(exponent) * (abs(int(base)).bit_length() - 1) > _MAX_BITS:
         if exponent < 0:

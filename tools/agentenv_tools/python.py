@@ -1,8 +1,8 @@
-"""Python as a tool: code that the model writes runs in the episode's sandbox.
+"""Python tools: code that the model writes runs in the episode's sandbox.
 
-`python` starts afresh at every call. `python_session`, which the model also knows as `python`, keeps
-names and files for the episode. Both answer with what the code printed, the value of a last
-expression, and the traceback if there is one.
+`python` starts a new interpreter for every call. `python_session`, which the model also knows as `python`,
+keeps names and files for the whole episode. Both return what the code printed, the value of its last
+expression, and the traceback if it raised an error.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ def sandbox_of(context: Context) -> SandboxProtocol:
     """Return the episode's sandbox.
 
     Raises:
-        SandboxUnavailable: The episode has none.
+        SandboxUnavailable: The episode has no sandbox.
     """
     if context.sandbox is None:
         raise SandboxUnavailable(
-            "this tool runs model-written code and the episode has no sandbox: register the environment "
-            'with sandbox="auto", or put agentenv.sandbox.create() into the Context'
+            "this tool runs model-written code, but the episode has no sandbox",
+            remedy='register the environment with sandbox="auto",'
+            " or put agentenv.sandbox.create() into the Context",
         )
     return context.sandbox
 
 
 def session_of(context: Context) -> SessionProtocol:
-    """Return the episode's session; a new one at the first call, and after one has ended.
+    """Return the episode's session; the first call makes it, and so does a call after it has ended.
 
     Raises:
         SandboxUnavailable: The episode has no sandbox.
     """
-    known = cast("SessionProtocol | None", context.state.get(_SESSION))
-    if known is None or known.ended:
-        known = sandbox_of(context).session()
-        context.state[_SESSION] = known
-    return known
+    session = cast("SessionProtocol | None", context.state.get(_SESSION))
+    if session is None or session.ended:
+        session = sandbox_of(context).session()
+        context.state[_SESSION] = session
+    return session
 
 
 async def close_session(context: Context) -> None:
-    """End the episode's session, if it has one; a lease of the sandbox ends it too."""
-    known = cast("SessionProtocol | None", context.state.pop(_SESSION, None))
-    if known is not None:
-        await known.close()
+    """End the episode's session if it has one; the session also ends when the sandbox is given back."""
+    session = cast("SessionProtocol | None", context.state.pop(_SESSION, None))
+    if session is not None:
+        await session.close()
 
 
 def answer_of(result: ExecResult) -> str:
-    """Return what the model reads."""
+    """Return the text of a result, as the model reads it."""
     return result.text() or "(no output)"
 
 

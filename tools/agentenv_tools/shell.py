@@ -1,4 +1,4 @@
-"""A shell as a tool: commands run in the episode's sandbox, in one working directory."""
+"""A shell tool: commands run in the episode's sandbox, all in the same working directory."""
 
 from __future__ import annotations
 

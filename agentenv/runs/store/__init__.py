@@ -1,18 +1,24 @@
-"""Run directories: what was configured, every finished episode, and how to read it back.
+"""Run directories: writing a run's configuration and episodes to disk, and reading them back.
 
-A run directory holds `run.json` (what was run), `trajectories.jsonl` (one line for each finished
-episode, only ever appended to), `index.jsonl` (a small summary of each line with its place in the
-file), `metrics.jsonl`, what a trainer noted on episodes (`annotations.jsonl`, and
-`token_annotations.jsonl` with one number for each token), the text of token ids (`vocab.jsonl` while it
-is written, then `vocab.json`) and, where pyarrow is installed, `trajectories.parquet` after closing.
+A run directory contains these files:
 
-Rules kept here:
+- `run.json`: the configuration, the versions and the status of the run.
+- `trajectories.jsonl`: one line for each finished episode. Lines are only ever appended.
+- `index.jsonl`: a small summary of each of these lines, with its position in the file.
+- `metrics.jsonl`: the metrics of each training step.
+- `annotations.jsonl` and `token_annotations.jsonl`: values that a trainer recorded for an episode, and
+  for each token of an episode.
+- `vocab.jsonl` while the run is written, `vocab.json` once it is closed: the text of the token ids.
+- `trajectories.parquet`: a copy of the episodes, written on closing if pyarrow is installed.
 
-1. A finished episode is on disk before anything else happens with it; killing the process loses at
-   most the line being written, and the next opening cuts that half line off.
-2. `trajectories.jsonl` alone is the truth: the index is derived and rebuilt when it is missing or short.
-3. Two processes never write one run; reading needs no lock and works while another process writes.
-4. A run directory has no absolute paths in it that reading needs: it can be moved and copied.
+The store follows four rules:
+
+1. A finished episode is written to disk before it is used for anything else. Killing the process loses at
+   most the line that is being written, and the next writer removes that incomplete line.
+2. `trajectories.jsonl` is the only source of truth. The index is derived from it and is rebuilt when it is
+   missing or incomplete.
+3. Only one process writes a run. Reading needs no lock and works while another process writes.
+4. Reading a run needs no absolute paths, so a run directory can be moved and copied.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Trajectories to JSON and back, exactly: what was written is equal to what is read.
+"""Convert trajectories to JSON and back without loss.
 
-Written by hand, not by a serialiser, because token arrays are large and the types are closed.
-Unknown keys are ignored and missing ones take their default, so that older and newer lines open.
+The conversion is written by hand, because token arrays are large and the set of types is small and fixed.
+Unknown keys are ignored and missing keys take their default, so that older and newer files can be read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _Json = dict[str, Any]
 
 
 def dumps(value: object) -> str:
-    """Return compact one-line JSON in ASCII; what JSON cannot say becomes its nearest plain value.
+    """Return compact one-line JSON in ASCII; values without a JSON type become the nearest plain value.
 
-    ASCII keeps lone surrogates and line separators out of the file, so a line is always a line.
+    ASCII keeps lone surrogates and Unicode line separators out of the file, so that every record stays
+    on one line.
     """
     return json.dumps(value, separators=(",", ":"), default=_plain)
 
@@ -50,7 +51,7 @@ def _plain(value: object) -> object:
 
 
 def _fill(kind: type, data: Mapping[str, Any], convert: Mapping[str, Callable[[Any], object]]) -> Any:
-    """Build a dataclass from a JSON object: known fields only, defaults for what is missing."""
+    """Build a dataclass from a JSON object; ignore unknown fields and use defaults for missing ones."""
     values = {
         field.name: convert[field.name](data[field.name]) if field.name in convert else data[field.name]
         for field in fields(kind)
@@ -67,20 +68,21 @@ def _lean(value: Any, *, skip: frozenset[str] = frozenset()) -> _Json:
             continue
         item = getattr(value, field.name)
         default = field.default if field.default_factory is MISSING else field.default_factory()
+        # The types are compared too: 1 == 1.0 == True, but each must be read back as what it was.
         if type(item) is not type(default) or item != default:
             out[field.name] = item
     return out
 
 
 def encode_trajectory(trajectory: Trajectory) -> _Json:
-    """Return a trajectory as plain JSON values; fields at their default are left out."""
+    """Return a trajectory as plain JSON values; fields with their default value are left out."""
     out = _lean(trajectory, skip=frozenset({"turns", "sequences", "rewrites"}))
     if trajectory.error is not None:
         out["error"] = _lean(trajectory.error)
     if trajectory.rewrites:
-        out["rewrites"] = [_lean(one) for one in trajectory.rewrites]
+        out["rewrites"] = [_lean(rewrite) for rewrite in trajectory.rewrites]
     out["turns"] = [_encode_turn(turn) for turn in trajectory.turns]
-    out["sequences"] = [[_lean(span) for span in one.spans] for one in trajectory.sequences]
+    out["sequences"] = [[_lean(span) for span in sequence.spans] for sequence in trajectory.sequences]
     return out
 
 
@@ -115,11 +117,11 @@ def _turn(data: _Json) -> Turn:
 
 
 def decode_trajectory(data: _Json) -> Trajectory:
-    """Return the trajectory of one JSON object.
+    """Return the trajectory that a JSON object describes.
 
     Raises:
-        AlignmentError: The object breaks an invariant of the record.
-        KeyError, TypeError, ValueError: It is not a trajectory at all.
+        AlignmentError: The object breaks an invariant of a trajectory.
+        KeyError, TypeError, ValueError: The object does not describe a trajectory.
     """
     return _fill(
         Trajectory,

@@ -1,4 +1,4 @@
-"""The side index of `trajectories.jsonl`: derived from it, and brought up to date on every opening."""
+"""The index of `trajectories.jsonl`, which is derived from it and brought up to date on every opening."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ NOTES_OF_TOKENS = "token_annotations.jsonl"
 
 @dataclass(slots=True)
 class Index:
-    """What a run holds, in the order of the file."""
+    """The summaries of a run's episodes, in the order of the file."""
+
+    # Invariant: `summaries[:num_indexed]` come from the index file, and `end` is 0 or follows a line break.
 
     summaries: list[EpisodeSummary] = field(default_factory=list[EpisodeSummary])
     end: int = 0
-    """First byte after the last whole line."""
+    """Offset of the first byte after the last complete line."""
     num_indexed: int = 0
-    """Leading summaries that came from the index file; the others were read from the episodes."""
+    """Number of leading summaries that came from the index file; the others were made from the episodes."""
     damaged: list[int] = field(default_factory=list[int])
-    """Offsets of whole lines that are no episode."""
+    """Offsets of complete lines that could not be read as an episode."""
 
 
 def index_line(summary: EpisodeSummary) -> bytes:
-    """Return the line of the index file for an episode."""
+    """Return the line of an episode in the index file."""
     return dumps(encode_summary(summary)).encode() + b"\n"
 
 
 def read_index(directory: Path) -> Index:
-    """Return the summaries of a run; what the index file lacks is read from the episodes themselves.
+    """Return the summaries of a run; those that the index file lacks are made from the episodes.
 
     Raises:
         StoreError: The episodes cannot be read.
@@ -75,7 +77,7 @@ def read_index(directory: Path) -> Index:
 
 
 def _from_file(path: Path, episodes: Path, size: int) -> Index:
-    """Return the part of the index file that agrees with the episodes; nothing when in doubt."""
+    """Return the part of the index file that agrees with the episodes; an empty index when in doubt."""
     index = Index()
     if not path.exists():
         return index
@@ -103,7 +105,7 @@ def _ends_a_line(path: Path, end: int) -> bool:
 
 
 def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and bytes of each line that has its line break."""
+    """Yield the offset and the bytes of each line that ends with a line break."""
     with path.open("rb") as file:
         file.seek(start)
         offset = start
@@ -115,15 +117,15 @@ def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def end_of_whole_lines(path: Path) -> int:
-    """Return the first byte after the last whole line; looks at the end of the file only."""
+    """Return the offset after the last complete line; only the end of the file is read."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         while end:
             start = max(0, end - 65_536)
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
+            index = file.read(end - start).rfind(b"\n")
+            if index >= 0:
+                return start + index + 1
             end = start
     return 0
 
@@ -132,7 +134,7 @@ def read_line(path: Path, offset: int, size: int) -> Any:
     """Return the JSON value of one line.
 
     Raises:
-        StoreError: The line is not there, or not JSON.
+        StoreError: The line does not exist, or is not JSON.
     """
     try:
         with path.open("rb") as file:
@@ -143,5 +145,5 @@ def read_line(path: Path, offset: int, size: int) -> Any:
 
 
 def latest(summaries: list[EpisodeSummary]) -> list[EpisodeSummary]:
-    """Return one summary for each episode: the later record of one that was played again."""
+    """Return one summary for each episode; of an episode that was played again, the latest."""
     return list({summary.key: summary for summary in summaries}.values())

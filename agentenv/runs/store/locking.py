@@ -1,4 +1,7 @@
-"""One writer for each run directory, held by the operating system: a killed process holds nothing."""
+"""A lock that lets only one process write a run directory.
+
+The operating system holds the lock, so it is released even when the process is killed.
+"""
 
 from __future__ import annotations
 
@@ -40,23 +43,24 @@ def lock(directory: Path) -> int:
     except OSError as error:
         raise StoreError(
             f"cannot write the run directory {directory}: {error.strerror}",
-            remedy="choose another with --runs-dir",
+            remedy="choose another directory with --runs-dir",
         ) from error
     if not _try_lock(handle):
         os.close(handle)
         raise StoreError(
-            f"run {directory.name} is being written by another process", remedy="wait for it or stop it"
+            f"run {directory.name} is being written by another process",
+            remedy="wait for that process to end, or stop it",
         )
     return handle
 
 
 def unlock(handle: int) -> None:
-    """Give the lock back."""
+    """Release the lock."""
     os.close(handle)
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether another process, or another writer of this one, holds the lock."""
+    """Return whether another process, or another writer in this process, holds the lock."""
     try:
         handle = os.open(directory / _NAME, os.O_RDWR)
     except OSError:

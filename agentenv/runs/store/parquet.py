@@ -1,4 +1,4 @@
-"""A run's episodes as one parquet file, for tables and queries; a copy, never the truth."""
+"""Write a run's episodes to a parquet file, as a copy for tables and queries."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def can_write_parquet() -> bool:
 
 
 def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
-    """Write one row for each episode and return how many.
+    """Write one row for each episode and return the number of rows.
 
     Raises:
         DependencyMissing: pyarrow is not installed.
-        StoreError: The file cannot be written; none is left behind.
+        StoreError: The file cannot be written; no partial file is left behind.
     """
     if not can_write_parquet():
         raise DependencyMissing.of("pyarrow", "parquet", purpose="writing parquet files")
@@ -57,13 +57,13 @@ def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _table(rows: list[dict[str, Any]], schema: Any) -> Any:
-    """Return the rows as a table; by way of JSON, because Python objects would import pandas."""
+    """Return the rows as a table; they pass through JSON, because Python objects would import pandas."""
     from pyarrow import json
 
     data = "\n".join(map(dumps, rows)).encode()
     whole = json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    found = json.read_json(BytesIO(data), whole, json.ParseOptions(explicit_schema=schema))
-    return found.select(schema.names)
+    table = json.read_json(BytesIO(data), whole, json.ParseOptions(explicit_schema=schema))
+    return table.select(schema.names)
 
 
 def _schema(pa: Any) -> Any:
@@ -88,27 +88,27 @@ def _schema(pa: Any) -> Any:
     )
 
 
-def _row(one: Trajectory) -> dict[str, Any]:
-    sequence = one.sequences[-1] if one.sequences else None
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    sequence = trajectory.sequences[-1] if trajectory.sequences else None
     return {
-        "env_id": _utf8(one.env_id),
-        "task_id": _utf8(one.task_id),
-        "group_id": _utf8(one.group_id),
-        "member": one.member,
-        "seed": one.seed,
-        "stop_reason": one.stop_reason.value,
-        "reward": one.reward,
-        "num_turns": len(one.turns),
+        "env_id": _utf8(trajectory.env_id),
+        "task_id": _utf8(trajectory.task_id),
+        "group_id": _utf8(trajectory.group_id),
+        "member": trajectory.member,
+        "seed": trajectory.seed,
+        "stop_reason": trajectory.stop_reason.value,
+        "reward": trajectory.reward,
+        "num_turns": len(trajectory.turns),
         "token_ids": sequence.token_ids if sequence else [],
         "loss_mask": sequence.loss_mask if sequence else [],
         "logprobs": sequence.logprobs if sequence else [],
-        "rewards": dumps(dict(one.rewards)),
-        "messages": dumps(list(one.messages)),
-        "task": dumps(dict(one.task)),
-        "error": _utf8(one.error.message) if one.error else None,
+        "rewards": dumps(dict(trajectory.rewards)),
+        "messages": dumps(list(trajectory.messages)),
+        "task": dumps(dict(trajectory.task)),
+        "error": _utf8(trajectory.error.message) if trajectory.error else None,
     }
 
 
 def _utf8(text: str) -> str:
-    """Return text that a table can hold: half a surrogate pair becomes a question mark."""
+    """Return text that a table can hold: an invalid surrogate becomes a question mark."""
     return text.encode(errors="replace").decode()

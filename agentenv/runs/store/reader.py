@@ -1,4 +1,4 @@
-"""Read runs: list them fast, load one episode in milliseconds, also while they are being written."""
+"""Read runs: list them, and load single episodes, also while another process writes them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = ["Run", "find_run", "list_runs"]
 
 
 class Run:
-    """A run directory, read only. Opening it does not read the episodes' tokens.
+    """A run directory that is only read. Opening it does not load the tokens of the episodes.
 
     Raises:
-        StoreError: The directory is not a run, or of a newer layout.
+        StoreError: The directory is not a run, or a newer agentenv wrote it.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -43,12 +43,12 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The run's id: the name of its directory, also after it was moved."""
+        """The run's id, which is the current name of its directory."""
         return self.path.resolve().name
 
     @property
     def status(self) -> RunStatus:
-        """How far the run came; one whose process is gone without closing it was interrupted."""
+        """Status of the run; a run whose process ended without closing it counts as interrupted."""
         if self.info.status is RunStatus.RUNNING and not is_locked(self.path):
             return RunStatus.INTERRUPTED
         return self.info.status
@@ -64,18 +64,22 @@ class Run:
 
     @property
     def num_damaged(self) -> int:
-        """Lines that could not be read as an episode."""
+        """Number of lines that could not be read as an episode."""
         return len(self._index.damaged)
 
     def __len__(self) -> int:
         return len(self.summaries)
 
     def load(self, episode: int | EpisodeSummary) -> Trajectory:
-        """Return one episode by its place or its summary.
+        """Return one episode.
+
+        Args:
+            episode: the index of the episode in `summaries`, or its summary.
+
 
         Raises:
             IndexError: There is no such episode.
-            StoreError: Its line cannot be read.
+            StoreError: The line of the episode cannot be read.
         """
         summary = self.summaries[episode] if isinstance(episode, int) else episode
         data = read_line(self.path / EPISODES, summary.offset, summary.size)
@@ -83,52 +87,57 @@ class Run:
             return decode_trajectory(data)
         except (AlignmentError, TypeError, KeyError, ValueError, AttributeError) as error:
             raise StoreError(
-                f"episode at byte {summary.offset} of {self.path / EPISODES}: {error}"
+                f"cannot read the episode at byte {summary.offset} of {self.path / EPISODES}: {error}"
             ) from error
 
     def __iter__(self) -> Iterator[Trajectory]:
         return map(self.load, self.summaries)
 
     def groups(self) -> Iterator[TrajectoryGroup]:
-        """Yield the groups in the order of their first episode, members in order."""
+        """Yield the groups in the order of their first episodes; each group is sorted by member."""
         members: dict[tuple[str, str, str], list[EpisodeSummary]] = {}
         for summary in self.summaries:
             members.setdefault(summary.key[:3], []).append(summary)
-        for found in members.values():
-            found.sort(key=lambda one: one.member)
-            yield TrajectoryGroup(tuple(map(self.load, found)))
+        for group in members.values():
+            group.sort(key=lambda summary: summary.member)
+            yield TrajectoryGroup(tuple(map(self.load, group)))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`; those that cannot be read are left out."""
+        """Return the lines of `metrics.jsonl`, without those that cannot be read."""
         return _json_lines(self.path / METRICS)
 
     @cached_property
     def _notes(self) -> dict[str, dict[str, Any]]:
         notes = _json_lines(self.path / NOTES)
-        return {str(one["episode"]): one for one in notes if "episode" in one}
+        return {str(note["episode"]): note for note in notes if "episode" in note}
 
     def annotations(self) -> dict[str, dict[str, Any]]:
-        """Return what a trainer noted on episodes, by `group_id#member`, without the lists of tokens."""
+        """Return what a trainer recorded for each episode, by `group_id#member`, without per-token lists."""
         return self._notes
 
     def note(self, episode: EpisodeSummary) -> dict[str, Any]:
-        """Return all that a trainer noted on an episode; nothing where it noted nothing."""
+        """Return everything that a trainer recorded for an episode; empty if it recorded nothing."""
         note = dict(self._notes.get(f"{episode.group_id}#{episode.member}", {}))
-        place = note.pop("tokens", None)
-        if isinstance(place, list) and len(place) == 2:
+        offset_and_size = note.pop("tokens", None)
+        if isinstance(offset_and_size, list) and len(offset_and_size) == 2:
             with suppress(StoreError):
-                note |= read_line(self.path / NOTES_OF_TOKENS, *place)
+                note |= read_line(self.path / NOTES_OF_TOKENS, *offset_and_size)
         return note
 
     def vocabulary(self) -> dict[int, str]:
-        """Return the text of the token ids that occur, each byte as one character; empty if unknown."""
-        kept: list[Any] = list(_json_lines(self.path / "vocab.jsonl"))
+        """Return the text of the token ids that occur in the run, with one character for each byte.
+
+        The result is empty if the run has no texts.
+        """
+        tables: list[Any] = list(_json_lines(self.path / "vocab.jsonl"))
         with suppress(OSError, ValueError):
-            kept.append(json.loads((self.path / "vocab.json").read_text(encoding="utf-8")))
-        return {int(key): str(text) for one in kept if isinstance(one, dict) for key, text in one.items()}
+            tables.append(json.loads((self.path / "vocab.json").read_text(encoding="utf-8")))
+        return {
+            int(key): str(text) for table in tables if isinstance(table, dict) for key, text in table.items()
+        }
 
     def find(self, episode: str) -> EpisodeSummary:
-        """Return the summary of an episode named by its place (`12`), `task/member` or `group#member`.
+        """Return the summary of an episode named by its index (`12`), `task/member` or `group#member`.
 
         Raises:
             StoreError: The run has no such episode.
@@ -142,12 +151,12 @@ class Run:
                 return summary
         raise StoreError(
             f"run {self.id} has no episode {episode!r}",
-            remedy=f"it has {len(self.summaries)}: name one by its place from 0, or as task/member",
+            remedy=f"it has {len(self.summaries)} episodes: name one by its index from 0, or as task/member",
         )
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     try:
         for _, line in whole_lines(path, 0):
             try:
@@ -155,40 +164,40 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
             except ValueError:
                 continue
             if isinstance(value, dict):
-                found.append(value)
+                objects.append(value)
     except OSError:
-        return found
-    return found
+        return objects
+    return objects
 
 
 def list_runs(
     root: str | Path = "runs", *, on_broken: Callable[[StoreError], None] | None = None
 ) -> list[Run]:
-    """Return the runs under a directory, newest first; what is not a run is left out.
+    """Return the runs in a directory, newest first; directories that are not runs are left out.
 
     Args:
-        root: directory of all runs.
-        on_broken: told of each run that is left out because it cannot be read.
+        root: the directory that contains the runs.
+        on_broken: called with the error of each run that cannot be read and is left out.
     """
-    found: list[Run] = []
+    runs: list[Run] = []
     base = Path(root)
     if not base.is_dir():
-        return found
+        return runs
     for path in base.iterdir():
         if (path / "run.json").is_file():
             try:
-                found.append(Run(path))
+                runs.append(Run(path))
             except StoreError as error:
                 if on_broken is not None:
                     on_broken(error)
-    return sorted(found, key=lambda run: (run.info.created, run.id), reverse=True)
+    return sorted(runs, key=lambda run: (run.info.created, run.id), reverse=True)
 
 
 def find_run(name: str | Path, root: str | Path = "runs") -> Run:
-    """Return a run by its directory, its id, a unique beginning or part of its id, or `last`.
+    """Return the run with this directory or id, or a unique part of its id; `last` is the newest run.
 
     Raises:
-        StoreError: No run, or more than one, is meant.
+        StoreError: The name fits no run, or more than one.
     """
     text = str(name)
     for path in (Path(text), Path(root) / text):
@@ -202,6 +211,6 @@ def find_run(name: str | Path, root: str | Path = "runs") -> Run:
         return matches[0]
     if matches:
         names = ", ".join(run.id for run in matches[:5])
-        raise StoreError(f"{text!r} means {len(matches)} runs: {names}", remedy="give more of the id")
+        raise StoreError(f"{text!r} fits {len(matches)} runs: {names}", remedy="write more of the id")
     known = f"the newest is {runs[0].id}" if runs else f"there are no runs in {Path(root)}/"
-    raise StoreError(f"no run {text!r}", remedy=known)
+    raise StoreError(f"there is no run {text!r}", remedy=known)

@@ -1,4 +1,4 @@
-"""`run.json`: what was run, with which versions, and how it ended."""
+"""`run.json`: the configuration, the package versions and the status of a run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from agentenv.runs.store.codec import dumps
 __all__ = ["SCHEMA_VERSION", "RunInfo", "RunStatus", "installed_versions", "write_text_atomically"]
 
 SCHEMA_VERSION = 1
-"""Layout of a run directory. Raised when an older reader would misread it; older layouts still open."""
+"""Version of the layout of a run directory.
+
+It is increased when an older reader would misread a new layout; older layouts can still be read.
+"""
 _BROKEN = "restore it from a copy, or delete the directory"
 
 
 class RunStatus(StrEnum):
-    """How far a run came."""
+    """Whether a run is still running, and if not, how it ended."""
 
     RUNNING = "running"
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
-    """Stopped by the user, or its process was killed; can be resumed."""
+    """The user stopped the run, or its process was killed; the run can be resumed."""
     FAILED = "failed"
-    """Stopped by an error that is in `note`."""
+    """An error stopped the run; `note` has its message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,28 +49,28 @@ class RunInfo:
     model: str = ""
     seed: int = 0
     config: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    """Everything that was resolved: limits, sampling, tasks, trainer settings."""
+    """The complete configuration: limits, sampling, tasks, trainer settings."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     created: str = ""
-    """ISO 8601, UTC."""
+    """Start of the run in UTC, in ISO 8601 format; `closed` is its end."""
     closed: str = ""
     status: RunStatus = RunStatus.RUNNING
     note: str = ""
     expected_episodes: int | None = None
-    """Episodes that the run is to have when it is finished."""
+    """Number of episodes that the finished run will have; None if it is not known."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
     def start(cls, run_id: str, kind: str, **values: Any) -> RunInfo:
-        """Return the info of a run that begins now."""
+        """Return the info of a run that starts now."""
         return cls(id=run_id, kind=kind, versions=installed_versions(), created=_now(), **values)
 
     def ended(self, status: RunStatus, note: str = "") -> RunInfo:
-        """Return the info with its end."""
+        """Return the info of the same run with its final status and the current time as its end."""
         return replace(self, status=status, note=note, closed=_now())
 
     def write(self, directory: Path) -> None:
-        """Write `run.json` so that a reader sees the old or the new one, never a part.
+        """Write `run.json` so that a reader sees either the old or the new file, never a part of it.
 
         Raises:
             StoreError: The file cannot be written.
@@ -79,7 +82,7 @@ class RunInfo:
         """Read `run.json`.
 
         Raises:
-            StoreError: It is missing, broken, or written by a newer agentenv.
+            StoreError: The file is missing, broken, or was written by a newer agentenv.
         """
         path = directory / "run.json"
         try:
@@ -89,11 +92,12 @@ class RunInfo:
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} cannot be read: {error}", remedy=_BROKEN) from error
         if not isinstance(data, dict) or "id" not in data:
-            raise StoreError(f"{path} is not the description of a run", remedy=_BROKEN)
+            raise StoreError(f"{path} does not describe a run", remedy=_BROKEN)
         version = data.get("schema_version", 1)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise StoreError(
-                f"{path} has layout {version}, newer than {SCHEMA_VERSION}", remedy="install a newer agentenv"
+                f"{path} has layout version {version}; this agentenv reads up to version {SCHEMA_VERSION}",
+                remedy="install a newer agentenv",
             )
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         known.setdefault("kind", "eval")
@@ -102,7 +106,7 @@ class RunInfo:
             known["status"] = RunStatus(known.get("status", "interrupted"))
             return cls(**known)
         except (TypeError, ValueError) as error:
-            raise StoreError(f"{path} is not the description of a run: {error}", remedy=_BROKEN) from error
+            raise StoreError(f"{path} does not describe a run: {error}", remedy=_BROKEN) from error
 
 
 def _now() -> str:
@@ -111,17 +115,17 @@ def _now() -> str:
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("agentenv-rl", "torch", "transformers", "tokenizers", "vllm", "gymnasium", "pydantic"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step.
+    """Replace a file in one step, so that readers never see a partly written file.
 
     Raises:
         StoreError: The directory cannot be written or the disk is full.

@@ -1,4 +1,4 @@
-"""A small summary of each episode: enough for every table and statistic, without its tokens."""
+"""A small summary of each episode, which has what tables and statistics need but no tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentenv.core.trajectory import StopReason, Trajectory
 __all__ = ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"]
 
 EpisodeKey: TypeAlias = tuple[str, str, str, int]
-"""Environment, task, group and member: which episode it is, whatever the attempt."""
+"""Environment, task, group and member, which identify an episode; all its attempts share the key."""
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -21,19 +21,19 @@ _MAX_ANSWER_CHARS = 200
 
 
 class ToolUse(NamedTuple):
-    """One answered tool call."""
+    """One tool call that got a result."""
 
     name: str
     duration_s: float
     error_kind: str = ""
-    """Empty if the call worked."""
+    """Kind of the error; empty if the call succeeded."""
     error: str = ""
-    """First line of what the model was told, when it failed."""
+    """First line of the error text that the model received; empty if the call succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """What tables, statistics and lists need of one episode."""
+    """The facts about one episode that tables, statistics and lists use."""
 
     env_id: str
     task_id: str
@@ -46,42 +46,43 @@ class EpisodeSummary:
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     num_turns: int = 0
     total_tokens: int = 0
-    """Tokens of the sequences: prompt, sampled and observed."""
+    """Number of tokens of all sequences: prompt, sampled and observed tokens."""
     sampled_tokens: int = 0
     trained_tokens: int = 0
     parts: tuple[tuple[str, int], ...] = ()
     """Source and length of each span of the last sequence."""
     num_trimmed: int = 0
-    """Tool results that were shortened."""
+    """Number of tool results that were shortened."""
     num_parse_errors: int = 0
     tools: tuple[ToolUse, ...] = ()
     error: str = ""
-    """Boundary, type and message of what failed the episode."""
+    """Boundary, type and message of the error that ended the episode; empty if there was none."""
     untrainable_reason: str = ""
     answer: str = ""
-    """What `majority@k` compares: see `answer_key`."""
+    """The normalised final answer, which `majority@k` compares; see `answer_key`."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     offset: int = 0
-    """First byte of the episode's line in `trajectories.jsonl`."""
+    """Offset of the episode's line in `trajectories.jsonl`, in bytes."""
     size: int = 0
-    """Bytes of the line, its line break included."""
+    """Number of bytes of the line, with its line break."""
 
     @property
     def key(self) -> EpisodeKey:
-        """Which episode this is."""
+        """The key that identifies the episode."""
         return (self.env_id, self.task_id, self.group_id, self.member)
 
     @property
     def scored(self) -> bool:
-        """True if the episode has an outcome that counts."""
+        """True if the episode has a reward and did not fail, so that it counts in means."""
         return self.reward is not None and not self.stop_reason.failed
 
 
 def answer_key(text: str) -> str:
-    r"""Return the part of an answer that is compared between episodes of one task.
+    r"""Return the part of an answer that is compared between the episodes of a task.
 
-    The last `\boxed{...}`, else the last number, else the text itself in lower case with single spaces.
+    This is the content of the last `\boxed{...}`; without one, the last number; and without a number, the
+    text in lower case with single spaces.
     """
     boxed = _BOXED.findall(text)
     if boxed:
@@ -97,6 +98,7 @@ def summarize(trajectory: Trajectory, *, offset: int = 0, size: int = 0) -> Epis
     """Return the summary of an episode."""
     results = [result for turn in trajectory.turns for result in turn.tool_results]
     calls = [call for turn in trajectory.turns for call in turn.tool_calls]
+    spans = trajectory.sequences[-1].spans if trajectory.sequences else ()
     error = trajectory.error
     return EpisodeSummary(
         env_id=trajectory.env_id,
@@ -111,8 +113,8 @@ def summarize(trajectory: Trajectory, *, offset: int = 0, size: int = 0) -> Epis
         num_turns=len(trajectory.turns),
         total_tokens=sum(map(len, trajectory.sequences)),
         sampled_tokens=trajectory.num_sampled_tokens,
-        trained_tokens=sum(one.num_trained_tokens for one in trajectory.sequences),
-        parts=tuple((span.source, len(span)) for one in trajectory.sequences[-1:] for span in one.spans),
+        trained_tokens=sum(sequence.num_trained_tokens for sequence in trajectory.sequences),
+        parts=tuple((span.source, len(span)) for span in spans),
         num_trimmed=sum(result.trimmed for result in results),
         num_parse_errors=sum(call.status not in (CallStatus.OK, CallStatus.IN_THINKING) for call in calls),
         tools=tuple(
@@ -140,7 +142,7 @@ def _first_line(text: str) -> str:
 
 
 def encode_summary(summary: EpisodeSummary) -> dict[str, Any]:
-    """Return a summary as plain JSON values; empty ones are left out."""
+    """Return a summary as plain JSON values, without empty values (a reward of 0.0 is kept)."""
     return {
         field.name: value
         for field in fields(summary)
@@ -149,10 +151,10 @@ def encode_summary(summary: EpisodeSummary) -> dict[str, Any]:
 
 
 def decode_summary(data: dict[str, Any]) -> EpisodeSummary:
-    """Return the summary of one JSON object of the index.
+    """Return the summary that a JSON object of the index describes.
 
     Raises:
-        KeyError, TypeError, ValueError: It is not a summary.
+        KeyError, TypeError, ValueError: The object does not describe a summary.
     """
     known = {name: value for name, value in data.items() if name in EpisodeSummary.__dataclass_fields__}
     known["stop_reason"] = StopReason(known["stop_reason"])

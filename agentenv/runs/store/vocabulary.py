@@ -1,7 +1,7 @@
-"""The text of token ids, kept beside a run so that it can be read without its tokenizer.
+"""The text of token ids, stored with a run so that the run can be viewed without its tokenizer.
 
-A token need not be whole characters, so its text is kept as bytes, one character (U+0000 to U+00FF)
-for each; a reader joins the bytes of neighbouring tokens before it decodes them.
+A token may contain only a part of a character. Its text is therefore stored as bytes, with one character
+(U+0000 to U+00FF) for each byte, and a reader joins the bytes of neighbouring tokens before decoding them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenTexts:
-    """Looks up the bytes of token ids, as characters below U+0100, each id once.
+    """Looks up the bytes of each token id once, as characters below U+0100.
 
     Args:
         backend: a `tokenizers.Tokenizer`.
-        known: ids whose text is kept already.
+        known: ids whose text is already stored.
     """
 
     def __init__(self, backend: Any, known: Iterable[int] = ()) -> None:
@@ -32,18 +32,18 @@ class TokenTexts:
         self._added = {token_id: str(token.content) for token_id, token in added.items()}
 
     def fresh(self, token_ids: Iterable[int]) -> dict[int, str]:
-        """Return the text of ids that were not asked for before; those the tokenizer lacks are left out."""
+        """Return the text of the ids that were not looked up before, without ids that the tokenizer lacks."""
         new = set(token_ids) - self._seen
         self._seen |= new
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for token_id in sorted(new):
             piece = self._added.get(token_id)
             if piece is not None:
-                found[token_id] = piece.encode().decode("latin-1")
+                texts[token_id] = piece.encode().decode("latin-1")
             elif (piece := self._backend.id_to_token(token_id)) is not None:
                 data = token_bytes(piece, byte_level=self._byte_level)
-                found[token_id] = data.decode("latin-1")
-        return found
+                texts[token_id] = data.decode("latin-1")
+        return texts
 
 
 def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
@@ -51,7 +51,7 @@ def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
 
     Args:
         backend: a `tokenizers.Tokenizer`.
-        token_ids: ids to look up; those the tokenizer lacks are left out.
+        token_ids: ids to look up; ids that the tokenizer lacks are left out.
     """
     return TokenTexts(backend).fresh(token_ids)
 
@@ -59,8 +59,8 @@ def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
 def token_bytes(piece: str, *, byte_level: bool) -> bytes:
     """Return the bytes that a vocabulary entry stands for.
 
-    Byte-level vocabularies (GPT-2's) write each byte as one printable character; SentencePiece ones
-    write a space as U+2581 and single bytes as `<0x0A>`.
+    Byte-level vocabularies such as GPT-2's write each byte as one printable character. SentencePiece
+    vocabularies write a space as U+2581 and single bytes as `<0x0A>`.
     """
     if byte_level:
         table = _byte_of_character()
@@ -75,9 +75,9 @@ def token_bytes(piece: str, *, byte_level: bool) -> bytes:
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's table: printable Latin-1 bytes are themselves, the others follow from U+0100."""
+    """Return GPT-2's table: printable Latin-1 bytes stand for themselves, the others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
+        chr(256 + index): byte for index, byte in enumerate(others)
     }

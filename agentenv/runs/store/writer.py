@@ -1,4 +1,4 @@
-"""Write a run: each finished episode is appended at once, and a full disk loses none of them."""
+"""Write a run. Each finished episode is appended at once, so that a full disk loses no earlier episode."""
 
 from __future__ import annotations
 
@@ -35,11 +35,19 @@ from agentenv.runs.store.vocabulary import TokenTexts
 __all__ = ["RunWriter"]
 
 MAX_PARQUET_BYTES = 50_000_000
-"""Episodes up to this size are also written as parquet on closing; larger runs by `agentenv export`."""
+"""Closing a run also writes a parquet file if its episodes have at most this many bytes.
+
+For larger runs, use `agentenv export`.
+"""
 
 
 class RunWriter:
-    """The only writer of a run directory. Use `create` or `resume`, and as a context manager."""
+    """Writes a run directory, and is the only one to do so.
+
+    Make a writer with `create` or `resume`, and use it as a context manager.
+    """
+
+    # Invariant: `_ends[name]` is the size of each open file, and every file ends with a complete line.
 
     def __init__(self, directory: Path, info: RunInfo) -> None:
         self.path = directory
@@ -55,13 +63,13 @@ class RunWriter:
     def create(
         cls, name: str, *, kind: str = "eval", root: str | Path = "runs", run_id: str = "", **values: Any
     ) -> Self:
-        """Make a new run directory under `root` and return its writer.
+        """Make a new run directory in `root` and return its writer.
 
         Args:
-            name: what the run is of; its last word becomes part of the id.
+            name: an environment id or another name; its last part becomes part of the run's id.
             kind: `eval`, `train` or `import`.
-            root: directory of all runs.
-            run_id: name of the new directory; from the time and `name` if empty.
+            root: the directory that contains the runs.
+            run_id: name of the new directory; if empty, it is made from the time and `name`.
             values: further fields of `RunInfo`.
 
         Raises:
@@ -80,10 +88,10 @@ class RunWriter:
 
     @classmethod
     def resume(cls, directory: str | Path) -> Self:
-        """Open an existing run to go on writing it; a half-written last line is cut off.
+        """Open an existing run to continue it; an incomplete last line is removed.
 
         Raises:
-            StoreError: It is no run, another process writes it, or it cannot be written.
+            StoreError: The directory is not a run, another process writes it, or it cannot be written.
         """
         path = Path(directory)
         writer = cls(path, RunInfo.read(path))
@@ -101,19 +109,19 @@ class RunWriter:
 
     @property
     def summaries(self) -> list[EpisodeSummary]:
-        """One summary for each finished episode so far."""
+        """One summary for each episode that has been written."""
         return latest(self._summaries)
 
     @property
     def finished(self) -> set[EpisodeKey]:
-        """Episodes that need not be played again; aborted ones are not among them."""
-        return {one.key for one in self.summaries if one.stop_reason is not StopReason.ABORTED}
+        """Keys of the episodes that need not be played again; aborted episodes are not among them."""
+        return {summary.key for summary in self.summaries if summary.stop_reason is not StopReason.ABORTED}
 
     def append(self, trajectory: Trajectory) -> EpisodeSummary:
         """Write one finished episode and return its summary.
 
         Raises:
-            StoreError: The disk is full or the directory is gone; what was written before is whole.
+            StoreError: The disk is full or the directory is gone; the earlier episodes are intact.
         """
         self._append_texts(trajectory)
         line = dumps(encode_trajectory(trajectory)).encode() + b"\n"
@@ -127,18 +135,18 @@ class RunWriter:
         """Append one line to `metrics.jsonl`.
 
         Raises:
-            StoreError: It cannot be written.
+            StoreError: The file cannot be written.
         """
         self._append(METRICS, dumps(dict(metrics)).encode() + b"\n")
 
     def annotate(self, trajectory: Trajectory, **values: object) -> None:
-        """Note what a trainer made of an episode: `step`, `advantage`, `entropy`, `new_logprobs`.
+        """Record what a trainer computed for an episode: `step`, `advantage`, `entropy`, `new_logprobs`.
 
-        Lists hold one number for each token of the episode's sequences, one sequence after the other; they
-        lie in a file of their own, so that the small values of a long training are read fast.
+        A list has one number for each token of the episode's sequences, one sequence after the other. Lists
+        are stored in a file of their own, so that the single values of a long training are read quickly.
 
         Raises:
-            StoreError: It cannot be written.
+            StoreError: The file cannot be written.
         """
         note = {name: value for name, value in values.items() if not isinstance(value, list)}
         arrays = {name: value for name, value in values.items() if isinstance(value, list)}
@@ -152,8 +160,8 @@ class RunWriter:
     def keep_texts(self, backend: Any) -> None:
         """Write the text of each token id before the first episode that has it.
 
-        A run whose process is killed can then still be viewed without its tokenizer. `vocab.jsonl` holds
-        the texts while the run is written; closing puts them into `vocab.json`.
+        A run can then be viewed without its tokenizer even if its process is killed. `vocab.jsonl` holds
+        the texts while the run is written, and closing the run moves them to `vocab.json`.
 
         Args:
             backend: a `tokenizers.Tokenizer`.
@@ -162,29 +170,31 @@ class RunWriter:
         self._texts = TokenTexts(backend, Run(self.path).vocabulary())
 
     def write_vocabulary(self, vocabulary: Mapping[int, str]) -> None:
-        """Write the text of token ids, each byte as one character, so that viewing needs no tokenizer.
+        """Write the text of token ids, with one character for each byte, so that viewing needs no tokenizer.
 
         Raises:
-            StoreError: It cannot be written.
+            StoreError: The file cannot be written.
         """
         write_text_atomically(
             self.path / "vocab.json", dumps({str(key): vocabulary[key] for key in sorted(vocabulary)})
         )
 
     def expect(self, episodes: int) -> None:
-        """Note how many episodes the run is to have.
+        """Record how many episodes the finished run will have.
 
         Raises:
-            StoreError: It cannot be written.
+            StoreError: The file cannot be written.
         """
         self.info = replace(self.info, expected_episodes=episodes)
         self.info.write(self.path)
 
     def close(self, status: RunStatus = RunStatus.FINISHED, note: str = "") -> None:
-        """Flush to disk, note how the run ended and give the lock back; may be called twice.
+        """Flush the files to disk, record how the run ended, and release the lock.
+
+        Closing a closed writer does nothing.
 
         Raises:
-            StoreError: The end cannot be noted; the episodes are safe.
+            StoreError: The end of the run cannot be recorded; its episodes are intact.
         """
         if self._closed:
             return
@@ -230,7 +240,7 @@ class RunWriter:
             )
 
     def _gather_texts(self) -> None:
-        """Put all texts into `vocab.json`; a line that a killed process left half goes with it."""
+        """Move all texts to `vocab.json`, which also drops a line that a killed process left incomplete."""
         lines = self.path / "vocab.jsonl"
         if lines.exists():
             self.write_vocabulary(Run(self.path).vocabulary())
@@ -251,7 +261,7 @@ class RunWriter:
 
     def _handle(self, name: str) -> int:
         if self._closed:
-            raise StoreError(f"run {self.id} is closed", remedy="resume it to go on writing")
+            raise StoreError(f"run {self.id} is closed", remedy="resume it to continue")
         if name not in self._files:
             path = self.path / name
             try:
@@ -263,7 +273,7 @@ class RunWriter:
         return self._files[name]
 
     def _append(self, name: str, data: bytes) -> None:
-        """Append all of `data`, or nothing."""
+        """Append all of `data`, or leave the file as it was."""
         handle = self._handle(name)
         start = self._ends[name]
         view = memoryview(data)
@@ -274,8 +284,8 @@ class RunWriter:
             os.ftruncate(handle, start)
             raise StoreError(
                 f"cannot write {self.path / name}: {error.strerror or error}",
-                remedy=f"{len(self._summaries)} finished"
-                f" episodes are kept: free some space, then go on with --resume {self.id}",
+                remedy=f"{len(self._summaries)} finished episodes are kept: free some space,"
+                f" then continue with --resume {self.id}",
             ) from error
         self._ends[name] = start + len(data)
 
@@ -311,13 +321,14 @@ def _new_directory(root: Path, name: str, *, exact: bool) -> Path:
         except FileExistsError as error:
             if exact or not directory.is_dir():
                 raise StoreError(
-                    f"{directory} exists already", remedy="name another, or go on with --resume"
+                    f"the run directory {directory} already exists",
+                    remedy="choose another name, or continue the run with --resume",
                 ) from error
             continue
         except OSError as error:
             raise StoreError(
                 f"cannot make the run directory {directory}: {error.strerror}",
-                remedy="choose another with --runs-dir",
+                remedy="choose another directory with --runs-dir",
             ) from error
         return directory
-    raise StoreError(f"{root} has 1000 runs called {name}", remedy="clear it")
+    raise StoreError(f"{root} already has 1000 runs called {name}", remedy="delete old runs from it")

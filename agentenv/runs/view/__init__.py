@@ -1,8 +1,8 @@
-"""The viewer: runs, groups and episodes token by token, in one HTML file that needs nothing else.
+"""The viewer: shows runs, groups and episodes token by token in one self-contained HTML file.
 
-The page is plain JavaScript and CSS with the data inside. Nothing is loaded from anywhere, so it opens
-from disk, as an artefact of a build, or in a notebook. Text from models and tools enters the page as
-text nodes only, and a content security policy forbids every script but the page's own.
+The page consists of plain JavaScript and CSS and has the data inside. It loads nothing else, so it opens
+from disk, from the artefacts of a build, or in a notebook. Text from models and tools enters the page only
+as text nodes, and a content security policy forbids every script except the page's own.
 """
 
 from __future__ import annotations

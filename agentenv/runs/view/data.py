@@ -1,4 +1,4 @@
-"""What the page is given: small columns for every episode, tokens for the chosen ones."""
+"""Prepare the data of the page: a small row for every episode, and tokens for the chosen episodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["episode_data", "pack", "page_json", "run_data", "safe_json"]
 
 
 def safe_json(value: object) -> str:
-    """Return JSON that a browser reads: no NaN, and nothing that ends a script element."""
+    """Return JSON that a browser can read, without NaN and without text that would end a script element."""
     try:
         text = json.dumps(json.loads(dumps(value)), separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -40,16 +40,17 @@ def _finite(value: Any) -> Any:
 
 
 def pack(value: object) -> str:
-    """Return a value compressed as text, for a data block of the page."""
-    squeeze = zlib.compressobj(6, zlib.DEFLATED, -15)
-    data = squeeze.compress(safe_json(value).encode()) + squeeze.flush()
+    """Return a value as compressed text, for a data block of the page."""
+    # Negative window bits make a raw deflate stream, which the browser's "deflate-raw" decodes.
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    data = compressor.compress(safe_json(value).encode()) + compressor.flush()
     return base64.b64encode(data).decode()
 
 
 def run_data(
     run: Run, *, vocabulary: Mapping[int, str], summaries: Sequence[EpisodeSummary] | None = None
 ) -> dict[str, Any]:
-    """Return what the page shows of a run besides tokens."""
+    """Return everything that the page shows of a run, except the tokens."""
     episodes = run.summaries if summaries is None else summaries
     notes = run.annotations()
     report = report_on(episodes, success_at=_success_at(run))
@@ -69,7 +70,7 @@ def run_data(
         "report": report.as_json(),
         "metrics": run.metrics(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
-        "episodes": [_row(place, one, notes) for place, one in enumerate(episodes)],
+        "episodes": [_row(index, episode, notes) for index, episode in enumerate(episodes)],
     }
 
 
@@ -78,32 +79,33 @@ def _success_at(run: Run) -> float:
     return float(value) if isinstance(value, (int, float)) else 1.0
 
 
-def _row(place: int, one: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    note = notes.get(f"{one.group_id}#{one.member}", {})
+def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return an episode's row; its keys are single letters, because a page may have very many rows."""
+    note = notes.get(f"{episode.group_id}#{episode.member}", {})
     return {
-        "i": place,
-        "e": one.env_id,
-        "k": one.task_id,
-        "g": one.group_id,
-        "m": one.member,
-        "s": one.stop_reason.value,
-        "r": one.reward,
-        "R": one.rewards,
-        "n": one.num_turns,
-        "t": one.total_tokens,
-        "p": one.parts,
-        "x": one.error,
-        "u": one.untrainable_reason,
-        "A": one.answer,
-        "T": one.tools,
+        "i": index,
+        "e": episode.env_id,
+        "k": episode.task_id,
+        "g": episode.group_id,
+        "m": episode.member,
+        "s": episode.stop_reason.value,
+        "r": episode.reward,
+        "R": episode.rewards,
+        "n": episode.num_turns,
+        "t": episode.total_tokens,
+        "p": episode.parts,
+        "x": episode.error,
+        "u": episode.untrainable_reason,
+        "A": episode.answer,
+        "T": episode.tools,
         "a": note.get("advantage"),
         "w": note.get("step"),
-        "q": one.timings.get("total_s"),
+        "q": episode.timings.get("total_s"),
     }
 
 
 def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return one episode as the page shows it: spans with ids and logprobs, turns, messages."""
+    """Return the data of one episode: spans with token ids and logprobs, turns and messages."""
     error = trajectory.error
     return {
         "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
@@ -167,5 +169,5 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def page_json(runs: Sequence[Mapping[str, Any]], **values: object) -> str:
-    """Return the data block of the page."""
+    """Return the content of the page's data block."""
     return safe_json({"runs": runs, **values})

@@ -1,4 +1,4 @@
-"""Put the page together: markup, style, script and data in one file."""
+"""Build the page: markup, style, script and data in one HTML file."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ from agentenv.runs.view.data import episode_data, pack, page_json, run_data
 __all__ = ["DEFAULT_BYTES", "Show", "build_page", "frame", "page_script", "show", "write_page"]
 
 DEFAULT_BYTES = 32_000_000
-"""Data of episodes that a page holds at most; the others are listed without their tokens."""
-
+"""Most bytes of episode data in a page; episodes beyond that are listed without their tokens."""
 
 SCRIPTS = ("dom", "words", "state", "charts", "parts", "runs", "run", "tokens", "episode", "main")
-"""Parts of the page's script, in the order in which each uses only what stands before it."""
+"""Parts of the page's script, in the order in which they are joined; each part uses earlier ones."""
 
 
 def asset(name: str) -> str:
-    """Return one of the page's own files."""
+    """Return the text of one of the viewer's files."""
     return resources.files("agentenv.runs.view").joinpath(name).read_text(encoding="utf-8")
 
 
 def page_script() -> str:
-    """Return the page's script: its parts in one scope, so that they share names with nobody else."""
+    """Return the page's script; a function around all parts keeps their names out of the global scope."""
     parts = "\n".join(asset(f"script/{name}.js") for name in SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def frame(blocks: Iterable[str], *, connect: bool = False) -> str:
-    """Return the page around its data blocks; nothing but its own script may run in it."""
+    """Return the page with these data blocks; its policy lets no other script run in it."""
     script, style = page_script(), asset("viewer.css")
     allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
     reach = "'self'" if connect else "'none'"
@@ -74,10 +73,10 @@ def build_page(
     """Return the viewer of some runs as one HTML file.
 
     Args:
-        runs: what to show, newest first.
-        only: the episodes that must be in it, before any other of the first run.
+        runs: the runs to show, newest first.
+        only: episodes of the first run that must be in the page; they are added before all others.
         sort: order of the episode list: `reward`, `tokens`, `time`, ...
-        max_bytes: room for episodes; the worst of each run come first.
+        max_bytes: most bytes of episode data; the episodes with the lowest rewards are added first.
     """
     blocks: list[str] = []
     data: list[dict[str, Any]] = []
@@ -85,7 +84,7 @@ def build_page(
     for number, run in enumerate(runs):
         vocabulary = run.vocabulary()
         used: set[int] = set()
-        places = {one.key: place for place, one in enumerate(run.summaries)}
+        indices = {summary.key: index for index, summary in enumerate(run.summaries)}
         for summary in _first(run, only if number == 0 else ()):
             if room <= 0:
                 break
@@ -96,7 +95,7 @@ def build_page(
             packed = pack(episode_data(trajectory, run.note(summary)))
             room -= len(packed)
             used |= _ids(trajectory)
-            name = f"e{number}-{places[summary.key]}"
+            name = f"e{number}-{indices[summary.key]}"
             blocks.append(f'<script type="application/octet-stream" id="{name}">{packed}</script>')
         data.append(run_data(run, vocabulary={key: vocabulary[key] for key in used if key in vocabulary}))
     page = page_json(data, live=False, single=len(runs) == 1, sort=sort)
@@ -104,19 +103,19 @@ def build_page(
 
 
 def _ids(trajectory: Trajectory) -> set[int]:
-    return {token for one in trajectory.sequences for span in one.spans for token in span.token_ids}
+    return {token for sequence in trajectory.sequences for span in sequence.spans for token in span.token_ids}
 
 
 def _first(run: Run, only: Sequence[EpisodeSummary]) -> Iterable[EpisodeSummary]:
-    """Yield the episodes in the order in which they get room: asked for, failed, worst, best."""
+    """Yield the episodes in the order in which they are added: required, failed, then by reward."""
     yield from only
-    known = {one.key for one in only}
-    rest = [one for one in run.summaries if one.key not in known]
-    yield from sorted(rest, key=lambda one: (one.reward is not None, one.reward or 0.0))
+    required = {summary.key for summary in only}
+    rest = [summary for summary in run.summaries if summary.key not in required]
+    yield from sorted(rest, key=lambda summary: (summary.reward is not None, summary.reward or 0.0))
 
 
 def write_page(path: str | Path, page: str) -> Path:
-    """Write a page.
+    """Write a page to a file and return its path.
 
     Raises:
         StoreError: The file cannot be written.
@@ -127,13 +126,13 @@ def write_page(path: str | Path, page: str) -> Path:
         target.write_text(page, encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"cannot write {target}: {error.strerror or error}", remedy="name another with --output"
+            f"cannot write {target}: {error.strerror or error}", remedy="choose another file with --output"
         ) from error
     return target
 
 
 class Show:
-    """A page as a value: notebooks display it, `save` writes it."""
+    """A page of the viewer, which notebooks display and `save` writes to a file."""
 
     def __init__(self, page: str) -> None:
         self.page = page
@@ -143,18 +142,18 @@ class Show:
         return write_page(path, self.page)
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame of its own, so that it and the notebook cannot disturb each other."""
+        """Return the page in a frame, so that the page and the notebook cannot affect each other."""
         source = html.escape(self.page, quote=True)
         style = "width:100%;height:640px;border:0"
         return f'<iframe srcdoc="{source}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 def show(what: Run | TrajectoryGroup | Trajectory | Sequence[Trajectory], *, tokenizer: Any = None) -> Show:
-    """Return the viewer of a run or of trajectories at hand.
+    """Return the viewer of a run or of trajectories.
 
     Args:
         what: a run, a group, or trajectories.
-        tokenizer: a `ChatTokenizer`, for the text of tokens of trajectories that are in no run.
+        tokenizer: the `ChatTokenizer` that decodes the tokens of trajectories that are not in a run.
     """
     if isinstance(what, Run):
         return Show(build_page([what]))
@@ -163,6 +162,6 @@ def show(what: Run | TrajectoryGroup | Trajectory | Sequence[Trajectory], *, tok
         with RunWriter.create("view", kind="import", root=root, run_id="trajectories") as writer:
             if tokenizer is not None:
                 writer.keep_texts(tokenizer.backend)
-            for one in trajectories:
-                writer.append(one)
+            for trajectory in trajectories:
+                writer.append(trajectory)
         return Show(build_page([Run(writer.path)]))

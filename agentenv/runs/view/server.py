@@ -1,7 +1,7 @@
-"""The live viewer: a small server on this machine that sends what is new in running runs.
+"""The live viewer: a small local server that sends new episodes of running runs to the page.
 
-It listens on the loopback address only and answers only requests that were sent to that address, so
-that no page of the web can read runs through a name that points here.
+It listens only on the loopback address and answers only requests whose Host header has that address, so
+that a web page cannot read runs through a host name that resolves to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["LiveServer", "serve"]
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 1.0
-"""How often the files are looked at for news."""
+"""Seconds between two checks of the files for new data."""
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the viewer of some run directories, or of all under a root.
+    """Serves the viewer of some runs, or of all runs in a directory.
 
     Args:
-        paths: the runs; all under `root` if there are none.
-        root: directory of all runs.
-        port: any free one if 0.
+        paths: the run directories; if empty, all runs in `root`.
+        root: the directory that contains the runs.
+        port: the port; 0 takes a free one.
     """
 
     daemon_threads = True
@@ -44,19 +44,19 @@ class LiveServer(ThreadingHTTPServer):
         self.root = root
         self.stopping = Event()
         self.given: dict[str, dict[str, str]] = {}
-        """What each page that was sent knows of the runs; its stream starts from there."""
+        """State of the runs in each page that was sent, by page number; its stream sends later changes."""
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def runs(self) -> list[Run]:
-        """Return the runs as they are now."""
+        """Return the runs in their current state."""
         return [Run(path) for path in self.paths] if self.paths else list_runs(self.root)
 
     def close(self) -> None:
-        """Stop serving; open streams end."""
+        """Stop the server and end open streams."""
         self.stopping.set()
         self.shutdown()
         self.server_close()
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         }
         page = pages.get(address.path)
         if page is None:
-            self._send(404, "text/plain", "there is nothing here")
+            self._send(404, "text/plain", "this page does not exist")
             return
         try:
             page(parse_qs(address.query))
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal belongs to whoever started the server."""
+        """Log nothing, so that requests do not fill the terminal."""
 
     def _page(self, _: dict[str, list[str]]) -> None:
         runs = self.server.runs()
@@ -99,16 +99,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, "text/html; charset=utf-8", frame([_block(page)], connect=True))
 
     def _episode(self, query: dict[str, list[str]]) -> None:
-        name, place = query.get("run", [""])[0], query.get("place", [""])[0]
+        name, index = query.get("run", [""])[0], query.get("place", [""])[0]
         run = next((run for run in self.server.runs() if run.id == name), None)
-        if run is None or not place.isdecimal() or int(place) >= len(run):
-            self._send(404, "text/plain", "there is no such episode")
+        if run is None or not index.isdecimal() or int(index) >= len(run):
+            self._send(404, "text/plain", "this episode does not exist")
             return
-        summary = run.summaries[int(place)]
+        summary = run.summaries[int(index)]
         data = episode_data(run.load(summary), run.note(summary))
-        words = run.vocabulary()
+        texts = run.vocabulary()
         used = {token for sequence in data["sequences"] for span in sequence for token in span["ids"]}
-        data["vocab"] = {str(token): words[token] for token in used if token in words}
+        data["vocab"] = {str(token): texts[token] for token in used if token in texts}
         self._send(200, "application/json", safe_json(data))
 
     def _events(self, query: dict[str, list[str]]) -> None:
@@ -146,7 +146,7 @@ def _block(page: str) -> str:
 
 
 def _state(run: Run) -> str:
-    """Return something that changes when a run has news."""
+    """Return a text that changes whenever the run has new data."""
     sizes = [
         (run.path / name).stat().st_size if (run.path / name).exists() else 0
         for name in ("trajectories.jsonl", "metrics.jsonl", "annotations.jsonl")
@@ -155,16 +155,16 @@ def _state(run: Run) -> str:
 
 
 def serve(paths: Sequence[Path], root: Path, *, port: int = 0, open_browser: bool = True) -> None:
-    """Serve until the user stops it.
+    """Serve the viewer until the user stops it.
 
     Raises:
-        StoreError: The port cannot be had.
+        StoreError: The port cannot be used.
     """
     try:
         server = LiveServer(paths, root, port=port)
     except OSError as error:
         raise StoreError(
-            f"cannot listen on port {port}: {error.strerror}", remedy="choose another with --port"
+            f"cannot listen on port {port}: {error.strerror}", remedy="choose another port with --port"
         ) from error
     print(f"{server.url}  (Ctrl-C stops it)", flush=True)  # noqa: T201 - the address is the verb's output
     if open_browser:

@@ -1,8 +1,8 @@
 """Repair a small Python module with tools that read and change files.
 
-Each task is one of the right modules in `exercises` with one of the `mistakes`. The model may look,
-edit and run; at the end the sandbox calls the function on inputs that were never shown, and the host
-compares what comes back: the expected values never enter the sandbox.
+Each task is one of the correct modules in `exercises` with one of the `mistakes`. The model may view, edit
+and run the module. In the end, the sandbox calls the function with hidden inputs, and the host compares the
+results with the expected values, which never enter the sandbox.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ __all__ = ["FileEdit", "oracle", "tasks"]
 
 _MAX_FILE_CHARS = 100_000
 _MAX_PATH_CHARS = 200
-
-
 _HELD_OUT = 3
-"""One in so many functions is held out, with all its mistakes."""
+"""Every third function is held out, with all its mistakes."""
 
 
 class FileEdit(SandboxedEnv):
@@ -38,7 +36,7 @@ class FileEdit(SandboxedEnv):
     system_prompt = "Repair the module with the tools. Say so when you are done."
 
     async def start(self, module: str, line: int, broken: str) -> str:
-        """Lay out the files."""
+        """Write the broken module and ask for its repair."""
         await self.sandbox()
         lines = source_of(module).splitlines(keepends=True)
         lines[line] = f"{broken}\n"
@@ -104,7 +102,7 @@ class FileEdit(SandboxedEnv):
         return answer_of(await sandbox.run_code(code, files=self.files, echo=True))
 
     async def reward(self, module: str) -> float:
-        """Give 1 if the function returns the right values for the hidden inputs."""
+        """Return 1 if the function returns the right values for the hidden inputs, otherwise 0."""
         sandbox = await self.sandbox()
         code = (
             f"import json, sys\nfrom {module} import {module} as function\n"
@@ -124,9 +122,9 @@ class FileEdit(SandboxedEnv):
 
 
 def tasks(split: str) -> Iterator[dict[str, object]]:
-    """Yield the tasks of a split; functions of one are not in the other."""
-    for place, module in enumerate(names()):
-        if (place % _HELD_OUT == 0) == (split == "test"):
+    """Yield the tasks of a split; no function is in both splits."""
+    for index, module in enumerate(names()):
+        if (index % _HELD_OUT == 0) == (split == "test"):
             for line, broken in mistakes_in(module):
                 name = f"{module}-{line}-{derive_seed(module, broken) % 10**6:06d}"
                 yield {"id": name, "module": module, "line": line, "broken": broken}
@@ -141,9 +139,9 @@ def _test() -> list[dict[str, object]]:
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Write the right module over the broken one, then say so.
+    """Overwrite the broken module with the correct one, then report it.
 
-    Not `replace`: what stands in the place of the mistake may occur elsewhere in the module, too.
+    `replace` cannot be used, because the text of the broken line may occur elsewhere in the module, too.
     """
     if any(message["role"] == "tool" for message in messages):
         return {"role": "assistant", "content": "Done."}

@@ -1,6 +1,6 @@
-"""The right modules: each function is one, its docstring is what it should do.
+"""The correct modules: each function is one module, and its docstring says what it should do.
 
-A function uses nothing outside it, and what it takes and returns is JSON.
+A function uses nothing outside itself, and its arguments and results are JSON values.
 """
 
 from __future__ import annotations
@@ -368,16 +368,16 @@ def names() -> list[str]:
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """Return the right function."""
+    """Return the correct function."""
     return globals()[name]
 
 
 def source_of(name: str) -> str:
-    """Return the right module's text."""
+    """Return the source text of the correct module."""
     annotations = "from __future__ import annotations\n\nfrom typing import Any\n\n\n"
     return annotations + inspect.getsource(function_of(name))
 
 
 def goal_of(name: str) -> str:
-    """Say what the function should do."""
+    """Return what the function should do, for the prompt."""
     return f"{name}: {inspect.getdoc(function_of(name))}"

@@ -1,4 +1,4 @@
-"""What a repaired function is called with; the model never sees it."""
+"""The hidden inputs that repaired functions are called with; the model never sees them."""
 
 from __future__ import annotations
 
@@ -50,4 +50,4 @@ INPUTS: dict[str, list[list[Any]]] = {
     "polynomial": [[[1, 2, 3], 2], [[], 5], [[7], 9], [[1, 0, -1], 3]],
     "compare_versions": [["1.2", "1.10"], ["1.0", "1"], ["2", "1.9.9"], ["1.2.3", "1.2.3"], ["0.1", "1"]],
 }
-"""Hidden arguments by function: enough to tell every mistake of the tasks from the right thing."""
+"""Hidden arguments by function; they distinguish every mistake of the tasks from the correct function."""

@@ -1,7 +1,8 @@
-"""The mistakes of the tasks: what people get wrong, made in one line of a right module.
+"""The mistakes of the tasks: common errors, made in one line of a correct module.
 
-Each pattern is tried at each place of each line. A mistake counts if the module still compiles and, on the
-hidden inputs, gives another value, raises, or does not end; so each task has something to repair.
+Each pattern is tried at every position of every line. A mistake is used if the module still compiles and, on
+the hidden inputs, returns another value, raises an error, or does not end. So each task has something to
+repair.
 """
 
 from __future__ import annotations
@@ -71,28 +72,28 @@ _PER_FUNCTION = 24
 
 
 class _Endless(Exception):
-    """The function ran longer than any right one does."""
+    """The function ran longer than any correct function does."""
 
 
 def mistakes_in(name: str) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and what stands there instead, in the order of the module."""
+    """Yield the line number and the broken line of each mistake, in the order of the module."""
     lines = source_of(name).splitlines()
     first = next(number for number, line in enumerate(lines) if line.strip().endswith('"""')) + 1
-    found: dict[tuple[int, str], None] = {}
+    mistakes: dict[tuple[int, str], None] = {}
     for number in range(first, len(lines)):
         for pattern, instead in PATTERNS:
             for match in re.finditer(pattern, lines[number]):
                 broken = lines[number][: match.start()] + match.expand(instead) + lines[number][match.end() :]
                 if _is_wrong(name, [*lines[:number], broken, *lines[number + 1 :]]):
-                    found[number, broken] = None
-    # Spread over the module, where there are more than are wanted.
-    every = max(1, -(-len(found) // _PER_FUNCTION))
-    yield from list(found)[::every]
+                    mistakes[number, broken] = None
+    # If there are too many mistakes, take some that are spread over the whole module.
+    every = max(1, -(-len(mistakes) // _PER_FUNCTION))
+    yield from list(mistakes)[::every]
 
 
 @lru_cache(maxsize=len(INPUTS))
 def expected(name: str) -> str:
-    """Return what the right function gives on the hidden inputs, as JSON."""
+    """Return what the correct function returns for the hidden inputs, as JSON."""
     function = function_of(name)
     return json.dumps([function(*json.loads(json.dumps(given))) for given in INPUTS[name]])
 
@@ -109,7 +110,7 @@ def _is_wrong(name: str, lines: list[str]) -> bool:
 
 
 def _results(code: CodeType, name: str) -> str:
-    """Run a module of ours on the hidden inputs, for a bounded number of lines."""
+    """Run a module on the hidden inputs, for a limited number of lines, and return the results as JSON."""
     left = _MAX_LINES_RUN
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:

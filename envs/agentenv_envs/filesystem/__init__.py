@@ -1,8 +1,8 @@
-"""Chores in a small file system that lives in memory: move, sum up, rename, clean, copy.
+"""Chores in a small in-memory file system: move, sum up, rename, delete and copy files.
 
-The model has five tools and no shell; nothing of the real machine can be reached. 400 training and
-200 held-out tasks, in folders of different names. An episode scores 1 if the files are exactly as
-asked in the end, and 0 otherwise.
+The model has five tools and no shell, and it cannot reach the real file system. There are 400 training and
+200 held-out tasks, whose folders have different names. An episode scores 1 if the files are exactly as the
+task wants them in the end, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIZES = {"train": 400, "test": 200}
 class FileSystem(ae.ToolEnv):
     """Tidy up files with tools for listing, reading, writing, moving and deleting."""
 
-    # Calls of one turn are made one after another: what they do depends on their order.
+    # The calls of a turn run one after another, because their effects depend on their order.
 
     system_prompt = "You manage files with tools. Do what is asked, then say that it is done."
 
@@ -95,14 +95,14 @@ class FileSystem(ae.ToolEnv):
         return "deleted"
 
     def reward(self, want: dict[str, str]) -> float:
-        """Give 1 if the files are exactly as asked, space at the ends of a text aside."""
+        """Return 1 if the files are as the task wants them, except for space around a text, otherwise 0."""
         return float({path: text.strip() for path, text in self._files.items()} == want)
 
     def _existing(self, path: str) -> str:
-        found = _clean(path)
-        if found not in self._files:
-            raise ae.ToolError(f"no file {found!r}; list_files() shows what there is")
-        return found
+        clean = _clean(path)
+        if clean not in self._files:
+            raise ae.ToolError(f"no file {clean!r}; list_files() shows what there is")
+        return clean
 
 
 def _clean(path: str) -> str:
@@ -113,18 +113,18 @@ def _clean(path: str) -> str:
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Make the calls that the order was made from, in one turn."""
+    """Make the calls that belong to the order, in one turn."""
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": "It is done."}
     split, _, number = str(task["id"]).partition("-")
     plan = make(split, int(number))[1]
     calls: list[Any] = [
         {
-            "id": f"call_{place}",
+            "id": f"call_{index}",
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments)},
         }
-        for place, (name, arguments) in enumerate(plan)
+        for index, (name, arguments) in enumerate(plan)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 

@@ -32,7 +32,7 @@ Call = tuple[str, dict[str, str]]
 """Name and arguments of a tool call."""
 
 Chore = Callable[[random.Random, dict[str, str], Sequence[str]], tuple[str, list[Call]]]
-"""Makes an order, and the calls that carry it out."""
+"""A function that returns an order and the calls that carry it out."""
 
 
 def _move_all(draw: random.Random, files: dict[str, str], folders: Sequence[str]) -> tuple[str, list[Call]]:
@@ -97,7 +97,7 @@ _CHORES: Sequence[Chore] = (_move_all, _sum_up, _rename, _delete_marked, _copy)
 
 
 def make(split: str, number: int) -> tuple[dict[str, object], list[Call]]:
-    """Return a task of a split, and the tool calls that solve it."""
+    """Return a task of a split and the tool calls that solve it."""
     draw = random.Random(derive_seed("filesystem", split, number))
     folders = draw.sample(_FOLDERS[split], 3)
     files: dict[str, str] = {}

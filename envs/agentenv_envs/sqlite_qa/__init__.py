@@ -1,8 +1,8 @@
 """Questions about a shop's database, answered with SQL.
 
-The database has customers, products, orders and order lines: made from a fixed seed, the same on
-every machine. Queries are read-only, checked statement by statement by SQLite itself, and stopped
-after a fixed amount of work. 300 training and 200 held-out questions ask about different rows.
+The database has customers, products, orders and order lines. It is made from a fixed seed, so it is the
+same on every machine. Queries are read-only, which SQLite itself checks, and they are stopped after a fixed
+amount of work. The 300 training and 200 held-out questions ask about different rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SqliteQA", "oracle"]
 
 MAX_ROWS = 50
 MAX_STEPS = 2_000_000
-"""SQLite's virtual machine instructions that one query may take: about 0.1 s."""
+"""Most instructions of SQLite's virtual machine that a query may take; they take about 0.1 s."""
 
 _ALLOWED = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -38,7 +38,7 @@ class SqliteQA(ae.ToolEnv):
     system_prompt = "Answer questions about a SQLite database. Query it, then answer with the value alone."
 
     def start(self, question: str) -> str:
-        """Ask the question; the tables are told by a tool."""
+        """Ask the question; a tool shows the tables."""
         return question
 
     @ae.tool
@@ -56,17 +56,17 @@ class SqliteQA(ae.ToolEnv):
         return [list(row) for row in _select(sql)]
 
     def reward(self, answer: str, target: str, stop_reason: str) -> float:
-        """Give 1 if the answer is the value: a number to a cent, or the name as it is written."""
+        """Return 1 if the answer is right, otherwise 0. Numbers must agree to a cent; case is ignored."""
         if stop_reason != "final_answer":
             return 0.0
         if not _NUMBER.fullmatch(target):
             return float(answer.strip().rstrip(".").casefold() == target.casefold())
-        found = _NUMBER.findall(answer.replace(",", ""))
-        return float(bool(found) and abs(float(found[-1]) - float(target)) < 0.005)
+        numbers = _NUMBER.findall(answer.replace(",", ""))
+        return float(bool(numbers) and abs(float(numbers[-1]) - float(target)) < 0.005)
 
 
 def _select(sql: str) -> list[tuple[Any, ...]]:
-    """Run a query on a fresh connection to the shop; nothing can be changed in it."""
+    """Run a query on a fresh copy of the shop's database; the query cannot change it."""
     connection = sqlite3.connect(":memory:")
     try:
         connection.deserialize(build())
@@ -89,18 +89,18 @@ def _authorize(action: int, first: str | None, second: str | None, *rest: str | 
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
-    """Run the query that the question was made with, and answer with its value."""
+    """Run the query that belongs to the question, and answer with its value."""
     if messages[-1]["role"] == "tool":
         return {"role": "assistant", "content": str(json.loads(text_of(messages[-1]))[0][0])}
-    sql = next(one.sql for one in questions() if one.id == task["id"])
+    sql = next(question.sql for question in questions() if question.id == task["id"])
     return tool_call_message("query", sql=sql)
 
 
 def _rows(split: str) -> list[dict[str, object]]:
     return [
-        {"id": one.id, "question": one.text, "target": one.target}
-        for one in questions()
-        if one.split == split
+        {"id": question.id, "question": question.text, "target": question.target}
+        for question in questions()
+        if question.split == split
     ]
 
 

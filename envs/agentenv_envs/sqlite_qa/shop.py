@@ -1,4 +1,4 @@
-"""The shop: its tables and rows, made from a fixed seed, and the questions about it."""
+"""The shop's database, made from a fixed seed, and the questions about it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SIZES = {"train": 300, "test": 200}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question with the query that answers it."""
+    """A question and the query that answers it."""
 
     id: str
     split: str
@@ -44,7 +44,7 @@ class Question:
 
 @cache
 def build() -> bytes:
-    """Return the database as SQLite keeps it."""
+    """Return the database in SQLite's file format."""
     draw = random.Random(20_260)
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(_TABLES)
@@ -80,20 +80,20 @@ def build() -> bytes:
 
 @cache
 def questions() -> tuple[Question, ...]:
-    """Return all questions; a row that a training question asks about is in no held-out one."""
-    made: dict[str, list[Question]] = {"train": [], "test": []}
+    """Return all questions; no row is the subject of both a training question and a held-out one."""
+    by_split: dict[str, list[Question]] = {"train": [], "test": []}
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.deserialize(build())
         for kind, (template, sql, subjects) in _TEMPLATES.items():
-            for place, subject in enumerate(subjects(connection)):
+            for index, subject in enumerate(subjects(connection)):
                 # Two of five subjects of each kind are held out.
-                split = "test" if place % 5 in {1, 3} else "train"
+                split = "test" if index % 5 in {1, 3} else "train"
                 value = connection.execute(sql, subject).fetchone()
                 if value is None or value[0] is None:
                     continue
-                made[split].append(
+                by_split[split].append(
                     Question(
-                        id=f"{kind}-{place}",
+                        id=f"{kind}-{index}",
                         split=split,
                         text=template.format(*subject),
                         sql=_filled(sql, subject),
@@ -101,14 +101,14 @@ def questions() -> tuple[Question, ...]:
                     )
                 )
     chosen: list[Question] = []
-    for split, rows in made.items():
+    for split, rows in by_split.items():
         random.Random(split).shuffle(rows)
         chosen.extend(rows[: _SIZES[split]])
     return tuple(chosen)
 
 
 def _filled(sql: str, subject: tuple[Any, ...]) -> str:
-    """Write the values into a query; they are our own rows and hold no quotes."""
+    """Write the values into a query; they come from the shop's own rows, which have no quotes."""
     for value in subject:
         sql = sql.replace("?", str(value) if isinstance(value, int) else f"'{value}'", 1)
     return sql
@@ -179,4 +179,4 @@ _TEMPLATES: dict[str, tuple[str, str, Callable[[sqlite3.Connection], list[tuple[
         _each("SELECT id FROM orders WHERE id % 5 = 0 ORDER BY id"),
     ),
 }
-"""Text, query and subjects of each kind of question."""
+"""Text, query and subjects for each kind of question."""

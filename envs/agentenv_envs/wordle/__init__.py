@@ -1,7 +1,7 @@
 """Wordle: find a five-letter word in six guesses.
 
-The words are common English ones, listed in `words.txt`, which was written for this environment
-and stands under its licence. One word in four is held out.
+The words are common English words. Their list, `words.txt`, was written for this environment and has the
+same licence. One word in four is held out.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _GUESS = re.compile(r"\b[a-z]{5}\b")
 
 @cache
 def words() -> tuple[str, ...]:
-    """Return every word that may be looked for."""
+    """Return all words that can be the secret word."""
     return tuple((Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split())
 
 
 def marks(guess: str, word: str) -> str:
-    """Return one letter for each letter guessed: G right, Y elsewhere in the word, X absent.
+    """Return a mark for each letter of the guess: G right, Y elsewhere in the word, X absent.
 
-    A letter is marked as often as the word has it, right places first.
+    A letter is marked at most as often as the word has it, and right positions are marked first.
     """
     left = [letter for letter, other in zip(word, guess, strict=True) if letter != other]
     told: list[str] = []
@@ -59,10 +59,10 @@ class Wordle(ae.Env):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
         """Mark the last five-letter word of the message."""
-        found = _GUESS.findall(action.lower())
-        if not found or len(found[-1]) != 5:
+        guesses = _GUESS.findall(action.lower())
+        if not guesses or len(guesses[-1]) != 5:
             return "No guess of 5 letters found. Name one.", 0.0, False, False, {}
-        guess = found[-1]
+        guess = guesses[-1]
         self._guesses.append(guess)
         told = marks(guess, self._word)
         won, left = guess == self._word, GUESSES - len(self._guesses)
@@ -72,14 +72,14 @@ class Wordle(ae.Env):
 
 
 def oracle(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
-    """Name the word: the solution that the checker needs."""
+    """Guess the secret word at once; the checker plays this solution."""
     return str(task["word"])
 
 
 def solver(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> str:
-    """Play fairly: guess a word that all marks so far allow."""
+    """Play without knowing the word: guess a word that fits all marks so far."""
     seen = [re.match(r"(\w{5}) ([GYX]{5})", text_of(message)) for message in messages]
-    known = [(found[1], found[2]) for found in seen if found]
+    known = [(match[1], match[2]) for match in seen if match]
     fitting = [word for word in words() if all(marks(guess, word) == told for guess, told in known)]
     return rng.choice(fitting)
 

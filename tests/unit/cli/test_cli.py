@@ -173,7 +173,7 @@ def test_fail_under_decides_the_exit_code(adder):
 
 def test_a_list_of_nothing_says_so(capsys):
     assert run("list", "no-such-word") == 0
-    assert "nothing that is installed contains these words" in capsys.readouterr().out
+    assert "no installed environment or tool contains these words" in capsys.readouterr().out
 
 
 def test_settings_reach_limits_sampling_and_config_file(adder, tmp_path):
@@ -294,7 +294,7 @@ def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
     assert run("eval", broken, "-n", "40", "-o", "concurrency=4") == 1
     text = capsys.readouterr().out
 
-    assert "the first 3 episodes all failed alike: env: ValueError: no table for" in text
+    assert "the first 3 episodes all failed with the same error: env: ValueError: no table for" in text
     assert len(find_run("last")) < 40
 
 
@@ -340,7 +340,7 @@ def test_resume_refuses_what_is_no_evaluation(adder, capsys):
         pass
 
     assert run("eval", "--resume", "imported") == 2
-    assert "run imported is no evaluation" in capsys.readouterr().err
+    assert "run imported is not an evaluation" in capsys.readouterr().err
 
 
 def test_resume_refuses_another_environment(adder, capsys):
@@ -414,7 +414,7 @@ def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
 def test_endless_tasks_ask_for_a_number():
     spec = EnvSpec.of("cli/Endless-v0", "agentenv.envs.tool_env:ToolEnv", tasks=lambda seed: {"x": seed})
 
-    with pytest.raises(ValueError, match="without end"):
+    with pytest.raises(ValueError, match="is endless"):
         Evaluation(EvalConfig(envs=("cli/Endless-v0",), num_tasks=None), specs=[spec])
 
 

@@ -37,7 +37,7 @@ def code_of(*words):
 @pytest.mark.parametrize("words", [(), ("model", "--env", "demo/Echo-v0")])
 def test_serve_takes_a_model_or_an_environment(words, capsys):
     assert code_of("serve", *words) == 2
-    assert "serve takes one of MODEL and --env ENV" in capsys.readouterr().err
+    assert "serve needs either MODEL or --env ENV" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_named(capsys):

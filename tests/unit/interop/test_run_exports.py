@@ -117,7 +117,7 @@ def test_export_writes_one_line_for_each_row_that_fits(tmp_path, shape, count, c
 def test_export_says_when_no_episode_fits(tmp_path, capsys):
     export(tmp_path, "verl", [failed(0)])
 
-    assert "none of the 1 episodes is fit for it" in capsys.readouterr().out
+    assert "none of the 1 episodes can be written as" in capsys.readouterr().out
 
 
 def test_inspect_logs_stand_one_for_each_environment(tmp_path):

@@ -159,5 +159,5 @@ async def test_wrong_uses_are_refused():
         await replay_episode(first, Dice(), RENDERER, from_turn=9, live=ScriptedEngine(["a"]))
     with pytest.raises(UsageError, match="live="):
         await replay_episode(first, Dice(), RENDERER, from_turn=1)
-    with pytest.raises(UsageError, match="engine on tokens"):
+    with pytest.raises(UsageError, match="engine that generates tokens"):
         await replay_episode(first, Dice(), RENDERER, from_turn=1, live=Talks([]))

@@ -1,9 +1,9 @@
-// Small pictures.
+// Charts: the sparkline, the metric curve, the histogram, and the colour of a reward.
 
 const path = (points) =>
   points.map(([x, y], n) => `${n ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
-// Maps the range of some values onto pixels; a range of nothing becomes its middle.
+// Returns a scale from the range of some values to pixels; if all values are equal, they map to the middle.
 function scale(values, from, to) {
   const low = lowest(values);
   const high = highest(values);
@@ -83,11 +83,11 @@ function histogram(values) {
     bars,
     svgText(4, 116, fix(low)),
     bins > 1 && svg("text", { x: 324, y: 116, "text-anchor": "end" }, fix(high)),
-    svgText(4, 10, `${most} at most`),
+    svgText(4, 10, `at most ${most} episodes`),
   );
 }
 
-// Light to dark blue: read without colour too, and by the colour-blind.
+// From light to dark blue, so that the order is visible without colour vision too.
 function rewardColour(r, low, high) {
   const x = high > low ? (r - low) / (high - low) : 1;
   return `rgb(${Math.round(240 - 232 * x)},${Math.round(242 - 150 * x)},${Math.round(246 - 66 * x)})`;

@@ -1,4 +1,5 @@
-// Elements. Text from models and tools only ever enters the page as text nodes; no HTML is built from data.
+// Helpers that make elements. Text from models and tools enters the page only as text nodes; no HTML is made
+// from data.
 
 const there = (kid) => kid !== null && kid !== undefined && kid !== false;
 
@@ -57,7 +58,7 @@ function row(cells, kind = "row") {
 
 const num = (...kids) => h("td", { class: "num" }, ...kids);
 
-// Bars of one table are of one scale.
+// All bars of a table have the same scale.
 const shareBar = (share) =>
   h("td", { class: "half" }, div("bar", h("i", { class: "model", style: `width:${100 * share}%` })));
 

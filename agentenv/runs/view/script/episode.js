@@ -1,4 +1,4 @@
-// The page of one episode, among the episodes of its group.
+// The page of one episode, next to the episodes of its group.
 
 const MAX_RAW_CHARS = 400000;
 
@@ -28,12 +28,12 @@ function groupCard(r, e, longest, advantage, chosen) {
 
 function groupCards(r, group, chosen) {
   const longest = Math.max(1, ...group.map((e) => e.t));
-  const found = advantages(group);
+  const advantage = advantages(group);
   return h(
     "nav",
     { class: "left" },
-    div("dim", found.text),
-    group.map((e) => groupCard(r, e, longest, found.of(e), e.i === chosen)),
+    div("dim", advantage.text),
+    group.map((e) => groupCard(r, e, longest, advantage.of(e), e.i === chosen)),
   );
 }
 
@@ -61,7 +61,7 @@ function rewardFacts(e, ep, group) {
 function alignmentFacts(e, ep) {
   const parts = ep.sequences.flat();
   if (!parts.length)
-    return [h("h3", {}, "Alignment"), h("p", { class: "dim" }, "no tokens: the engine only speaks text")];
+    return [h("h3", {}, "Alignment"), h("p", { class: "dim" }, "no tokens: the engine returns only text")];
   const count = (source) =>
     parts.filter((part) => part.s === source).reduce((sum, part) => sum + part.ids.length, 0);
   const ids = parts.reduce((sum, part) => sum + part.ids.length, 0);
@@ -134,9 +134,9 @@ function rightColumn(run, e, ep, group) {
 function tabBar(ep, group, repaint) {
   const note = (ep && ep.ann) || {};
   const missing = {
-    entropy: !note.entropy && "the trainer noted none for this episode",
-    ratio: !note.new_logprobs && "the trainer noted none for this episode",
-    advantage: !note.advantages && !there(note.advantage) && "the trainer noted none for this episode",
+    entropy: !note.entropy && "the trainer recorded none for this episode",
+    ratio: !note.new_logprobs && "the trainer recorded none for this episode",
+    advantage: !note.advantages && !there(note.advantage) && "the trainer recorded none for this episode",
     diff: group.length < 2 && "the group has one episode",
   };
   const choose = (name) => {
@@ -177,12 +177,12 @@ function searchBox(repaint) {
   });
 }
 
-// How many tokens the episode shares with another of its group; -1 where that is not asked.
+// The number of first tokens shared with another episode of the group; -1 outside the tab "diff".
 async function shared(r, e, ep, group) {
   if (state.tab !== "diff" || group.length < 2) return -1;
-  const other = await payload(r, group.find((one) => one.i !== e.i).i);
+  const other = await payload(r, group.find((member) => member.i !== e.i).i);
   if (!other) return -1;
-  const [ours, theirs] = [ep, other].map((one) => one.sequences.flat().flatMap((part) => part.ids));
+  const [ours, theirs] = [ep, other].map((episode) => episode.sequences.flat().flatMap((part) => part.ids));
   let common = 0;
   while (common < Math.min(ours.length, theirs.length) && ours[common] === theirs[common]) common++;
   return common;
@@ -203,14 +203,14 @@ function endMark(e) {
 async function centreOf(r, e, ep, group) {
   const run = runs[r];
   if (!ep) {
-    const words = "This page holds only a part of the run's episodes, and not this one. Make one with it: ";
+    const words = "This page lacks the tokens of this episode. This command makes a page that has them: ";
     return [h("p", { class: "dim" }, words), div("code", `agentenv view ${run.id}#${e.i}`)];
   }
   if (state.tab === "raw json")
     return [div("box raw", safe(clip(JSON.stringify(ep, null, 1), MAX_RAW_CHARS)))];
   if (state.tab === "messages" || !ep.sequences.length) return [messageBoxes(ep), endMark(e)];
   const legend =
-    LEGENDS[state.tab] && div("dim legend", LEGENDS[state.tab], " · grey on hatching: not trained");
+    LEGENDS[state.tab] && div("dim legend", LEGENDS[state.tab], " · grey and hatched: not trained");
   return [legend, tokenBoxes(ep, run.vocab, await shared(r, e, ep, group)), endMark(e)];
 }
 
@@ -220,7 +220,7 @@ async function pageEpisode(r, i) {
   const run = runs[r];
   const e = run.episodes[i];
   if (!e)
-    return put(root, head([link("#/r/" + r, run.id)], "u up"), h("main", {}, "there is no such episode"));
+    return put(root, head([link("#/r/" + r, run.id)], "u up"), h("main", {}, "This episode does not exist."));
   const group = groupOf(run, e);
   const ticket = (showing = {});
   const ep = await payload(r, i);

@@ -1,15 +1,15 @@
-// Addresses, keys and news of running runs.
+// Navigation, keyboard keys, and updates of running runs.
 
 const KEYS = [
-  ["← →", "previous, next episode"],
-  ["j k", "next, previous turn"],
-  ["l m e r a d", "colours: logprob, mask, entropy, ratio, advantage, difference"],
-  ["s", "messages"],
-  ["/", "filter, or search in an episode"],
-  ["u", "up"],
+  ["← →", "previous or next episode"],
+  ["j k", "next or previous turn"],
+  ["l m e r a d", "colour by logprob, mask, entropy, ratio, advantage or difference"],
+  ["s", "show the messages"],
+  ["/", "filter the list, or search in an episode"],
+  ["u", "go up"],
   ["c", "copy the episode as JSON"],
-  ["t", "light or dark"],
-  ["Esc", "clear"],
+  ["t", "switch between light and dark"],
+  ["Esc", "clear the filter or the search"],
 ];
 const TAB_KEYS = {
   l: "logprob",
@@ -40,7 +40,7 @@ function render() {
   return alone ? pageEpisode(0, 0) : pageRun(0);
 }
 
-// ---- what keys do
+// ---- actions of the keys
 const THEME = "agentenv-theme";
 
 function useTheme(name) {
@@ -52,7 +52,7 @@ function startTheme() {
   try {
     chosen = localStorage.getItem(THEME);
   } catch {
-    // a page in a frame of its own has no storage
+    // A page in a sandboxed frame has no storage.
   }
   useTheme(chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 }
@@ -62,7 +62,7 @@ function toggleTheme() {
   try {
     localStorage.setItem(THEME, document.documentElement.dataset.theme);
   } catch {
-    // a page in a frame of its own has no storage
+    // A page in a sandboxed frame has no storage.
   }
 }
 
@@ -84,11 +84,11 @@ function moveEpisode(by) {
   const run = kind === "r" ? runs[+a] : runs[0];
   const at = b === "e" ? +c : 0;
   const list = ordered(run);
-  const here = Math.max(
+  const index = Math.max(
     0,
     list.findIndex((e) => e.i === at),
   );
-  const next = list[Math.max(0, Math.min(list.length - 1, here + by))];
+  const next = list[Math.max(0, Math.min(list.length - 1, index + by))];
   if (next) go(`#/r/${runs.indexOf(run)}/e/${next.i}`);
 }
 
@@ -153,14 +153,14 @@ function keyed(event) {
   event.preventDefault();
 }
 
-// ---- news of running runs, sent by the live server
+// ---- updates of running runs, which the live server sends
 function takeNews(event) {
   const news = JSON.parse(event.data);
-  const place = runs.findIndex((run) => run.id === news.id);
-  if (place < 0) runs.unshift(news);
+  const index = runs.findIndex((run) => run.id === news.id);
+  if (index < 0) runs.unshift(news);
   else {
-    news.vocab = { ...runs[place].vocab, ...news.vocab };
-    runs[place] = news;
+    news.vocab = { ...runs[index].vocab, ...news.vocab };
+    runs[index] = news;
   }
   const reading = onEpisode() || (document.activeElement && document.activeElement.id === "filter");
   if (!reading) renderInPlace();

@@ -1,10 +1,10 @@
-// Pieces that several pages share: the head, the filter, the list of episodes, the grid.
+// Parts that several pages share: the head, the filter, the list of episodes, and the grid.
 
 const ROW_PX = 28;
 
 function head(left, keys) {
-  const theme = h("button", { onclick: toggleTheme, title: "light or dark (t)" }, "◐");
-  const help = h("button", { onclick: showKeys, title: "keys (?)" }, "?");
+  const theme = h("button", { onclick: toggleTheme, title: "switch between light and dark (t)" }, "◐");
+  const help = h("button", { onclick: showKeys, title: "show the keys (?)" }, "?");
   return h("header", {}, left, span("keys", keys), theme, help);
 }
 
@@ -27,7 +27,7 @@ function filterBy(text) {
   if (list) list.scrollIntoView({ block: "center" });
 }
 
-// ---- the list draws only the rows in sight
+// ---- the list of episodes, which draws only the visible rows
 const COLUMNS = ["place", "task", "member", "reward", "stop", "turns", "tokens", "time"];
 
 function listRow(r, e, columns, top) {
@@ -90,7 +90,7 @@ function virtualList(r, run) {
   return [div("tools", filterBox(refill), count), box];
 }
 
-// ---- the grid of task by episode grows as it is scrolled
+// ---- the grid of tasks and episodes, which grows while it is scrolled
 function heatCell(r, e, low, high) {
   const scored = e.r !== null;
   const edge = kindOf(e.s) === "cut" ? "var(--warnline)" : "var(--line)";
@@ -130,7 +130,7 @@ function heat(r, run) {
     h(
       "p",
       { class: "dim" },
-      `light ${fix(low)} to dark ${fix(high)} · amber edge: cut by a limit · hatched: no score`,
+      `light ${fix(low)} to dark ${fix(high)} · amber edge: ended by a limit · hatched: no score`,
     ),
   ];
 }

@@ -1,6 +1,6 @@
-// The page of one run: figures, warnings, curves, tables, grid and episodes.
+// The page of one run: figures, warnings, curves, tables, grid and list of episodes.
 
-// Curves that answer the first questions about a training; all others wait behind a click.
+// The most important curves of a training; all others are shown after a click.
 const MAIN_CURVES = [
   "reward",
   "eval/success",
@@ -48,7 +48,7 @@ function figureCards(run) {
     report.majority !== null && card("majority", fix(report.majority), "most frequent answer passes"),
     card("groups", `${report.num_groups_with_spread}/${report.num_groups}`, "have reward spread"),
     card("tokens", big(report.sampled_tokens), `sampled; ${big(report.prompt_tokens)} read`),
-    card("truncated", percent(report.truncated_share), "cut by a limit"),
+    card("truncated", percent(report.truncated_share), "ended by a limit"),
     report.cost_usd !== null && card("cost", "$" + fix(report.cost_usd, 4)),
   );
 }

@@ -1,6 +1,6 @@
-// The pages of several runs: the list, and two of them side by side.
+// The pages of several runs: the list, and the comparison of two runs.
 
-// The curve of a training's reward, or of an evaluation's episodes in their order.
+// The reward curve of a training, or of the episodes of an evaluation in their order.
 function rewardSeries(run) {
   const logged = run.metrics.map((m) => m.reward ?? m["reward/mean"]).filter((x) => typeof x === "number");
   if (logged.length > 1) return logged;
@@ -47,14 +47,14 @@ function pageRuns() {
   const compare =
     both.length === 2 && h("button", { onclick: () => go("#/compare/" + both.join("/")) }, "compare");
   const columns = ["", "run", "", "environment", "model", "episodes", "reward", "", "status", "made"];
-  const none = !runs.length && h("p", { class: "dim" }, "There are no runs yet: agentenv eval makes one.");
+  const none = !runs.length && h("p", { class: "dim" }, "There are no runs yet; agentenv eval makes one.");
   put(
     root,
     head([h("b", {}, "runs"), span("sub", runs.length + " runs")], "/ filter · ? keys"),
     h(
       "main",
       {},
-      div("tools", filterBox(render), span("dim", "tick two runs to compare them"), compare),
+      div("tools", filterBox(render), span("dim", "select two runs to compare them"), compare),
       table(
         columns,
         left.map(([run, r]) => runRow(run, r)),
@@ -64,7 +64,7 @@ function pageRuns() {
   );
 }
 
-// ---- two runs
+// ---- the comparison of two runs
 function scoredByTask(run) {
   const found = new Map();
   for (const e of run.episodes) {
@@ -95,7 +95,7 @@ function changeCell(change) {
 function pageCompare(a, b) {
   const [before, after] = [runs[a], runs[b]];
   const found = pairs(before, after);
-  const changes = found.map((one) => one.q - one.p);
+  const changes = found.map((pair) => pair.q - pair.p);
   const better = changes.filter((change) => change > 1e-9).length;
   const worse = changes.filter((change) => change < -1e-9).length;
   const same = changes.length - better - worse;

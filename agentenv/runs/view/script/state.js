@@ -1,4 +1,4 @@
-// What the page holds, what the reader chose, and which episodes the choice leaves.
+// The data of the page, the choices of the reader, and the episodes that these choices select.
 
 const page = JSON.parse(document.getElementById("page").textContent);
 const runs = page.runs;
@@ -29,7 +29,7 @@ async function ask(r, i) {
   return data;
 }
 
-// The tokens of an episode; null where the page does not hold them.
+// The tokens of an episode; null if the page does not contain them.
 async function payload(r, i) {
   const key = runs[r].id + "/" + i;
   if (kept.has(key)) return kept.get(key);
@@ -87,7 +87,7 @@ function ordered(run) {
 const groupOf = (run, e) =>
   run.episodes.filter((o) => o.g === e.g && o.k === e.k && o.e === e.e).sort((a, b) => a.m - b.m);
 
-// The advantage that the trainer used; for an evaluation what GRPO's would be, and said so.
+// The advantages that the trainer used; for an evaluation, those that GRPO would use.
 function advantages(group) {
   if (group.some((e) => e.w !== null || e.a !== null))
     return { of: (e) => e.a, text: "advantage: as the trainer used it" };
@@ -95,7 +95,7 @@ function advantages(group) {
   if (rewards.length < 2)
     return {
       of: () => null,
-      text: rewards.length ? "one scored episode: no advantage" : "no scored episode",
+      text: rewards.length ? "only one scored episode, so no advantage" : "no scored episode",
     };
   const mu = mean(rewards);
   const sd = Math.sqrt(rewards.reduce((sum, r) => sum + (r - mu) ** 2, 0) / (rewards.length - 1));
@@ -108,5 +108,5 @@ function spreadOf(group) {
   if (rewards.length < 2) return "";
   return Math.max(...rewards) > Math.min(...rewards)
     ? "reward spread ok"
-    : "no reward spread: this group gives no gradient";
+    : "no reward spread: this group adds no gradient";
 }

@@ -1,17 +1,17 @@
-// Tokens as they were sampled, one box for each span, coloured by what the reader asks for.
+// The tokens as they were sampled: one box for each span, with colours that the reader chooses.
 
 const CHUNK = 800;
 const TABS = ["logprob", "entropy", "mask", "ratio", "advantage", "diff", "messages", "raw json"];
 const LEGENDS = {
-  logprob: "redder: less likely when it was sampled (−logprob, full at 6)",
-  entropy: "more violet: the policy was less sure (entropy in nats, full at 5)",
-  mask: "blue: under the loss mask",
-  ratio: "red: likelier after the update than when sampled; blue: less likely (full at a factor of 2)",
-  advantage: "green: credit; red: blame, as the loss had it",
-  diff: "pale: shared with another episode of the group",
+  logprob: "red: unlikely when it was sampled (−logprob, darkest at 6)",
+  entropy: "violet: the policy was unsure (entropy in nats, darkest at 5)",
+  mask: "blue: in the loss mask, so trained",
+  ratio: "red: likelier after the update than when sampled; blue: less likely (darkest at a factor of 2)",
+  advantage: "green: positive advantage; red: negative, as used in the loss",
+  diff: "pale: the same as in another episode of the group",
 };
 
-// A token need not be whole characters: bytes are joined before they are read.
+// A token may contain only a part of a character, so bytes are joined before they are decoded.
 function tokenTexts(part, vocab) {
   const decoder = new TextDecoder("utf-8");
   const last = part.ids.length - 1;
@@ -60,7 +60,7 @@ function tokenNode(text, info, part) {
   return h("span", { class: kinds.join(" "), style, title: tip(info, part) }, lines);
 }
 
-// Long spans are drawn where the reader looks.
+// Long spans are drawn only when they become visible.
 const watcher = new IntersectionObserver(
   (entries) => {
     for (const { isIntersecting, target } of entries) {
@@ -72,7 +72,7 @@ const watcher = new IntersectionObserver(
   { rootMargin: "600px" },
 );
 
-// `view` says where the span begins among all tokens of the episode, and how many of them are shared.
+// `view` has the index of the span's first token in the episode, and the number of shared tokens.
 function tokenChunks(part, view, vocab) {
   const texts = tokenTexts(part, vocab);
   const note = view.note;
@@ -131,7 +131,7 @@ function trimMark(result) {
   const size = result.full_chars
     ? `: ${big(result.full_chars)} characters, of which the model read ${big(left)}`
     : "";
-  const file = result.full_output && [" · whole in ", h("code", {}, safe(result.full_output))];
+  const file = result.full_output && [" · the whole output is in ", h("code", {}, safe(result.full_output))];
   return div("warn mark", "✂ output of ", safe(result.name), " trimmed here", size, file);
 }
 

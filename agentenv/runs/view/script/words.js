@@ -1,10 +1,10 @@
-// Numbers and outcomes in words, and text of others made harmless to read.
+// Numbers and outcomes as text, and text from models and tools made safe to show.
 
 const fix = (x, digits = 2) => (!there(x) ? "–" : typeof x === "number" ? x.toFixed(digits) : String(x));
 const sign = (x) => (there(x) ? (x >= 0 ? "+" : "−") + Math.abs(x).toFixed(2) : "");
 const percent = (x) => (100 * x).toFixed(0) + " %";
 const mean = (xs) => xs.reduce((a, b) => a + b, 0) / xs.length;
-// Not Math.min(...xs): a long training has more rewards than a call may have arguments.
+// Math.min(...xs) would fail, because a long training has more rewards than a call may have arguments.
 const lowest = (xs) => xs.reduce((a, b) => Math.min(a, b), Infinity);
 const highest = (xs) => xs.reduce((a, b) => Math.max(a, b), -Infinity);
 const clip = (text, most) => (text && text.length > most ? text.slice(0, most) + " …" : text || "");
@@ -33,7 +33,7 @@ function pretty(text) {
   }
 }
 
-// ---- outcomes: "ok" came to its own end, "cut" by a limit, "fail" has no outcome
+// ---- outcomes: an "ok" episode ended by itself, a limit ended a "cut" one, a "fail" has no outcome
 const ENDED = new Set(["final_answer", "env_terminated", "env_done", "user_done"]);
 const FAILED = new Set(["aborted", "error"]);
 const MARKS = { ok: "✓ ", cut: "✂ ", fail: "✕ " };
@@ -42,7 +42,8 @@ const kindOf = (stop) => (ENDED.has(stop) ? "ok" : FAILED.has(stop) ? "fail" : "
 const stopPill = (stop) =>
   h("span", { class: "pill " + kindOf(stop), title: stop }, MARKS[kindOf(stop)] + stop);
 
-// ---- control and direction-changing characters would hide or reorder text: each is shown by its name
+// ---- control characters and characters that change the direction would hide or reorder text, so their
+// code is shown instead
 const ODD =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 

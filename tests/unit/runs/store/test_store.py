@@ -178,7 +178,7 @@ def test_runs_are_listed_and_found_by_beginning_and_last(tmp_path):
     assert find_run("1-sh", tmp_path).id == "1-shop"
     assert find_run("calc", tmp_path).info.seed == 7
     assert find_run("last", tmp_path).id in {"1-shop", "1-calc"}
-    with pytest.raises(StoreError, match="means 2 runs"):
+    with pytest.raises(StoreError, match="fits 2 runs"):
         find_run("1-", tmp_path)
     with pytest.raises(StoreError, match="no run 'zzz'"):
         find_run("zzz", tmp_path)
@@ -342,7 +342,7 @@ def test_run_of_a_newer_layout_is_refused_by_name(tmp_path):
     info = json.loads((tmp_path / "one" / "run.json").read_text())
     (tmp_path / "one" / "run.json").write_text(json.dumps({**info, "schema_version": 99}))
 
-    with pytest.raises(StoreError, match="layout 99"):
+    with pytest.raises(StoreError, match="layout version 99"):
         Run(tmp_path / "one")
     assert list_runs(tmp_path) == []
 
