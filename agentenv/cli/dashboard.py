@@ -1,4 +1,4 @@
-"""The training dashboard: the few numbers that tell early whether a run goes well."""
+"""The training dashboard: a few numbers per step that show early whether a run goes well."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Return the last values as one line of bars between their least and largest."""
+    """Return the last values as one line of bars, scaled from the smallest to the largest of them."""
     shown = [value for value in values if value == value][-width:]  # noqa: PLR0124 - NaN is not itself
     if not shown:
         return ""
@@ -33,7 +33,7 @@ def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]])
         return float(last.get(name, 0.0))
 
     context = get("tokens/action") + get("tokens/context")
-    curve = sparkline([one.get("reward", 0.0) for one in history])
+    curve = sparkline([metrics.get("reward", 0.0) for metrics in history])
     parts = [
         f"step {step:>{len(str(num_steps))}}/{num_steps}  reward {get('reward'):.2f} {curve}",
         f"spread {get('groups/frac_mixed'):.0%}",
@@ -62,7 +62,7 @@ class _Warnings(logging.Handler):
 
 
 class Dashboard:
-    """Prints each step as it is done and every warning as it comes; moves in a terminal."""
+    """Prints each finished step and every warning at once; a terminal also shows a moving status line."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._num_steps = 0
@@ -72,7 +72,7 @@ class Dashboard:
         self._status: Any = None
 
     def begin(self, plan: TrainPlan) -> None:
-        """Say what is trained."""
+        """Print the environments, the model and the size of the run."""
         config, self._num_steps = plan.config, plan.config.max_steps
         if not self._quiet and sys.stdout.isatty():
             from rich.console import Console
@@ -88,12 +88,12 @@ class Dashboard:
             self.say(f" resumed at step {plan.resumed_step}")
 
     def warmed_up(self, shown: Sequence[Trajectory]) -> None:
-        """Say what the demonstrations are worth."""
-        rewards = sum(one.reward or 0.0 for one in shown)
+        """Print the number and the mean reward of the demonstrations."""
+        rewards = sum(trajectory.reward or 0.0 for trajectory in shown)
         self.say(f" warm-up on {len(shown)} demonstrations, mean reward {rewards / max(1, len(shown)):.2f}")
 
     def say(self, text: str) -> None:
-        """Print a line above what moves."""
+        """Print a line above the status line."""
         if self._quiet:
             return
         if self._status is not None:
@@ -102,7 +102,7 @@ class Dashboard:
             print(text, flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a finished step."""
+        """Print the line of a finished step."""
         self._history.append(metrics)
         self.say(step_line(step, self._num_steps, self._history))
         if self._status is not None:
