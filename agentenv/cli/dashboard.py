@@ -1,4 +1,4 @@
-"""The training dashboard: a line for each step, with the numbers that show early whether training works."""
+"""The training dashboard: a few numbers per step that show early whether a run goes well."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """Return the last values as a line of bars, scaled between the smallest and the largest of them."""
-    shown = [value for value in values if value == value][-width:]  # noqa: PLR0124 - NaN is not equal to itself
+    """Return the last values as one line of bars, scaled from the smallest to the largest of them."""
+    shown = [value for value in values if value == value][-width:]  # noqa: PLR0124 - NaN is not itself
     if not shown:
         return ""
     low, high = min(shown), max(shown)
@@ -26,7 +26,7 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
 
 
 def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]]) -> str:
-    """Return the line that describes the last training step of `history`."""
+    """Return the line of one training step."""
     last = history[-1]
 
     def get(name: str) -> float:
@@ -62,7 +62,7 @@ class _Warnings(logging.Handler):
 
 
 class Dashboard:
-    """Prints a line for each finished step and for each warning; in a terminal, it also shows a spinner."""
+    """Prints each finished step and every warning at once; a terminal also shows a moving status line."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._num_steps = 0
@@ -72,7 +72,7 @@ class Dashboard:
         self._status: Any = None
 
     def begin(self, plan: TrainPlan) -> None:
-        """Say what is trained."""
+        """Print the environments, the model and the size of the run."""
         config, self._num_steps = plan.config, plan.config.max_steps
         if not self._quiet and sys.stdout.isatty():
             from rich.console import Console
@@ -88,12 +88,12 @@ class Dashboard:
             self.say(f" resumed at step {plan.resumed_step}")
 
     def warmed_up(self, shown: Sequence[Trajectory]) -> None:
-        """Say what the demonstrations are worth."""
-        rewards = sum(one.reward or 0.0 for one in shown)
+        """Print the number and the mean reward of the demonstrations."""
+        rewards = sum(trajectory.reward or 0.0 for trajectory in shown)
         self.say(f" warm-up on {len(shown)} demonstrations, mean reward {rewards / max(1, len(shown)):.2f}")
 
     def say(self, text: str) -> None:
-        """Print a line above the spinner."""
+        """Print a line above the status line."""
         if self._quiet:
             return
         if self._status is not None:

@@ -1,4 +1,4 @@
-"""`agentenv train`: GRPO on an environment, with a dashboard, stopped and resumed at any time."""
+"""`agentenv train`: train a model with GRPO on environments, with a dashboard; runs can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _PARAMETERS = {"max_steps": "steps", "num_generations": "group_size"}
-"""Of the command, by the setting that each gives."""
+"""Parameter of the command for each setting whose name differs from it."""
 
 
 @app.command()
@@ -79,7 +79,7 @@ def run(
     )
     options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume}
     if resume:
-        options["steps"] = steps  # its other settings are those of the run
+        options["steps"] = steps  # all other settings of a resumed run are kept
     named = options["train"].pop("model")
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
     watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
@@ -87,18 +87,21 @@ def run(
         with board:
             result = train(dict(map(_weighted, envs or [])), named, **options, **watch)
     except LaunchFailed:
-        raise typer.Exit(1) from None  # the first process says why
+        raise typer.Exit(1) from None  # the first process prints the error
     _show(result, as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
 
 
 def _typed(ctx: typer.Context, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is typed, which wins over a file: also the server that a model names over the file's."""
-    found = typed(ctx, given, _PARAMETERS)
-    if found.get("model", "").startswith(("http://", "https://", "vllm:")):
-        found["engine"] = ""
-    return found
+    """Return the settings typed on the command line, which override those of a file.
+
+    A typed model that names a server also overrides the file's engine.
+    """
+    settings = typed(ctx, given, _PARAMETERS)
+    if settings.get("model", "").startswith(("http://", "https://", "vllm:")):
+        settings["engine"] = ""
+    return settings
 
 
 def _weighted(name: str) -> tuple[str, float]:
@@ -108,11 +111,14 @@ def _weighted(name: str) -> tuple[str, float]:
     try:
         return head, float(weight)
     except ValueError:
-        raise UsageError(f"{name!r}: the weight of an environment is a number, as in {head}=2") from None
+        raise UsageError(
+            f"{name!r}: the weight {weight!r} of the environment is not a number",
+            remedy=f"write a number, as in {head}=2",
+        ) from None
 
 
 def _show(result: TrainResult, *, as_json: bool) -> None:
-    """Print how a training ended; nothing in the other processes of a launch."""
+    """Print how a training ended. Only the first process of a launch prints."""
     if result.run is None:
         return
     run_id, scores = result.run.id, result.evaluation

@@ -1,13 +1,13 @@
-"""Train on trajectory groups: exact GRPO and its relatives, thin and readable.
+"""Train a model on trajectory groups with GRPO and related losses, in a small and exact trainer.
 
 The trainer sees token sequences, loss masks, the sampler's logprobs and rewards; it never sees text,
 an environment or a tool. Every normalisation is one weight per token, computed once over the global
 batch (`agentenv.train.objective.weighting`), so micro-batches, packing and ranks cannot change a result.
 
-    result = agentenv.train("agentenv/Calculator-v0", "PATH", steps=20)     # all of it, in a run directory
+    result = agentenv.train("agentenv/Calculator-v0", "PATH", steps=20)     # a whole run, in a run directory
 
-`agentenv.train(...)` is what `agentenv train` calls; see `agentenv.train.run.train`. `GRPOTrainer` is
-what it is made of, for programs that want a loop of their own:
+The command `agentenv train` calls `agentenv.train(...)`; see `agentenv.train.run.train`. Programs that want
+a loop of their own use `GRPOTrainer`, on which that function is built:
 
     config = GRPOConfig(model="PATH", groups_per_step=4, num_generations=8, max_steps=20)
     trainer = GRPOTrainer(config, envs="agentenv/Calculator-v0", limits=RunLimits(max_turns=3))
@@ -24,22 +24,24 @@ tasks=None, eval_tasks=None, limits=None, runner=None, advantage_fn=None, loss_f
 on_trajectory=None, on_trained=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
-- `tokenizer`: a `ChatTokenizer`; loaded from the model's path when None. Only playing needs it.
-- `engine`: what samples; the in-process transformers engine on the trainer's own weights when None.
-- `engine_options`: keyword arguments of the engine that is made where `engine` is None.
+- `tokenizer`: a `ChatTokenizer`; when None, it is loaded from the model's path. Only playing needs it.
+- `engine`: the engine that generates episodes; when None, the in-process transformers engine on the
+  trainer's own weights.
+- `engine_options`: keyword arguments of the engine that the trainer makes when `engine` is None.
 - `envs`: an environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
   `(environment, weight)` pairs.
-- `limits`, `runner`: of each episode, and how many are played at once (`RunnerOptions`).
-- `tasks`, `eval_tasks`: task sets; those of the spec (splits "train" and "test") when None.
-- `advantage_fn(groups)`: your own advantages: for each group a list with one for each member, a number or
-  for each of its sequences one number for each token.
-- `loss_fn(inputs)`: your own surrogate: takes `LossInputs`, returns the loss of each token, `[N]`; the
-  tokens' weights, the corrections and the KL term are applied afterwards.
+- `limits`: the limits of each episode (`RunLimits`).
+- `runner`: options such as the number of concurrent episodes (`RunnerOptions`).
+- `tasks`, `eval_tasks`: task sets; when None, the splits "train" and "test" of the spec's tasks.
+- `advantage_fn(groups)`: your own advantages. It returns, for each group, a list with one advantage per
+  member: a number, or for each sequence of the member a list with one number per token.
+- `loss_fn(inputs)`: your own surrogate loss. It takes `LossInputs` and returns the loss of each token,
+  `[N]`; the trainer then applies the tokens' weights, the corrections and the KL term.
 - `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
 - `on_trajectory(trajectory)`: called with each episode as it finishes.
-- `on_trained(trajectory, note)`: called with each episode of a step after its update, and with what the
-  update made of it: `step`, `advantage`, `entropy` and `new_logprobs` of its tokens. With
-  `RunWriter.append` and `RunWriter.annotate` for these two, the run can be viewed token by token.
+- `on_trained(trajectory, note)`: called with each episode of a step after the update. The note holds
+  `step`, `advantage`, and the `entropy` and `new_logprobs` of the episode's tokens. With `RunWriter.append`
+  as `on_trajectory` and `RunWriter.annotate` as `on_trained`, the viewer shows the run token by token.
 
 `demonstrate(spec, tasks, policy, trainer.renderer, limits=..., seed=...)` plays a scripted policy
 (messages, task, random -> assistant message) through the runner and returns trajectories that

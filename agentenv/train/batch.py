@@ -1,7 +1,7 @@
-"""From trajectory groups to rows: what may be trained, with advantages, counted on the way.
+"""Turn trajectory groups into rows to train on, with their advantages, and count what is left out.
 
-A row is one token sequence, cut after its last trained token; an episode with a rewritten history has
-several. Nothing here depends on how rows will be packed or split.
+A row is one token sequence, cut after its last trained token. An episode whose history was rewritten has
+several rows. Nothing in this module depends on how the rows are packed or split later.
 """
 
 from __future__ import annotations
@@ -33,52 +33,53 @@ from agentenv.train.sums import Mean
 __all__ = ["AdvantageFn", "Row", "TrainBatch", "add_demonstrations", "build_batch"]
 
 Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
-"""Of one episode: a number, or one number for each token of each of its sequences."""
+"""Advantage of one episode: one number, or one number for each token of each of its sequences."""
 
 AdvantageFn: TypeAlias = Callable[[Sequence[TrajectoryGroup]], Sequence[Sequence[Advantage]]]
-"""The user's own advantages: for each group, one `Advantage` for each member."""
+"""Function of the user that returns, for each group, one `Advantage` for each member."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One sequence to train on; the tensors `_n` hold its n trained tokens only."""
+    """One sequence to train on; tensors named `_n` have one value for each of its n trained tokens."""
 
+    # Invariant: all tensors `_n` have the same length and order as `positions_n`.
     token_ids: list[int]
-    """Up to and with the last trained token."""
+    """Tokens of the sequence up to the last trained one, which is included."""
     positions_n: Tensor
-    """Indices of the trained tokens in `token_ids`; never 0, for nothing predicts the first token."""
+    """Indices of the trained tokens in `token_ids`; never 0, because nothing predicts the first token."""
     sampler_n: Tensor
-    """The sampler's logprobs. Numbers are float64 here and take the model's format on its device."""
+    """The sampler's logprobs, in float64. They are converted to the model's format on its device."""
     advantages_n: Tensor
     episode: int
     group: int
     weight: float = 0.0
-    """Weight of each of its tokens, set for each optimiser step."""
+    """Weight of each token in the loss, set for each optimiser step."""
     old_n: Tensor | None = None
     ref_n: Tensor | None = None
     demonstration: bool = False
-    """Trained by cross entropy instead of the policy loss."""
+    """Whether the row is trained by cross entropy instead of the policy loss."""
     member: int = 0
-    """Place of the episode in its group."""
+    """Index of the episode in its group."""
     sequence: int = 0
-    """Place of the sequence in its episode."""
+    """Index of the sequence in its episode."""
     new_n: Tensor | None = None
-    """Log-probabilities under the weights of the latest pass of the update."""
+    """Log-probabilities under the weights of the latest pass of the update; None before it."""
     entropy_n: Tensor | None = None
 
     @property
     def num_trained(self) -> int:
-        """Trained tokens."""
+        """Number of trained tokens."""
         return self.positions_n.numel()
 
 
 @dataclass(slots=True)
 class TrainBatch:
-    """The rows of one batch and what was counted while they were made."""
+    """The rows of one batch, with the metrics that were counted while they were made."""
 
     rows: list[Row]
     advantages: Sequence[Sequence[Advantage]] = ()
-    """Of every member of every group, also of those that gave no row."""
+    """Advantages of all members of all groups, including members without a row."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     warnings: list[str] = field(default_factory=list[str])
 
@@ -96,20 +97,20 @@ def build_batch(
 ) -> TrainBatch:
     """Return the rows to train on.
 
-    Left out, and counted under `dropped/`: failed and untrainable episodes, those without a finite
-    reward, too stale ones, truncated ones if asked, rows longer than the model takes, and what else
-    is in groups without any advantage. A group's statistics use every usable member, the truncated
-    included.
+    These are left out and counted under `dropped/`: failed and untrainable episodes, episodes without a
+    finite reward, too stale episodes, truncated episodes if the options say so, rows longer than the
+    model's context, and the episodes of groups whose advantages are all 0. A group's statistics use every
+    usable member, truncated ones included.
 
     Args:
-        groups: from any source; `Trajectory.sequences` hold the tokens.
+        groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
         config: the run's options.
-        weights_version: the trainer's weights now, for staleness.
-        max_length: longest sequence that the model takes.
-        vocab_size: to notice tokens of another tokenizer.
-        advantage_fn: the user's own advantages.
-        kl_in_reward: KL to the reference of an episode, taken off its reward.
-        gather: returns the values of all processes, for a spread that is the whole batch's.
+        weights_version: current version of the trainer's weights, which staleness is counted from.
+        max_length: length of the longest sequence that the model accepts.
+        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
+        advantage_fn: the user's function for advantages, if any.
+        kl_in_reward: returns the KL of an episode to the reference, which is subtracted from its reward.
+        gather: returns the values of all processes, so that `scale_rewards="batch"` covers all of them.
 
     Raises:
         UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
@@ -141,7 +142,7 @@ def build_batch(
 
 
 class _Place(NamedTuple):
-    """Where a row comes from."""
+    """Indices of the episode, the group and the member that a row comes from."""
 
     episode: int
     group: int
@@ -149,7 +150,7 @@ class _Place(NamedTuple):
 
 
 def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[Row | None]:
-    """Yield a row of each sequence of an episode; None where nothing can be trained."""
+    """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
     if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
         raise UsageError(
             f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
@@ -170,7 +171,7 @@ def make_row(
     *,
     demonstration: bool = False,
 ) -> Row | None:
-    """Return a row of a sequence; None if nothing in it can be trained."""
+    """Return the row of a sequence; None if it has no token to train."""
     mask = torch.tensor(sequence.loss_mask, dtype=torch.bool)
     mask[:1] = False  # the first token has no prediction
     positions_n = mask.nonzero().squeeze(-1)
@@ -192,16 +193,16 @@ def make_row(
 def add_demonstrations(
     batch: TrainBatch, demonstrations: Sequence[Trajectory], max_length: int | None, vocab_size: int | None
 ) -> None:
-    """Add the rows of demonstrations: what a scripted policy said is trained by cross entropy.
+    """Add the rows of demonstrations, whose sampled tokens are trained by cross entropy.
 
-    Rows that are too long or without a sampled token are left out, and counted under
+    Rows that are too long or have no sampled token are left out, and counted under
     `dropped/demonstrations_`.
 
     Args:
-        batch: gets the rows and the counts.
-        demonstrations: whose model spans are to be imitated.
-        max_length: longest sequence that the model takes.
-        vocab_size: to notice tokens of another tokenizer.
+        batch: the batch to which rows and counts are added.
+        demonstrations: trajectories whose model spans the model learns to imitate.
+        max_length: length of the longest sequence that the model accepts.
+        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
 
     Raises:
         UsageError: A token id is outside the vocabulary.
@@ -270,21 +271,21 @@ def _advantages(
 
 
 def _turn_rewards(one: Trajectory, reward: float) -> list[float]:
-    """Return the rewards of the turns; what was added to the episode's own reward is the last one's."""
-    own = list(one.turn_rewards)
-    if own:
-        own[-1] += reward - (one.reward or 0.0)
-    return own
+    """Return the rewards of the turns; penalties on the episode's reward are added to the last turn."""
+    rewards = list(one.turn_rewards)
+    if rewards:
+        rewards[-1] += reward - (one.reward or 0.0)
+    return rewards
 
 
 def _spread(one: Trajectory, values: Sequence[float]) -> list[list[float]]:
-    """Give every token the advantage of its turn."""
+    """Return, for every token of every sequence, the advantage of its turn."""
     held = values or [0.0] * len(one.turns)
     return [[held[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in one.sequences]
 
 
 def _given(groups: Sequence[TrajectoryGroup], advantage_fn: AdvantageFn) -> list[list[Advantage]]:
-    """Return the user's own advantages as plain numbers, once it is clear that they are some."""
+    """Return the user's own advantages as plain numbers, after a check of their shape."""
     given = advantage_fn(groups)
     if [len(group) for group in groups] != [len(values) for values in given]:
         raise UsageError("the advantage function must return one advantage for each member of each group")
@@ -295,7 +296,7 @@ def _given(groups: Sequence[TrajectoryGroup], advantage_fn: AdvantageFn) -> list
 
 
 def _plain(value: Any, one: Trajectory) -> Advantage:
-    """Return an advantage as numbers of Python: users compute them with NumPy and torch too."""
+    """Return an advantage as Python numbers, because users may return values of NumPy or torch."""
     try:
         number: float | None = float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -319,7 +320,7 @@ def _nonzero(value: Advantage) -> bool:
 
 
 def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> str:
-    """Return why an episode is left out, as a metric's name; empty if it is trained."""
+    """Return the name of the metric that counts why an episode is left out; empty if it is trained."""
     if one.stop_reason.failed:
         return "failed_episodes"
     if not one.trainable or not one.sequences:
@@ -334,7 +335,7 @@ def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> 
 
 
 def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) -> str:
-    """Return why a sequence is left out, as a metric's name; empty if it is trained."""
+    """Return the name of the metric that counts why a sequence is left out; empty if it is trained."""
     if row is None:
         return "rows_without_trained_tokens"
     if max_length is not None and len(row.token_ids) > max_length:
@@ -348,7 +349,7 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
-    """Return what the episodes' own rewards are like, without penalties; `mixed` groups have a gradient."""
+    """Return metrics of the rewards without penalties; `mixed` is the number of groups with a gradient."""
     known = [scored([_own_reward(one) for one in group]) for group in groups]
     flat = [reward for group in known for reward in group]
     stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]

@@ -1,4 +1,4 @@
-"""What a training run is told: one frozen dataclass, with TRL's names where TRL has one."""
+"""The options of a training run: one frozen dataclass that uses TRL's names where TRL has the option."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ REDUCTION_OF: dict[str, Reduction] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraOptions:
-    """Low-rank adapters instead of a full fine-tune (needs peft); a model with adapters keeps its own."""
+    """Train low-rank adapters instead of all weights. This needs peft.
+
+    A model that already has adapters keeps them, and these options are not used.
+    """
 
     r: PositiveInt = 16
     alpha: PositiveInt = 32
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Not 0 makes the trainer's logprobs differ from the sampler's."""
+    """Dropout of the adapters. A value above 0 makes the trainer's logprobs differ from the sampler's."""
     target_modules: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
@@ -64,64 +67,77 @@ class GRPOConfig:
     model: str = ""
     """Path or Hub id of a causal language model, or a .gguf file."""
     engine: str = ""
-    """What samples: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; the trainer's model if empty."""
+    """Engine that generates episodes: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; empty means the
+    trained model."""
     output_dir: str = "runs/train"
-    """Where `metrics.jsonl` and `checkpoints/` go."""
+    """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
     seed: int = 0
 
     # What one step trains on
     groups_per_step: PositiveInt = 4
-    """Tasks played for one step; a group of `num_generations` episodes each."""
+    """Number of tasks per step. Each task is played as a group of `num_generations` episodes."""
     num_generations: PositiveInt = 8
-    """Episodes of one task, compared with each other (the group size). 1 needs an `advantage_fn`."""
+    """Group size: episodes of one task that are compared with each other. 1 needs an `advantage_fn`."""
     num_iterations: PositiveInt = 1
-    """Passes over the same batch; more than 1 makes it off-policy."""
+    """Number of passes over the same batch. More than 1 makes the later updates off-policy."""
     num_minibatches: PositiveInt = 1
-    """Optimiser steps of one pass; the groups are dealt out whole."""
+    """Number of optimiser steps in one pass. A group is never split between them."""
     max_steps: NonNegativeInt = 20
+    """Number of training steps of the whole run."""
     temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
-    """Of sampling, and so of the trained distribution. 0 is refused: greedy samples have no gradient."""
+    """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
+    samples have no gradient."""
     drop_zero_std: bool = True
-    """Leave out groups without any advantage: they cost a pass and dilute the token mean."""
+    """Leave out groups whose advantages are all 0: they cost a forward pass and dilute the token mean."""
     refill_rounds: NonNegativeInt = 0
-    """DAPO's dynamic sampling: rounds of further tasks while groups with a gradient are missing."""
+    """DAPO's dynamic sampling: rounds of extra tasks played while too few groups have a gradient."""
     max_staleness: NonNegativeInt | None = None
-    """Episodes with a token sampled more than this many weight versions (optimiser steps) ago are left
-    out; None keeps all. What is kept is corrected by its importance ratio, to the sampler's logprobs."""
+    """Episodes are left out if one of their tokens was sampled more than this many weight versions
+    (optimiser steps) ago; None keeps all episodes. The importance ratio to the sampler's logprobs corrects
+    the episodes that are kept."""
     mask_truncated_completions: bool = False
-    """Leave out episodes whose stop reason is a limit; they stay in the group's statistics."""
+    """Leave out episodes that a limit stopped. Their rewards still count in the group's statistics."""
     overlong_penalty_tokens: NonNegativeInt = 0
-    """DAPO's soft overlong penalty: the reward falls linearly to -1 over the last so many tokens."""
+    """DAPO's soft overlong penalty: over this many last tokens before `max_completion_length`, the penalty
+    grows linearly to -1. 0 switches it off."""
     max_completion_length: PositiveInt | None = None
-    """Sampled tokens of an episode, for the overlong penalty and `constant` reduction."""
+    """Largest number of sampled tokens in an episode. The overlong penalty and the `constant` reduction use
+    it."""
 
     # The loss
     loss_type: LossType = "dapo"
-    """Surrogate and its published reduction; see `agentenv.train.objective.loss`."""
+    """Name of the surrogate loss. It also selects the reduction that the loss was published with; see
+    `agentenv.train.objective.loss`."""
     reduction: Reduction | None = None
-    """Override the loss type's reduction."""
+    """Reduction to use instead of the loss type's own; None uses that of the loss type."""
     epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] = 0.2
     epsilon_high: NonNegativeFloat = 0.28
-    """Clip-higher (DAPO): leaves room for rare good tokens, against entropy collapse."""
+    """Upper clip is 1 + this (DAPO's clip-higher). A wide clip lets rare good tokens grow, which counters
+    entropy collapse."""
     delta: float | None = None
-    """Two-sided clip: upper bound of the ratio in the unclipped term (TRL's `delta`)."""
+    """Upper bound of the ratio in the unclipped term, for a two-sided clip (TRL's `delta`)."""
     dual_clip: Annotated[float, Gt(1), Lt(inf)] | None = None
-    """Upper bound of the loss of a negative advantage, as a multiple of it; usually 3."""
+    """Upper bound of the loss of a token with a negative advantage, as a multiple of that advantage; usually
+    3."""
     ratio_max: PositiveFloat = 5.0
-    """CISPO: the absolute upper bound of the importance ratio (elsewhere also 1 + this)."""
+    """CISPO: absolute upper bound of the importance ratio. Some other libraries set the bound to 1 + this
+    value."""
     sapo_temperature_pos: PositiveFloat = 1.0
     sapo_temperature_neg: PositiveFloat = 1.05
     dppo_low: NonNegativeFloat = 0.2
     dppo_high: NonNegativeFloat = 0.2
-    """DPPO: bounds on the change of a token's probability (not of its ratio)."""
+    """DPPO: `dppo_low` and `dppo_high` bound the change of a token's probability, not of its ratio."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    """`sequence` is GSPO: one ratio, the geometric mean over the sequence's tokens."""
+    """`token` uses one importance ratio per token; `sequence` (GSPO) uses one per sequence, the geometric
+    mean over its tokens."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the group's standard deviation, the batch's (of all processes), or
-    nothing."""
+    """Divisor of the advantages: the standard deviation of the group, that of the batch (over all
+    processes), or none."""
     advantage: Literal["grpo", "rloo"] = "grpo"
+    """Baseline of the advantages: the group's mean (`grpo`), or the mean of the other members (`rloo`)."""
     advantage_level: Literal["episode", "turn"] = "episode"
-    """`turn`: each turn's return-to-go, compared with the returns of the group's episodes."""
+    """`episode` gives all tokens of an episode one advantage; `turn` gives each turn its own, from the turn's
+    return-to-go and the returns of the group's episodes."""
     advantage_eps: PositiveFloat = 1e-4
     turn_discount: NonNegativeFloat = 1.0
     beta: NonNegativeFloat = 0.0
@@ -129,29 +145,32 @@ class GRPOConfig:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     use_bias_correction_kl: bool = False
-    """Multiply the KL term by the importance ratio (unbiased off-policy)."""
+    """Multiply the KL term by the importance ratio, so that the term is unbiased on off-policy tokens."""
     entropy_coef: float = 0.0
-    """Weight of the mean entropy, added as a bonus."""
+    """Weight of the entropy bonus."""
     sft_coef: NonNegativeFloat = 1.0
-    """Weight of the cross entropy on demonstrations given to `step`."""
+    """Weight of the cross entropy on the demonstrations that are passed to `step`."""
 
-    # Sampler and trainer disagree
+    # Differences between sampler and trainer
     old_logprobs: Literal["sampler", "recompute"] = "sampler"
-    """Proximal policy: the sampler's logprobs as they are, or scored again before the first update."""
+    """Logprobs of the proximal policy: the sampler's own, or recomputed by the trainer before the first
+    update."""
     importance_correction: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
     ) = None
-    """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence; needs
-    `old_logprobs="recompute"`, without which there is nothing between the two."""
+    """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence. This needs
+    `old_logprobs="recompute"`; otherwise old and sampler logprobs are equal."""
     importance_cap: PositiveFloat = 2.0
+    """Upper bound of the importance correction."""
     importance_floor: NonNegativeFloat = 0.5
-    """Lower bound for the `_mask` modes."""
+    """Lower bound of the importance correction in the `_mask` modes."""
     off_policy_mask_threshold: float | None = None
-    """OPSM: leave out sequences with negative advantage that drifted further than this."""
+    """OPSM: leave out sequences with a negative advantage whose mean of sampler - policy logprobs exceeds
+    this."""
 
     # Optimiser
     optim: str = "adamw"
-    """`adamw`, or an import string such as `bitsandbytes.optim:AdamW8bit`."""
+    """Optimiser: `adamw`, or an import string such as `bitsandbytes.optim:AdamW8bit`."""
     learning_rate: PositiveFloat = 1e-6
     adam_beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     adam_beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
@@ -161,43 +180,50 @@ class GRPOConfig:
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0
     lora: LoraOptions | None = None
+    """Train LoRA adapters with these options; None trains all weights."""
 
     # Compute
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Of the weights; `auto` is bfloat16 where the device multiplies it fast. It trains f32 masters."""
+    """Number format of the weights. `auto` is bfloat16 if the device multiplies it fast, else float32. The
+    optimiser keeps float32 masters of bfloat16 weights."""
     device: str = "auto"
     packing: Literal["auto", "shared", "padded"] = "auto"
-    """`auto` packs rows with shared prefixes where that was proven exact and costs less."""
+    """Layout of the rows in a forward pass: `shared` packs them with shared prefixes and `padded` pads them.
+    `auto` packs if a check at the start found packing exact for the model and it costs less."""
     tokens_per_micro_batch: PositiveInt = 4096
-    """Upper bound of one forward pass; a longer single row goes alone."""
+    """Largest number of tokens in one forward pass. A longer row gets a pass of its own."""
     logprob_chunk: PositiveInt = 256
-    """Trained tokens that pass the LM head at once: bounds the memory of the logits."""
+    """Number of trained tokens that pass the LM head at once. It bounds the memory of the logits."""
     gradient_checkpointing: bool = False
-    """Make activations again in the backward pass: half their memory or less for a quarter more time."""
+    """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
     fsdp: bool = False
     """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. The trainer then
-    needs an engine beside it: a server, or one on a copy of the model in each process."""
+    needs a separate engine: a server, or one on a copy of the model in each process."""
 
     # The loop
     asynchronous: bool = False
-    """Play the next batch while this one trains: one step ahead, never more. The in-process engine then
-    samples from a copy of the weights; results depend on timing and so do not repeat to the bit."""
+    """Play the next batch while the current one trains, at most one step ahead. The in-process engine then
+    samples from a copy of the weights. Results depend on timing, so a run does not repeat bit by bit."""
     max_prompt_length: PositiveInt | None = None
-    """Tasks with more tokens in their first prompt are left out; None: more than the context leaves."""
+    """Tasks whose first prompt has more tokens than this are left out. With None the only limit is the
+    context."""
     check_prompts: bool = True
-    """Begin every task that the run will meet once before it starts, to leave out too long prompts."""
+    """Reset every task of the run once before the first step, so that tasks with too long prompts are left
+    out."""
     eval_steps: NonNegativeInt = 0
-    """Evaluate greedily on held-out tasks every so many steps; 0 is only at the end."""
+    """Number of steps between greedy evaluations on held-out tasks; 0 evaluates only at the end."""
     eval_tasks: NonNegativeInt = 0
-    """Held-out tasks to use; 0 is all."""
+    """Number of held-out tasks to evaluate on; 0 means all."""
     save_steps: NonNegativeInt = 0
+    """Number of steps between checkpoints; the last step is saved too. 0 saves none."""
     save_total_limit: NonNegativeInt | None = None
+    """Number of checkpoints to keep, the newest and at least one; None keeps all."""
     report_to: tuple[str, ...] = ()
-    """Trackers beside `metrics.jsonl`: trackio, wandb, tensorboard."""
+    """Trackers that get the metrics in addition to `metrics.jsonl`: trackio, wandb, tensorboard."""
     top_kl_tokens: NonNegativeInt = 0
-    """So many tokens of each step with the highest KL are listed with their text in `kl_tokens.jsonl`."""
+    """Number of highest-KL tokens logged per step, with their text, in `kl_tokens.jsonl`."""
     notify: tuple[str, ...] = ()
-    """Addresses of apprise (`mailto://...`, `ntfys://...`) that are told when `train` fails."""
+    """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice when `train` fails."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -208,7 +234,7 @@ class GRPOConfig:
             raise UsageError(
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
                 f"up to {updates} versions old (num_iterations * num_minibatches)",
-                remedy="give at least that or None",
+                remedy=f"set it to at least {updates}, or to None",
             )
 
     def _check_clips(self) -> None:
@@ -222,14 +248,17 @@ class GRPOConfig:
             )
         if self.importance_correction is not None and self.old_logprobs == "sampler":
             raise UsageError(
-                f"importance_correction={self.importance_correction!r} corrects what lies between the old "
-                "logprobs and the sampler's: nothing with old_logprobs='sampler'",
-                remedy="use 'recompute'",
+                f"importance_correction={self.importance_correction!r} has no effect with "
+                "old_logprobs='sampler': the old logprobs are then those of the sampler",
+                remedy="set old_logprobs='recompute'",
             )
 
     def _check_reduction(self) -> None:
         if self.importance_sampling_level == "sequence" and self.scheme == "token_mean":
-            raise UsageError("importance_sampling_level='sequence' (GSPO) needs reduction 'seq_mean'")
+            raise UsageError(
+                "importance_sampling_level='sequence' (GSPO) cannot be combined with reduction 'token_mean'",
+                remedy="set reduction='seq_mean'",
+            )
         if self.max_completion_length is None:
             if self.scheme == "constant":
                 raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")
@@ -243,12 +272,12 @@ class GRPOConfig:
 
     @property
     def scheme(self) -> Reduction:
-        """The reduction in force: `reduction`, or that of the loss type."""
+        """The reduction that is used: `reduction`, or that of the loss type."""
         return self.reduction or REDUCTION_OF[self.loss_type]
 
 
 def refuse_groups_of_one(config: GRPOConfig) -> None:
-    """Refuse to play groups in which there is nothing to compare.
+    """Refuse groups of one episode, which has no other episode to be compared with.
 
     Raises:
         UsageError: `num_generations` is 1.
@@ -256,5 +285,5 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
     if config.num_generations == 1:
         raise UsageError(
             "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
-            remedy="play 2 or more, or give GRPOTrainer an advantage_fn of your own",
+            remedy="use 2 or more, or pass an advantage_fn of your own to GRPOTrainer",
         )

@@ -1,7 +1,7 @@
-"""What is trained, and how rows of tokens change it.
+"""The learner: the model in training, its optimiser and reference, and the update of its weights.
 
-The learner knows token ids, masks, log-probabilities and rewards. What plays the episodes (engines,
-environments, text) and what shows a run (metrics, notes, files) is put around it by `GRPOTrainer`.
+The learner knows token ids, masks, log-probabilities and rewards. `GRPOTrainer` adds the parts that play
+episodes (engines, environments, text) and that report on a run (metrics, notes, files).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Learner:
     """The policy in training with its optimiser, its reference and its counters.
 
     Args:
-        model: a causal language model of transformers.
+        model: a causal language model from transformers.
         config: the run's options.
-        advantage_fn: the user's own advantages.
-        loss_fn: the user's own surrogate.
-        held_still: gives a context in which nothing samples from the weights, so that they may change.
+        advantage_fn: the user's function for advantages, if any.
+        loss_fn: the user's surrogate loss, if any.
+        held_still: returns a context in which no engine samples from the weights, so that they can change.
 
     Raises:
         UsageError: The model cannot be trained.
@@ -60,17 +60,18 @@ class Learner:
         self.policy = Policy(model if config.lora is None else add_lora(model, config.lora), config)
         for finding in self.policy.check():
             log.warning("%s", finding)
-        self.reference = Reference(self.policy) if config.beta else None  # a sharded model has no copy
+        # Made before `shard`, because a sharded model cannot be copied.
+        self.reference = Reference(self.policy) if config.beta else None
         self.policy.shard()
         self._optimizer: MasterOptimizer | None = None
         self.steps_done = 0
-        """Batches that were trained on, also those in which there was nothing to train."""
+        """Number of batches so far, including those without a trained token."""
         self.updates_done = 0
-        """Optimiser steps applied by `update`."""
+        """Number of optimiser steps that `update` applied."""
         self.tokens_seen = 0
-        """Tokens of all episodes so far, prompts and observations included."""
+        """Number of tokens of all episodes so far, including prompts and observations."""
         self.weights_version = 0
-        """Goes up by one whenever the weights change, also in a warm-up."""
+        """Counter that grows by one whenever the weights change, also in a warm-up."""
 
     @property
     def model(self) -> Any:
@@ -84,7 +85,7 @@ class Learner:
 
     @property
     def optimizer(self) -> MasterOptimizer:
-        """The optimiser of `update`, made when first needed: after any warm-up."""
+        """The optimiser of `update`; it is made when it is first needed, after any warm-up."""
         if self._optimizer is None:
             self._optimizer = MasterOptimizer(self.model.parameters(), self.config)
         return self._optimizer
@@ -124,12 +125,12 @@ class Learner:
         count = self.config.num_minibatches
         return minibatches(rows, groups, count, seed=seed, gather=self.world.gather)
 
-    # From rows to other weights -----------------------------------------------------------
+    # From rows to new weights -----------------------------------------------------------
 
     def score_before(self, rows: Sequence[Row], *, passes: int) -> None:
-        """Score the rows under what stays fixed in a step: the proximal policy and the reference.
+        """Score the rows under the proximal policy and the reference, which stay fixed during a step.
 
-        The proximal policy is the policy itself where a single update is made: it needs no pass of its own.
+        If the step makes a single update, the proximal policy is the policy itself and needs no extra pass.
         """
         if self.config.old_logprobs == "recompute" and passes > 1:
             for row, old_n in zip(rows, score_rows(self.policy, rows), strict=True):
@@ -139,15 +140,15 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next update."""
+        """The learning rate of the next update."""
         return learning_rate(self.config, self.updates_done)
 
     def update(self, rows: Sequence[Row], meter: Meter, *, moved: bool = False) -> tuple[float, float]:
         """Make the next update of the run on these rows; return its loss and gradient norm.
 
         Args:
-            rows: of one optimiser step.
-            meter: gets the sums of the micro-batches.
+            rows: the rows of one optimiser step.
+            meter: collects the sums of the micro-batches.
             moved: whether an earlier update of the same batch has changed the weights.
         """
         loss, norm = self.apply(rows, self.optimizer, self.learning_rate, meter, moved=moved)
@@ -166,7 +167,7 @@ class Learner:
         """Make one step of an optimiser on the rows; return loss and gradient norm."""
         if not self.world.total(len(rows)):
             return 0.0, 0.0
-        optimizer.zero_grad()  # an update that was broken off left some
+        optimizer.zero_grad()  # an interrupted update may have left gradients
         assign_weights(rows, self.config, total=self.world.total)
         loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn, moved=moved)
         self.world.add_gradients(optimizer)
@@ -178,7 +179,7 @@ class Learner:
     # For checkpoints ----------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """Return how far the training is."""
+        """Return the counters that describe the progress of the training."""
         return {
             "steps_done": self.steps_done,
             "updates_done": self.updates_done,
@@ -187,7 +188,7 @@ class Learner:
         }
 
     def restore(self, counters: Mapping[str, int]) -> None:
-        """Take over what `counters` of an earlier process gave."""
+        """Set the counters to what `counters` returned in an earlier process."""
         self.steps_done = counters["steps_done"]
         self.updates_done = counters["updates_done"]
         self.tokens_seen = counters["tokens_seen"]

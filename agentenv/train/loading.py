@@ -1,4 +1,4 @@
-"""What a training run starts from: the model and its tokenizer, loaded as the transformers engine does."""
+"""Load the model and the tokenizer of a training run, in the same way as the transformers engine."""
 
 from __future__ import annotations
 
@@ -18,40 +18,43 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
     """Return the name of the model to train, and the model.
 
     Args:
-        given: a path or Hub id, or a model of transformers; the configuration's if None.
+        given: a path or Hub id, or a model from transformers; None means `config.model`.
         config: the run's options.
 
     Raises:
-        ModelNotFound: It cannot be loaded.
+        ModelNotFound: The model cannot be loaded.
         UsageError: No model is named.
     """
     source = config.model if given is None else given
     if not isinstance(source, (str, Path)):
         return config.model, source
     if not str(source):
-        raise UsageError("no model: set GRPOConfig.model to a path or Hub id, or pass model=")
+        raise UsageError(
+            "no model is named", remedy="set GRPOConfig.model to a path or Hub id, or pass model="
+        )
     return str(source), load_model(str(source), config)
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:
-    """Load a causal language model, or an adapter on its base: a directory, a .gguf file or a Hub id.
+    """Load a causal language model, or an adapter with its base, from a directory, a .gguf file or the Hub.
 
     Raises:
-        ModelNotFound: Nothing can be loaded from there.
+        ModelNotFound: The model cannot be loaded.
     """
     wide = config.dtype == "float64"
     model = load(locate(name), dtype="float32" if wide else config.dtype, device=config.device)
-    # What peft writes beside an adapter as its base: neither a GGUF's folder nor a place in the Hub's cache.
-    place = Path(name).expanduser()
-    model.name_or_path = str(place.absolute()) if place.exists() else name
+    # peft saves this name as the base of an adapter. It must be the path or the Hub id that the user passed,
+    # not the folder of a .gguf file or a path in the cache of the Hub.
+    path = Path(name).expanduser()
+    model.name_or_path = str(path.absolute()) if path.exists() else name
     return model.double() if wide else model
 
 
 def load_tokenizer(name: str) -> ChatTokenizer:
-    """Load the tokenizer that lies beside a model.
+    """Load the tokenizer that is stored with a model.
 
     Raises:
-        ModelNotFound: There is none.
+        ModelNotFound: The model or its tokenizer does not exist.
     """
     files = locate(name).tokenizer
     return ChatTokenizer.load(files.path, gguf_file=files.gguf_file)

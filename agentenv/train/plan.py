@@ -1,4 +1,4 @@
-"""What a training run is told, how that is kept in the run's directory, and how a run is opened."""
+"""The settings of a training run, their record in the run's directory, and the opening of a run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPlan:
-    """A training run that is open: the same in every process of a launch."""
+    """The settings of an open training run, which are equal in every process of a launch."""
 
     path: Path
     """The run's directory."""
     envs: Mapping[str, float]
-    """Weights of the environments, by the names that they were given by."""
+    """Weights of the environments, by the names that the caller used."""
     config: GRPOConfig
     limits: RunLimits
     runner: RunnerOptions
@@ -43,9 +43,9 @@ class TrainPlan:
     engine: Mapping[str, Any]
     """Keyword arguments of the engine."""
     demos: str = ""
-    """Name of the policy that the model is warmed up on; empty if it is not."""
+    """Name of the scripted policy for the warm-up; empty if there is no warm-up."""
     checkpoint: Path | None = None
-    """Where a resumed run goes on; None in a new one."""
+    """Checkpoint from which a resumed run continues; None in a new run."""
 
     @property
     def id(self) -> str:
@@ -54,12 +54,12 @@ class TrainPlan:
 
     @property
     def resumed_step(self) -> int:
-        """The step after which a resumed run goes on; 0 in a new one."""
+        """Number of the last step before a resumed run continues; 0 in a new run."""
         return 0 if self.checkpoint is None else step_of(self.checkpoint)
 
     def record(self) -> dict[str, Any]:
-        """Return what `run.json` keeps, as plain values."""
-        # An address of apprise may hold a password: it is given again when a run is resumed.
+        """Return the settings that `run.json` keeps, as plain values."""
+        # An address of apprise may hold a password, so it is not stored; `_go_on` takes it from the caller.
         config = {name: value for name, value in asdict(self.config).items() if name != "notify"}
         return {
             "envs": dict(self.envs),
@@ -74,7 +74,7 @@ class TrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """A training run as the caller of `train` asks for it."""
+    """The arguments of `train` that describe a run."""
 
     envs: Envs = ()
     model: str = ""
@@ -91,27 +91,30 @@ class TrainRequest:
     demos: str = ""
 
     def open(self) -> tuple[RunWriter, TrainPlan]:
-        """Begin a run, or go on with a stopped one; return its writer and its plan.
+        """Start a new run or resume a stopped one; return its writer and its plan.
 
         Raises:
-            UsageError: Something named does not exist or is out of range; no directory is made then.
+            UsageError: An argument does not exist or is out of range. No directory is made in this case.
             StoreError: The run cannot be found or written.
         """
         return self._go_on() if self.resume else self._begin()
 
     def mixture(self, plan: TrainPlan) -> list[tuple[EnvSpec, float]]:
-        """Return the environments with weights and arguments; where the caller names none, the plan's."""
+        """Return the environments, with arguments and weights, that the caller named, or else the plan's."""
         pairs = weighted(self.envs) or list(plan.envs.items())
-        return [(_spec(one).with_kwargs(plan.env), weight) for one, weight in pairs]
+        return [(_spec(env).with_kwargs(plan.env), weight) for env, weight in pairs]
 
     def _begin(self) -> tuple[RunWriter, TrainPlan]:
         pairs = weighted(self.envs)
         if not pairs:
-            raise UsageError("name at least one environment; `agentenv list` shows what is installed")
-        specs = [_spec(one).with_kwargs(self.env) for one, _ in pairs]
+            raise UsageError(
+                "no environment is named",
+                remedy="name at least one environment; `agentenv list` shows what is installed",
+            )
+        specs = [_spec(env).with_kwargs(self.env) for env, _ in pairs]
         plan = TrainPlan(
             path=Path(),
-            envs={one if isinstance(one, str) else one.id: weight for one, weight in pairs},
+            envs={env if isinstance(env, str) else env.id: weight for env, weight in pairs},
             config=self._config(),
             limits=_options(RunLimits, self.limits),
             runner=_options(RunnerOptions, self.runner),
@@ -119,13 +122,13 @@ class TrainRequest:
             engine=dict(self.engine),
             demos=self.demos,
         )
-        for one in specs:
-            one.check_kwargs()
+        for spec in specs:
+            spec.check_kwargs()
         refuse_groups_of_one(plan.config)
         _check_model(plan.config.model)
         if plan.engine and not plan.config.engine:
             check_options(TransformersEngine, "the engine in this process", plan.engine)
-        ids = tuple(one.id for one in specs)
+        ids = tuple(spec.id for spec in specs)
         writer = RunWriter.create(
             ids[0],
             kind="train",
@@ -138,7 +141,7 @@ class TrainRequest:
         return writer, _in_directory(plan, writer.path)
 
     def _config(self) -> GRPOConfig:
-        """Return the trainer's configuration; what is given as an argument wins over what `train` says."""
+        """Return the trainer's configuration; the arguments of `train()` override the fields of `train=`."""
         weights, engine = weights_and_engine(self.model)
         named = {"model": weights or None, "max_steps": self.steps, "num_generations": self.group_size}
         given = {name: value for name, value in {**named, "seed": self.seed}.items() if value is not None}
@@ -150,16 +153,20 @@ class TrainRequest:
     def _go_on(self) -> tuple[RunWriter, TrainPlan]:
         run = find_run(self.resume, self.runs_dir)
         if run.info.kind != "train":
-            raise UsageError(f"run {run.id} is an evaluation; resume it with agentenv eval --resume {run.id}")
-        ids = tuple(_spec(one).id for one, _ in weighted(self.envs))
+            raise UsageError(
+                f"run {run.id} is an evaluation", remedy=f"resume it with agentenv eval --resume {run.id}"
+            )
+        ids = tuple(_spec(env).id for env, _ in weighted(self.envs))
         if ids and ids != tuple(run.info.env_ids):
             raise UsageError(
-                f"run {run.id} is of {', '.join(run.info.env_ids)}; leave the environment out to resume it"
+                f"run {run.id} trains on {', '.join(run.info.env_ids)}, not on {', '.join(ids)}",
+                remedy="leave the environment out to resume it",
             )
         checkpoint = last_checkpoint(run.path)
         if checkpoint is None:
             raise UsageError(
-                f"run {run.id} has no checkpoint yet; start it again, with -o save_steps=1 to keep more"
+                f"run {run.id} has no checkpoint to resume from",
+                remedy="start a new run; with -o save_steps=1 it saves a checkpoint after every step",
             )
         record: Mapping[str, Any] = run.info.config
         config = build(GRPOConfig, record["train"], {"notify": self._notify()})
@@ -191,16 +198,18 @@ def _spec(env: str | EnvSpec) -> EnvSpec:
 
 
 def _options(kind: type[T], given: T | Mapping[str, Any] | None) -> T:
-    """Return options that are given as such, or as a mapping of their fields."""
+    """Return options that the caller passed as an object or as a mapping of its fields."""
     if isinstance(given, kind):
         return given
     return build(kind, {} if given is None else dict(given))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _check_model(model: str) -> None:
-    """Refuse a model that is not there before a run directory is made."""
+    """Refuse a model that does not exist, before a run directory is made."""
     if not model:
-        raise UsageError("no model to train; name one (-m), such as ./SmolLM2 or a .gguf file")
+        raise UsageError(
+            "no model to train is named", remedy="name one (-m), such as ./SmolLM2 or a .gguf file"
+        )
     if model == "mock":
-        raise UsageError("mock has no weights to train; name a model (-m), such as ./SmolLM2")
+        raise UsageError("mock has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
     locate(model)

@@ -1,7 +1,7 @@
 """Train a model with GRPO in a run directory, which can be stopped, resumed and viewed.
 
-The run keeps every episode as it finishes, metrics and checkpoints, and what each update made of each
-episode, which the viewer shows token by token.
+The run directory holds every finished episode, the metrics, the checkpoints, and the results of each update
+for each episode (advantages, entropy, new log-probabilities), which the viewer shows token by token.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ __all__ = ["TrainResult", "train"]
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came out of a training."""
+    """Result of a training run."""
 
     history: tuple[Mapping[str, float], ...]
-    """Metrics of each step that was made now; those of a resumed run's earlier steps are in the run."""
+    """Metrics of each step of this call. Those of a resumed run's earlier steps are in the run directory."""
     run: Run | None
-    """Episodes, metrics and checkpoints; None in all processes of a launch but the first."""
+    """The run with its episodes, metrics and checkpoints; only the first process of a launch has it, the
+    others have None."""
     steps_done: int
-    """Steps of the whole run."""
+    """Number of steps of the whole run, earlier calls included."""
     checkpoint: Path | None
-    """The newest one, a plain Hugging Face directory; None where `save_steps` asked for none."""
+    """The newest checkpoint, a plain Hugging Face directory; None if no checkpoint was saved."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it; a checkpoint was written then."""
+    """Whether Ctrl-C stopped the run. A checkpoint of the last whole step was written then."""
 
     @property
     def evaluation(self) -> dict[str, float]:
@@ -72,27 +73,28 @@ def train(
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> TrainResult:
-    """Train a model with GRPO on episodes of environments, and return what came out.
+    """Train a model with GRPO on episodes of environments, and return the result.
 
-    Ctrl-C ends it with a checkpoint of the last whole step. The processes of torchrun make one run.
+    Ctrl-C stops the run and saves a checkpoint of the last whole step. All processes that torchrun starts
+    belong to one run.
 
     Args:
-        envs: an id, a file, a module or an `EnvSpec`; several in a list, with weights in a mapping.
+        envs: an id, a file, a module or an `EnvSpec`; a list of these; or a mapping of names to weights.
         model: a directory, a Hub id, a .gguf file, or http://HOST:PORT/v1 of a vLLM server.
-        steps: training steps; a resumed run can only become longer.
-        group_size: episodes of each task, compared with each other.
-        seed: of the run.
-        demos: a scripted policy, or its `module:function`; the model is warmed up on what it shows.
-        num_demos: tasks that it shows.
+        steps: number of training steps; a resumed run can only become longer.
+        group_size: number of episodes of each task, which are compared with each other.
+        seed: seed of the run.
+        demos: a scripted policy, or its `module:function`; the model is first trained on its episodes.
+        num_demos: number of tasks that the scripted policy plays.
         runs_dir: directory of all runs.
-        resume: a stopped run that is to go on with the settings that it has.
-        train: the trainer's options; `model`, `steps`, `group_size` and `seed` win over them.
-        limits: of each episode.
-        runner: how many episodes at once, retries and history.
+        resume: id or path of a stopped run, which continues with the settings that it has.
+        train: the trainer's options; `model`, `steps`, `group_size` and `seed` override them.
+        limits: limits of each episode.
+        runner: options such as the number of concurrent episodes, retries and history.
         env: keyword arguments of the environments.
         engine: keyword arguments of the engine.
-        on_start: called with the run's plan when its directory is open.
-        on_warmup: called with the demonstrations.
+        on_start: called with the run's plan once its directory is open.
+        on_warmup: called with the demonstrations before the model is trained on them.
         on_metrics: called after each step with its number and metrics.
     """
     policy, shown_by = policy_of(demos)
@@ -109,7 +111,7 @@ def train(
 
 
 class _Training:
-    """A training in an open run. Callbacks are called in the process that writes the run."""
+    """A training in an open run; only the process that writes the run calls the callbacks."""
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class _Training:
         num_demos: int,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
     ) -> None:
-        """Take over the checkpoint of a resumed run; warm a new one up on demonstrations, if asked for."""
+        """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy."""
         plan, trainer = self._run.plan, self.trainer
         if plan.checkpoint is not None:
             trainer.resume(plan.checkpoint)
@@ -161,13 +163,13 @@ class _Training:
             self._on_metrics(step, metrics)
 
     def interrupt(self) -> None:
-        """Keep what was trained by the last whole step."""
+        """Save a checkpoint of the last whole step."""
         self._interrupted = True
         if self.trainer.steps_done:
             self.trainer.save_step()
 
     def finish(self) -> TrainResult:
-        """Close the run and return what came out."""
+        """Close the run and return the result."""
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path
         return TrainResult(

@@ -14,4 +14,4 @@ TRAIN_SECTIONS: Mapping[str, Section] = {
     **{name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits", "engine")},
     "train": Section(GRPOConfig),
 }
-"""There is no `sampling`: what is trained is sampled at `train.temperature`, from the whole distribution."""
+"""There is no section `sampling`: training samples from the whole distribution at `train.temperature`."""

@@ -1,7 +1,7 @@
-"""Numbers that parts of a batch have and the whole batch needs: means, spreads, sums of micro-batches.
+"""Means, standard deviations and sums that can be merged exactly over micro-batches and processes.
 
-A mean of means is wrong where the parts differ in size, so each keeps what it was made from until the
-parts of all micro-batches and all processes are together.
+A mean of means is wrong if the parts differ in size. Each number therefore keeps the values or sums that it
+was computed from, until the parts of all micro-batches and all processes are merged.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ EXTREMES: dict[str, Callable[[Iterable[float]], float]] = {
     "min_length": min,
     "low_min": min,
 }
-"""What is kept of the metrics whose names end in one of these: the largest or the smallest value."""
+"""How metrics are merged whose names end in one of these: by their largest or their smallest value."""
 
 
 class Mean(float):
-    """A mean that keeps its sum and count, so that the parts of several processes have an exact one."""
+    """A mean that keeps its sum and count, so that means of several processes can be merged exactly."""
 
     __slots__ = ("count", "otherwise", "total")
 
     def __new__(cls, total: float, count: float, otherwise: float = nan) -> Self:
-        """Return `total / count`; `otherwise` where nothing was counted."""
+        """Return `total / count`; `otherwise` if the count is 0."""
         mean = super().__new__(cls, total / count if count else otherwise)
         mean.total, mean.count, mean.otherwise = total, count, otherwise
         return mean
@@ -46,7 +46,9 @@ class Mean(float):
     def merge(cls, parts: Sequence[Self]) -> Self:
         """Return the mean over everything that was counted for the parts."""
         return cls(
-            sum(one.total for one in parts), sum(one.count for one in parts), otherwise=parts[0].otherwise
+            sum(part.total for part in parts),
+            sum(part.count for part in parts),
+            otherwise=parts[0].otherwise,
         )
 
 
@@ -67,11 +69,11 @@ class Spread(float):
     @classmethod
     def merge(cls, parts: Sequence[Self]) -> Self:
         """Return the standard deviation of the values of all parts."""
-        return cls([value for one in parts for value in one.values])
+        return cls([value for part in parts for value in part.values])
 
 
 class Meter:
-    """Adds up sums and keeps extremes of micro-batches; the tensors are read once, at the end."""
+    """Collects sums and extremes of micro-batches; tensors are read at the end, to avoid device waits."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor | float]] = {}
@@ -85,12 +87,12 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0) + count
 
     def add_extremes(self, extremes: Mapping[str, Tensor]) -> None:
-        """Remember the largest and smallest values, as `EXTREMES` has it."""
+        """Record values of which `result` returns the largest or smallest, as `EXTREMES` says."""
         for name, value in extremes.items():
             self._extremes.setdefault(name, []).append(value)
 
     def result(self) -> dict[str, float]:
-        """Return means, each a `Mean`, and extremes."""
+        """Return the means, each a `Mean`, and the extremes."""
         means: dict[str, float] = {
             name: Mean(sum(map(float, values)), self._counts[name])
             for name, values in self._sums.items()
@@ -101,5 +103,5 @@ class Meter:
 
 
 def applies(norm: float) -> bool:
-    """Return whether a gradient of this norm makes an update: it is finite, and there is one."""
+    """Return whether a gradient of this norm is applied: the norm must be finite and above 0."""
     return 0.0 < norm < math.inf

@@ -1,15 +1,15 @@
-"""The trainer: play groups of episodes, make better weights of them, bring those to the engine, again.
+"""The trainer: play groups of episodes, update the weights, bring them to the engine, and repeat.
 
 One step, as GRPO (DeepSeekMath, section 4.1) with DAPO's changes as defaults:
 
-1. each group's rewards become advantages, groups without spread are left out (`batch`, `objective`);
-2. what stays fixed in the step is scored: proximal policy and reference (`update`, `model.reference`);
+1. each group's rewards become advantages; groups without spread are left out (`batch`, `objective`);
+2. the proximal policy and the reference score the tokens (`update`, `model.reference`);
 3. every trained token gets its weight, over the whole optimiser step (`objective.weighting`);
 4. rows are laid out with shared prefixes and scored (`model.packing`, `model.policy`, `model.logprob`);
 5. the loss goes backward; gradients are summed, clipped and applied (`objective.loss`, `model.optim`).
 
-`Learner` does these and knows no environment, engine or text. `GRPOTrainer` puts around it what plays
-(`loop.rollouts`), what brings weights to the engine (`loop.sync`) and what writes (`loop.journal`).
+`Learner` does all of this and knows no environment, engine or text. `GRPOTrainer` adds the parts that play
+episodes (`loop.rollouts`), bring weights to the engine (`loop.sync`) and write results (`loop.journal`).
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class GRPOTrainer:
         self.config = config
         self.tokenizer = tokenizer
         self.engine = engine
-        """What samples; made when first needed if none was given."""
+        """The engine that generates episodes; if none was passed, it is made when it is first needed."""
         self.cursors: dict[str, int] = {}
-        """Tasks trained on so far, by environment."""
+        """Number of tasks trained on so far, by environment."""
         self.top_tokens: list[TokenKL] = []
-        """Of the last step, if `top_kl_tokens` asks for them."""
+        """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         self._play_options = PlayOptions(limits, runner, on_trajectory)
         self._engine_options = engine_options
@@ -111,7 +111,7 @@ class GRPOTrainer:
 
         Args:
             groups: the episodes, from any source.
-            demonstrations: trained by cross entropy in the same update, weighted by `sft_coef`.
+            demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
 
         Raises:
             UsageError: The trajectories were made with another tokenizer.
@@ -141,10 +141,10 @@ class GRPOTrainer:
         return merged | {"num_tokens": float(learner.tokens_seen)}
 
     def _note(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
-        """Tell what the update made of each episode, and keep the tokens that it moved most."""
+        """Pass each episode's training results to `on_trained`, and keep the highest-KL tokens."""
         if self._on_trained is not None:
-            for one, note in episode_notes(groups, batch):
-                self._on_trained(one, {"step": self.steps_done, **note})
+            for trajectory, note in episode_notes(groups, batch):
+                self._on_trained(trajectory, {"step": self.steps_done, **note})
         self.top_tokens = top_tokens(batch.rows, groups, self.config.top_kl_tokens, self.world)
 
     # A whole run --------------------------------------------------------------------------
@@ -152,11 +152,11 @@ class GRPOTrainer:
     def train(self) -> list[dict[str, float]]:
         """Play, step, sync, evaluate and save until `max_steps`; return each step's metrics.
 
-        A resumed trainer goes on where its checkpoint was made. The last step's metrics hold the
-        evaluation on held-out tasks, if there are any.
+        A resumed trainer continues from its checkpoint. The last step's metrics include the evaluation on
+        held-out tasks, if there are any.
 
         Raises:
-            UsageError: There is no environment to play, or nothing to compare in a group of one.
+            UsageError: There is no environment to play, or a group has one episode only.
         """
         return run_blocking(self.run())
 
@@ -205,12 +205,12 @@ class GRPOTrainer:
 
     def _train_on(self, batch: EpisodeBatch) -> dict[str, float]:
         metrics = self.step(batch.groups)
-        dismiss_team()  # from here the engine's threads compute
+        dismiss_team()  # idle OpenMP threads of the trainer would stall those of the engine
         self.cursors = dict(batch.cursors)
         return metrics
 
     def _due(self, every: int) -> bool:
-        """Return whether something done every so many steps, and at the last, is due; never if 0."""
+        """Return whether this step is a multiple of `every`, or the last one; False if `every` is 0."""
         done = self.steps_done
         return bool(every) and (done % every == 0 or done == self.config.max_steps)
 
@@ -219,50 +219,54 @@ class GRPOTrainer:
     ) -> list[dict[str, float]]:
         """Train on demonstrations by cross entropy; return each step's metrics.
 
-        The optimiser is its own: that of `step` starts afresh afterwards. The first step's metrics count
-        what was left out, under `dropped/demonstrations_`.
+        The warm-up has an optimiser of its own; the optimiser of `step` starts afresh afterwards. The first
+        step's metrics count the rows that were left out, under `dropped/demonstrations_`.
 
         Args:
-            demonstrations: trajectories whose model spans are to be imitated, whoever wrote them.
-            steps: optimiser steps.
+            demonstrations: trajectories whose model spans the model learns to imitate.
+            steps: number of optimiser steps.
             options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
         """
         return warm_up(self.learner, demonstrations, steps=steps, **options)
 
     def evaluate(self) -> dict[str, float]:
-        """Play the held-out tasks greedily, each once.
+        """Play each held-out task once, greedily, and return the scores.
 
         Returns:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
-            `eval/reward`, `eval/tasks`; per environment if there are several.
+            `eval/reward`, `eval/tasks`; with several environments, these for each of them.
         """
         return run_blocking(self.rollouts.evaluate_alone())
 
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint: a plain Hugging Face directory with the trainer's state beside it."""
+        """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
         return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, cursors=self.cursors)
 
     def save_step(self) -> Path:
-        """Write `checkpoints/step-N` under `output_dir` and delete what is over the limit."""
+        """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
         directory = Path(self.config.output_dir) / "checkpoints"
         path = self.save(directory / f"step-{self.steps_done}")
         prune_checkpoints(directory, self.config.save_total_limit)
         return path
 
     def resume(self, path: str | Path) -> None:
-        """Go on from a checkpoint; bit-equal on CPU: steps on the same episodes, runs with "recompute"."""
+        """Continue from a checkpoint.
+
+        On the CPU a resumed trainer is bit-equal to one that was never stopped: in steps on the same
+        episodes, and in whole runs with `old_logprobs="recompute"`.
+        """
         with held_still(self.engine, self.learner):
             self.cursors = load_checkpoint(self.learner, Path(path))
-        self._rollouts = None  # an engine with weights of its own has none of these yet
+        self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
 
-    # What it is made of -------------------------------------------------------------------
+    # Parts of the trainer -------------------------------------------------------------------
 
     @property
     def rollouts(self) -> Rollouts:
-        """What plays the environments; made when first needed."""
+        """The part that plays the environments; it is made when it is first needed."""
         if self._rollouts is None:
             if self._mixture is None:
-                raise UsageError("no environment to play: pass envs= to GRPOTrainer")
+                raise UsageError("there is no environment to play", remedy="pass envs= to GRPOTrainer")
             self.engine = open_engine(
                 self.learner, self.engine, model_name=self.model_name, options=self._engine_options
             )
@@ -273,7 +277,7 @@ class GRPOTrainer:
 
     @property
     def renderer(self) -> Renderer:
-        """Renderer of the model's chat; its tokenizer lies beside the model if none was given."""
+        """Renderer of the model's chat; without a tokenizer of yours it loads the one beside the model."""
         if self._renderer is None:
             self.tokenizer = self.tokenizer or load_tokenizer(self.model_name)
             self._renderer = Renderer(self.tokenizer)
@@ -281,7 +285,7 @@ class GRPOTrainer:
 
     @property
     def model(self) -> Any:
-        """The model in training; shared with the in-process engine."""
+        """The model in training; the in-process engine samples from the same object."""
         return self.learner.model
 
     @property
@@ -291,10 +295,10 @@ class GRPOTrainer:
 
     @property
     def steps_done(self) -> int:
-        """Calls of `step` so far."""
+        """Number of calls of `step` so far."""
         return self.learner.steps_done
 
     @property
     def weights_version(self) -> int:
-        """How often the weights have changed."""
+        """Number of times that the weights have changed."""
         return self.learner.weights_version

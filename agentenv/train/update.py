@@ -1,4 +1,4 @@
-"""One optimiser step on rows: weights once over all of them, then micro-batches, then the update."""
+"""One optimiser step on rows: compute all token weights first, then the gradients of the micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
 
 
 def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:
-    """Give every row its token weight, over all rows of an optimiser step on all ranks."""
+    """Set the token weight of every row, normalised over all rows of an optimiser step on all ranks."""
     policy = [row for row in rows if not row.demonstration]
     weights = token_weights(
         [row.num_trained for row in policy],
@@ -48,22 +48,22 @@ def minibatches(
     seed: int,
     gather: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> list[list[Row]]:
-    """Deal the groups out to optimiser steps, whole and in an order drawn from the seed.
+    """Assign whole groups to optimiser steps, in an order drawn from the seed.
 
-    The order is that of the groups of all processes, so that none of it depends on which holds which.
-    Demonstrations count as one group.
+    The groups of all processes are ordered together, so that the result does not depend on which process
+    holds which group. Demonstrations count as one group.
 
     Args:
-        rows: to be dealt out, as `Row.group` says.
-        groups: which the rows are of.
-        count: optimiser steps; fewer if there are fewer groups.
-        seed: of the order.
+        rows: rows to assign, each with its group's index in `Row.group`.
+        groups: the groups that the rows come from.
+        count: number of optimiser steps; there are fewer if there are fewer groups.
+        seed: seed of the order.
         gather: returns the values of all processes.
     """
     names = [groups[row.group].group_id if row.group >= 0 else "" for row in rows]
     order = sorted(set(gather(sorted(set(names)))))
     Random(seed).shuffle(order)
-    part = {name: place % count for place, name in enumerate(order)}
+    part = {name: index % count for index, name in enumerate(order)}
     return [
         [row for row, name in zip(rows, names, strict=True) if part[name] == number]
         for number in range(min(count, len(order)))
@@ -71,7 +71,7 @@ def minibatches(
 
 
 def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
-    """Lay rows out for the model; sharded ranks all get the same number of passes."""
+    """Return the rows as micro-batches; with a sharded model all ranks get the same number of them."""
     layout = policy.config.packing if policy.packable else "padded"
     micros = plan(rows, layout=layout, max_tokens=policy.config.tokens_per_micro_batch, cost=policy.cost)
     if policy.world.sharded:
@@ -80,7 +80,7 @@ def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
 
 
 def _idle_micro() -> MicroBatch:
-    """Return a micro-batch of weight 0, for a rank that must keep the others company."""
+    """Return a micro-batch of weight 0, for a rank that must make as many passes as the others."""
     nothing = torch.zeros(1, dtype=torch.float64)
     return replace(
         pad_rows([Row([0, 0], torch.tensor([1]), nothing, nothing, episode=-1, group=-1)]), idle=True
@@ -97,8 +97,8 @@ def accumulate(
 ) -> float:
     """Add the gradient of the rows' loss to the model's; return this rank's part of the loss.
 
-    Where an earlier update of the batch has moved the weights, their distance from the sampler's
-    logprobs is no mismatch, and the meter is not told.
+    If an earlier update of the batch has changed the weights, the distance to the sampler's logprobs is no
+    longer a mismatch of the engine, so the mismatch metrics are not recorded.
     """
     return sum(_backward(policy, micro, meter, loss_fn, moved) for micro in micro_batches(policy, rows))
 
@@ -125,7 +125,7 @@ def _backward(
             loss_fn=loss_fn,
         )
         loss = output.loss - (given["weights"][shown_N] * logprobs_N[shown_N]).sum()
-        # FSDP takes the mean over the ranks where the sum is wanted.
+        # FSDP averages the gradients over the ranks, but the loss is a sum.
         (loss * policy.world.size if policy.world.sharded else loss).backward()
     if micro.idle:
         return 0.0
@@ -137,7 +137,7 @@ def _backward(
 
 
 def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
-    """Return how many of the rows' tokens lie in a tree and are spared by it, and how many there are."""
+    """Return how many tokens lie in a prefix tree, how many the tree saves, and the number of all tokens."""
     tokens = sum(len(row.token_ids) - 1 for row in micro.rows)  # nothing is predicted from the last token
     shared = 0 if micro.tree is None else tokens
     spared = 0 if micro.tree is None else tokens - micro.ids_BT.numel()
@@ -149,7 +149,7 @@ def _told(found: dict[str, torch.Tensor], moved: bool) -> dict[str, torch.Tensor
 
 
 def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) -> dict[str, torch.Tensor]:
-    """Return what the loss is given for each token, in the format and on the device of the scores."""
+    """Return the loss function's inputs for each token, in the format and on the device of the scores."""
 
     def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(values)).to(logprobs_N)
@@ -160,7 +160,8 @@ def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) ->
         "weights": _spread(rows, lambda row: row.weight, logprobs_N),
     }
     if recompute and any(row.old_n is None for row in rows):
-        given["old_logprobs"] = logprobs_N.detach()  # the only update of this batch: old is the policy itself
+        # The batch has one update only, so the proximal policy is the policy itself.
+        given["old_logprobs"] = logprobs_N.detach()
     else:
         given["old_logprobs"] = gather([row.sampler_n if row.old_n is None else row.old_n for row in rows])
     ref = [row.ref_n for row in rows if row.ref_n is not None]
@@ -174,7 +175,7 @@ def _spread(rows: Sequence[Row], value: Callable[[Row], float], like: torch.Tens
 
 
 def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> None:
-    """Leave what the pass found on its rows, where they are noted from; nothing waits for the device."""
+    """Store the results of a pass on its rows, for the notes; the tensors stay on the device."""
     sizes = [row.num_trained for row in rows]
     for row, new_n, entropy_n in zip(rows, logprobs_N.split(sizes), entropy_N.split(sizes), strict=True):
         row.new_n, row.entropy_n = new_n, entropy_n

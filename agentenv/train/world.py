@@ -1,10 +1,10 @@
-"""Several processes: the same sum of weighted tokens, split over ranks.
+"""Training in several processes: the sum over weighted tokens is split over the ranks.
 
-Because a token's weight knows the whole batch, ranks need not agree on anything but sums: each takes
-its own groups, however many, and the gradients are added. That is exact for replicas (one all-reduce
-after the last micro-batch, in float32) and for FSDP2 shards, where every rank must make the same number
-of backward passes: the shorter ones repeat a row with weight 0, and the mean that FSDP takes over the
-ranks is undone by the number of ranks.
+A token's weight is computed over the whole batch, so ranks exchange only sums. Each rank trains on any
+number of its own groups, and the gradients are added. This is exact for replicas (one all-reduce in float32
+after the last micro-batch) and for FSDP2 shards. With shards every rank must make the same number of backward
+passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied by the number of
+ranks, because FSDP averages gradients over the ranks.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ __all__ = ["World", "own_device"]
 T = TypeVar("T")
 
 SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|(mixed_)?episodes$|loss$)")
-"""Metrics that add up over ranks, also those of one environment.
+"""Names of metrics that are summed over ranks, including those of a single environment.
 
-Of `EXTREMES` the largest or smallest is kept; what is left is averaged: times, and what all ranks share.
+Metrics named in `EXTREMES` keep their largest or smallest value. All others are averaged: times, and values
+that are equal on all ranks.
 """
 
 
 def own_device() -> None:
-    """Give each process of a launch its own CUDA device, where there are any."""
+    """Assign each process of a launch its own CUDA device, if the machine has any."""
     rank = os.environ.get("LOCAL_RANK")
     if rank is not None and torch.cuda.is_available():
         torch.cuda.set_device(int(rank) % torch.cuda.device_count())
 
 
 class World:
-    """The processes that train together; one alone if torch.distributed is not in use."""
+    """The processes that train together; a single process if torch.distributed is not in use."""
 
     def __init__(self, device: torch.device) -> None:
         if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
-            # Numbers and objects go through gloo: it notices at once when another process is gone.
+            # Numbers and objects go through gloo, which notices at once when another process has ended.
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         self.size = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
@@ -54,13 +55,13 @@ class World:
         self.sharded = False
 
     def shard(self, model: Any) -> None:
-        """Spread the model's parameters over the ranks, layer by layer (FSDP2)."""
+        """Shard the model's parameters over the ranks, layer by layer (FSDP2)."""
         from torch.distributed.fsdp import fully_shard
 
         for layer in model.modules():
             if type(layer).__name__ in (getattr(model, "_no_split_modules", None) or ()):
                 fully_shard(layer)
-        # The parameters must be the shards again after any pass, for whoever looks at them next.
+        # After any pass the parameters must be shards again, because the optimiser and checkpoints read them.
         fully_shard(model, reshard_after_forward=True)
         take_whole_weights(model)
         self.sharded = True
@@ -75,7 +76,7 @@ class World:
 
     @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
     def add_gradients(self, optimizer: MasterOptimizer) -> None:
-        """Sum the replicas' gradients; FSDP has done it in the backward pass."""
+        """Sum the replicas' gradients. FSDP has already done this in the backward pass."""
         if self.size == 1 or self.sharded:
             return
         masters = optimizer.masters
@@ -91,21 +92,22 @@ class World:
     def merge(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return metrics over all ranks, as one process would have them; times are averaged.
 
-        A `Mean` or `Spread` is made anew from what the ranks counted; counts are added, extremes kept.
+        A `Mean` or `Spread` is merged exactly, counts are added, and of extremes the largest or smallest is
+        kept.
         """
         gathered = self.gather([dict(metrics)])
         merged: dict[str, float] = {}
-        for name in dict.fromkeys(name for one in gathered for name in one):
-            merged[name] = _merged(name, [one[name] for one in gathered if name in one])
+        for name in dict.fromkeys(name for part in gathered for name in part):
+            merged[name] = _merged(name, [part[name] for part in gathered if name in part])
         return merged
 
     def settle(self, error: AgentEnvError | None) -> None:
-        """Raise what failed in some process in all of them, so that none waits for it.
+        """Raise the error of one process in all processes, so that none waits for it.
 
         Raises:
-            AgentEnvError: This process failed, or another.
+            AgentEnvError: This or another process failed.
         """
-        failed = [one for one in self.gather([error and str(error)]) if one is not None]
+        failed = [message for message in self.gather([error and str(error)]) if message is not None]
         if error is not None:
             raise error
         if failed:
@@ -129,6 +131,7 @@ def _merged(name: str, values: Sequence[float]) -> float:
         return float(Spread.merge(spreads))
     if SUMMED.match(name):
         return sum(values)
-    known = [value for value in values if not isnan(value)] or values  # a rank may have had nothing
+    # A rank that counted nothing has NaN.
+    known = [value for value in values if not isnan(value)] or values
     pick = EXTREMES.get(name.rpartition("/")[2])
     return sum(known) / len(known) if pick is None else pick(known)

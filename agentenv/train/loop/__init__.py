@@ -1,4 +1,4 @@
-"""The loop around the trainer: play, bring weights to the engine, evaluate, save."""
+"""The parts of the training loop: playing, weight updates of the engine, evaluation and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Checkpoints: a plain Hugging Face directory, with the trainer's state beside the weights.
+"""Checkpoints: plain Hugging Face directories that also hold the trainer's state.
 
 `model.safetensors`, `config.json` and the tokenizer's files load anywhere; `trainer_state.json` and
-`trainer_state.pt` hold what a bit-equal resume needs. A directory appears under its name only when it
-is complete.
+`trainer_state.pt` hold the state for a bit-equal resume. A directory gets its final name only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ STATE = "trainer_state.json"
 def save_checkpoint(
     learner: Learner, path: Path, *, tokenizer: ChatTokenizer | None, cursors: Mapping[str, int]
 ) -> Path:
-    """Write a checkpoint; an older one of the same name is replaced.
+    """Write a checkpoint, which replaces an older one of the same name.
 
-    The first process writes. A sharded model is gathered by all of them, who return when it is written.
+    Only the first process writes. All processes gather a sharded model, and return when it is written.
 
     Args:
-        learner: what is trained.
-        path: the directory.
-        tokenizer: of the model; written beside it unless None.
-        cursors: tasks trained on so far, by environment.
+        learner: the learner to save.
+        path: directory of the checkpoint.
+        tokenizer: tokenizer of the model, which is saved too; None saves none.
+        cursors: number of tasks trained on so far, by environment.
 
     Raises:
         StoreError: The directory cannot be written.
@@ -76,7 +76,7 @@ def _write(  # noqa: PLR0917 - the parts of a checkpoint
     state: Mapping[str, Any],
     tokenizer: ChatTokenizer | None,
 ) -> None:
-    """Write a checkpoint of these weights, the model's own if None."""
+    """Write a checkpoint of these weights; None means the model's own."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -94,15 +94,16 @@ def _write(  # noqa: PLR0917 - the parts of a checkpoint
 
 
 def load_checkpoint(learner: Learner, path: Path) -> dict[str, int]:
-    """Take over weights, optimiser, random numbers and counters; return the cursors in the tasks.
+    """Load weights, optimiser, random state and counters; return the cursors in the tasks.
 
     Raises:
-        UsageError: There is no such checkpoint, or it is of another model.
+        UsageError: The checkpoint does not exist, or it was made from another model.
     """
     if not (path / STATE).is_file():
-        raise UsageError(f"{path} is no checkpoint of a trainer: it has no {STATE}")
+        raise UsageError(f"{path} is not a checkpoint of a trainer: it has no {STATE}")
     counters = json.loads((path / STATE).read_text(encoding="utf-8"))
-    optimizer = learner.optimizer  # made first: its package declares the tensors that its state holds
+    # The optimiser is made before the load, because its package declares the tensor types in its state.
+    optimizer = learner.optimizer
     state = torch.load(path / "trainer_state.pt", map_location=learner.policy.device, weights_only=True)
     _load_weights(learner.model, path)
     optimizer.load_state_dict(state["optimizer"])
@@ -115,10 +116,10 @@ def _load_weights(model: Any, path: Path) -> None:
     from safetensors.torch import load_file
 
     adapter = adapter_of(model)
-    # peft puts every adapter but "default" into a folder of its name
-    place = path if adapter is None or not (path / adapter).is_dir() else path / adapter
+    # peft saves every adapter except "default" in a folder with the adapter's name.
+    folder = path if adapter is None or not (path / adapter).is_dir() else path / adapter
     weights: dict[str, torch.Tensor] = {}
-    for file in sorted(place.glob("*.safetensors")):
+    for file in sorted(folder.glob("*.safetensors")):
         weights |= load_file(str(file))
     if adapter is not None:
         if not any("lora_" in name for name in weights):
@@ -131,11 +132,11 @@ def _load_weights(model: Any, path: Path) -> None:
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         wrong = (list(unexpected) + sorted(set(missing) - tied))[:3]
-        raise UsageError(f"{path} holds another model's weights: {wrong} do not match")
+        raise UsageError(f"{path} holds another model's weights: the parameters {wrong} do not match")
 
 
 def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:
-    """Write a tokenizer so that transformers and `ChatTokenizer.load` read it back."""
+    """Write a tokenizer in files that transformers and `ChatTokenizer.load` can read."""
     tokenizer.backend.save(str(path / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens}
     if tokenizer.chat_template is not None:
@@ -145,22 +146,22 @@ def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return after how many steps a `step-N` checkpoint was written."""
+    """Return the step N of a checkpoint named `step-N`."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def last_checkpoint(run: Path) -> Path | None:
     """Return the newest complete checkpoint in a run's directory; None if there is none."""
-    found = [path for path in _numbered(run / "checkpoints") if (path / STATE).is_file()]
-    return max(found, key=step_of, default=None)
+    complete = [path for path in _numbered(run / "checkpoints") if (path / STATE).is_file()]
+    return max(complete, key=step_of, default=None)
 
 
 def prune_checkpoints(directory: Path, keep: int | None) -> None:
-    """Delete the oldest `step-N` directories, so that `keep` are left; None keeps all."""
+    """Delete the oldest `step-N` directories and keep `keep` of them, at least one; None keeps all."""
     if keep is None:
         return
-    found = sorted(_numbered(directory), key=step_of)
-    for old in found[: max(0, len(found) - max(1, keep))]:
+    paths = sorted(_numbered(directory), key=step_of)
+    for old in paths[: max(0, len(paths) - max(1, keep))]:
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Between the synchronous trainer and the event loop on which its episodes are played."""
+"""Helpers that connect the synchronous trainer with the event loop on which its episodes are played."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 async def beside_the_loop(work: Callable[[], T]) -> T:
-    """Run an update in a thread, so that episodes go on meanwhile."""
+    """Run an update in a thread, so that the event loop keeps playing episodes."""
     threads = torch.get_num_threads()
 
     def run() -> T:
-        torch.set_num_threads(threads)  # OpenMP keeps this number for each thread
+        torch.set_num_threads(threads)  # OpenMP stores this number per thread
         return work()
 
     return await asyncio.to_thread(run)
@@ -27,7 +27,11 @@ async def beside_the_loop(work: Callable[[], T]) -> T:
 
 @contextmanager
 def interrupted_together() -> Generator[None]:
-    """Be interrupted, not failed, where a process that was interrupted too has gone away first."""
+    """Turn a RuntimeError into a cancellation if this task is being cancelled.
+
+    When all processes are interrupted, the first one to end breaks the connections of the others. They
+    must then report an interruption, not a failure.
+    """
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
-"""Where a run's steps are written: `metrics.jsonl`, trackers, warnings, and a notice if it fails.
+"""Write the steps of a run to `metrics.jsonl` and trackers, log warnings, and send a notice of a failure.
 
-Only the first process writes; every process may send the one notice of a launch, for any of them can
-fail alone, and the others then fail of that.
+Only the first process writes. Any process may send the single notice of a launch: each of them can fail
+first, and then the others fail as a consequence.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Writes the steps of one run; a context around the run.
+    """Writes the steps of one run, as a context around the run.
 
     Raises:
-        DependencyMissing: A tracker or apprise is asked for and not installed.
+        DependencyMissing: A tracker or apprise is named in the options and not installed.
         UsageError: A tracker is unknown.
     """
 
@@ -45,11 +45,11 @@ class Journal:
         self._launch = _launch()
         self._notifier: Notifier | None = None
         if config.notify:
-            # Loading apprise's services takes seconds on a busy machine.
+            # The wait is long, because loading apprise's services takes seconds on a busy machine.
             self._notifier = Notifier(
                 through_apprise(config.notify), directory=self._directory / "notices", wait_s=60.0
             )
-        # An address of apprise may hold a password: it stays out of what trackers show.
+        # An address of apprise may hold a password, so trackers must not show it.
         shown = {name: value for name, value in asdict(config).items() if name != "notify"}
         names = config.report_to if self._writes else ()
         self._file = JsonLines(self._directory / "metrics.jsonl")
@@ -62,12 +62,12 @@ class Journal:
     def write(
         self, history: Sequence[dict[str, float]], tokens: Sequence[TokenKL], tokenizer: ChatTokenizer
     ) -> None:
-        """Write the last step, and in words what is wrong with it.
+        """Write the metrics and tokens of the last step, and log warnings about it.
 
         Args:
             history: metrics of the steps so far, the last one included.
-            tokens: those of the last step with the highest KL.
-            tokenizer: gives their text.
+            tokens: the highest-KL tokens of the last step.
+            tokenizer: the tokenizer that decodes them.
         """
         if not self._writes:
             return
@@ -78,7 +78,7 @@ class Journal:
         for warning in early_warnings(history):
             log.warning("step %d: %s", step, warning)
         if tokens:
-            self._tokens.write(step, {"tokens": [one.record(tokenizer.decode) for one in tokens]})
+            self._tokens.write(step, {"tokens": [token.record(tokenizer.decode) for token in tokens]})
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +96,7 @@ class Journal:
 
 
 def _launch() -> str:
-    """What the processes of one launch have in common, and no later launch has."""
+    """Return an id that the processes of one launch share, and that no later launch has."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
     shared = "-".join(filter(None, map(os.environ.get, names)))
     return shared or f"{os.getpid()}-{time.time_ns()}"

@@ -1,7 +1,7 @@
-"""One run of several processes: the first one opens and writes it, the others send it what they have.
+"""Communication between the processes of one run: the first process writes, the others send it values.
 
-What is sent is kept by the first process from that moment on, also when its sender is gone before it is
-collected. Nobody waits for another but at the beginning, where the first one says what run it is.
+The first process stores a value from the moment it is sent, even if the sender ends before the value is
+collected. Processes wait for each other only at the beginning, when the first one decides on the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class LaunchFailed(AgentEnvError):
-    """Another process of this launch failed, and says itself of what."""
+    """Another process of this launch failed and reports the error itself."""
 
 
 class Launch:
@@ -35,17 +35,18 @@ class Launch:
         self._world = World(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self.is_first = self._world.rank == 0
         host = os.environ["MASTER_ADDR"]
-        own = _store(host, 0, is_master=True) if self.is_first else None
-        port = self._from_first(None if own is None else own.port)
-        self._store = own or _store(host, port, is_master=False)
+        # The first process lets the system pick a port and tells it to the others.
+        master = _store(host, 0, is_master=True) if self.is_first else None
+        port = self._from_first(None if master is None else master.port)
+        self._store = master or _store(host, port, is_master=False)
         self._sent = count()
         self._collected = [0] * self._world.size
 
     def agree_on(self, decide: Callable[[], T]) -> T | None:
-        """Return, in every process, what the first one decides; None where it failed in the first.
+        """Return the first process's decision in every process; the others get None if it failed.
 
         Raises:
-            Exception: In the first process, what `decide` raises.
+            Exception: The exception of `decide`, in the first process only.
         """
         if not self.is_first:
             return self._from_first(None)
@@ -57,13 +58,13 @@ class Launch:
         return self._from_first(decided)
 
     def send(self, value: object) -> None:
-        """Give a value to the first process; it has it when this returns."""
+        """Send a value to the first process, which has stored it when this method returns."""
         key = f"{self._world.rank}/{next(self._sent)}"
         self._store.set(key, pickle.dumps(value))
-        self._store.check([key])  # answered after what was set before
+        self._store.check([key])  # the store answers this after the `set` above
 
     def collect(self) -> Iterator[Any]:
-        """Yield, in the first process, what the others sent since the last time, each one's in order."""
+        """Yield, in the first process, the values sent since the last call, in order for each sender."""
         for rank in range(1, self._world.size):
             while self._store.check([key := f"{rank}/{self._collected[rank]}"]):
                 value = pickle.loads(self._store.get(key))  # noqa: S301 - from a process of this launch
@@ -76,6 +77,6 @@ class Launch:
 
 
 def _store(host: str, port: int, *, is_master: bool) -> Any:
-    # libuv's takes no more than 8 MiB at once, and an episode may have more.
+    # The libuv backend accepts at most 8 MiB per value, and an episode may be larger.
     kind: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage] - documented as public
     return kind(host, port, is_master=is_master, wait_for_workers=False, use_libuv=False)

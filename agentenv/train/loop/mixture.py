@@ -1,8 +1,8 @@
-"""Which tasks a training plays: dealt from each environment's set, environments drawn by their weights.
+"""Choose the tasks that a training plays: environments are drawn by weight, tasks in shuffled rounds.
 
-Tasks are dealt from a shuffled round of each environment's set, so that each is met once before any
-is met again. A cursor for each environment counts the tasks that were used; it advances only once a
-batch was trained, so a resumed run deals the rest again.
+Each round of an environment contains all its tasks once, so a task repeats only after all others. A cursor
+per environment counts used tasks; it advances only once a batch was trained, so a resumed run plays the
+tasks of an unfinished batch again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Envs: TypeAlias = str | EnvSpec | Mapping[str, float] | Sequence[str | EnvSpec |
 `(environment, weight)` pairs."""
 
 Dealt: TypeAlias = list[tuple[int, Task]]
-"""Tasks with the place of their environment in `Mixture.specs`, those of one environment together."""
+"""Tasks, each with the index of its environment in `Mixture.specs`; an environment's tasks are adjacent."""
 
 
 class Mixture:
@@ -35,8 +35,9 @@ class Mixture:
 
     Args:
         envs: the environments.
-        tasks: to train on; those of the spec if None. A mapping of environment id to tasks serves several.
-        eval_tasks: to evaluate on; the split `test` of the spec's tasks, if there is one, if None.
+        tasks: tasks to train on, or a mapping of environment id to tasks; None means the spec's tasks.
+        eval_tasks: tasks to evaluate on, or such a mapping; None means the split `test` of the spec's
+            tasks, if it exists.
 
     Raises:
         UsageError: There is no environment, or a weight is not positive.
@@ -45,8 +46,8 @@ class Mixture:
     def __init__(self, envs: Envs, *, tasks: Any = None, eval_tasks: Any = None) -> None:
         pairs = weighted(envs)
         if not pairs:
-            raise UsageError("no environment to play: name at least one")
-        self.specs = tuple(find_spec(one) if isinstance(one, str) else one for one, _ in pairs)
+            raise UsageError("there is no environment to play", remedy="name at least one")
+        self.specs = tuple(find_spec(env) if isinstance(env, str) else env for env, _ in pairs)
         self.weights = tuple(weight for _, weight in pairs)
         self._tasks, self._eval_tasks = tasks, eval_tasks
 
@@ -55,7 +56,7 @@ class Mixture:
         return entry.task_set() if self._tasks is None else _tasks_for(self._tasks, entry)
 
     def held_out(self, entry: EnvSpec) -> TaskSet | None:
-        """Return the tasks to evaluate on: those given, else the split `test`; None if there are none."""
+        """Return the tasks to evaluate on: the user's, else the split `test`; None if there are none."""
         if self._eval_tasks is not None:
             return _tasks_for(self._eval_tasks, entry)
         tasks = entry.task_set()
@@ -70,14 +71,14 @@ class Mixture:
         cursors: Mapping[str, int],
         left_out: Collection[tuple[str, str]],
     ) -> tuple[Dealt, dict[str, int]]:
-        """Return the next tasks, and the cursors behind them.
+        """Return the next tasks, and the cursors after them.
 
         Args:
-            count: tasks of all environments together, for all processes.
-            seed: of the run.
-            round_index: of the run; how many each environment gets is drawn anew in each round.
-            cursors: tasks taken so far, by environment.
-            left_out: environment and id of tasks that are passed over.
+            count: number of tasks, over all environments and all processes.
+            seed: seed of the run.
+            round_index: index of the round; each round draws again how many tasks an environment gets.
+            cursors: number of tasks taken so far, by environment.
+            left_out: pairs of environment id and task id, for tasks to skip.
         """
         random = Random(derive_seed(seed, "mixture", round_index))
         drawn = random.choices(range(len(self.specs)), self.weights, k=count)
@@ -99,10 +100,10 @@ class Mixture:
         return dealt, after
 
     def rounds(self, entry: EnvSpec, seed: int, cursor: int) -> Iterator[Task]:
-        """Yield an environment's tasks from a place in the endless sequence of shuffled rounds.
+        """Yield an environment's tasks, from index `cursor` of the endless sequence of shuffled rounds.
 
         Raises:
-            UsageError: There are none.
+            UsageError: The environment has no tasks.
         """
         tasks = self.tasks_of(entry)
         if tasks.endless:
@@ -118,7 +119,7 @@ class Mixture:
 
 
 def weighted(envs: Envs) -> list[tuple[str | EnvSpec, float]]:
-    """Return environments with their weights, however they are given.
+    """Return pairs of environment and weight, for any form of `Envs`.
 
     Raises:
         UsageError: A weight is not positive.
@@ -126,15 +127,15 @@ def weighted(envs: Envs) -> list[tuple[str | EnvSpec, float]]:
     if isinstance(envs, (str, EnvSpec)):
         return [(envs, 1.0)]
     given = envs.items() if isinstance(envs, Mapping) else envs
-    pairs = [one if isinstance(one, tuple) else (one, 1.0) for one in given]
+    pairs = [entry if isinstance(entry, tuple) else (entry, 1.0) for entry in given]
     for name, weight in pairs:
         if not isfinite(weight) or weight <= 0:
             raise UsageError(f"the weight of {name} must be more than 0, not {weight}")
-    return [(one, float(weight)) for one, weight in pairs]
+    return [(env, float(weight)) for env, weight in pairs]
 
 
 def _tasks_for(given: Any, entry: EnvSpec) -> TaskSet:
-    """Return the tasks of one environment; a mapping of environment id to tasks serves several."""
+    """Return the tasks of one environment, from its tasks or a mapping of environment id to tasks."""
     if isinstance(given, Mapping) and entry.id in given:
         return TaskSet.of(given[entry.id])
     return TaskSet.of(given)

@@ -1,7 +1,7 @@
-"""Which tasks have a prompt that leaves no room to answer, found before the first step.
+"""Find, before the first step, the tasks whose prompt leaves no room for an answer.
 
-An episode is begun as it would be in training, with its user and its tools, and stopped where the model
-would be asked; nothing is generated and nothing is scored.
+Each task's episode is started as in training, with its user and its tools, and stopped at the first request
+to the model. Nothing is generated and nothing is scored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LongPrompt:
 
 
 class _NoAnswer:
-    """An engine that is asked and does not answer."""
+    """An engine that raises on every request."""
 
     name = "the check of prompts"
     weights_version = 0
@@ -45,31 +45,31 @@ class _NoAnswer:
         session_id: str | None = None,
         deadline_s: float | None = None,
     ) -> Completion:
-        raise EngineError("only the prompt was wanted")
+        raise EngineError("this engine only checks prompts and generates nothing")
 
     async def release(self, session_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing, because no session is kept."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because no resource is held."""
 
 
 async def too_long(
     runner: Runner, spec: EnvSpec, tasks: Sequence[Task], config: GRPOConfig
 ) -> list[LongPrompt]:
-    """Return the tasks whose first prompt is over the limit; a task that fails to begin is none of them.
+    """Return the tasks whose first prompt is over the limit, without tasks that fail to start.
 
     Args:
-        runner: what will play them.
-        spec: their environment.
-        tasks: to look at.
-        config: `max_prompt_length` is a limit beside that of the context.
+        runner: the runner that will play the tasks.
+        spec: the environment of the tasks.
+        tasks: the tasks to check.
+        config: the run's options; `max_prompt_length` is a limit in addition to that of the context.
     """
     limits = runner.limits.stricter(spec.limits)
     limit = _limit(limits, runner.engine.max_context_tokens, config.max_prompt_length)
     if limit is None or not config.check_prompts or not tasks:
         return []
-    # No limit of its own, so that the prompt is made and the episode ends unscored.
+    # Without a context limit the prompt is always rendered, and the episode ends unscored.
     asker = Runner(
         _NoAnswer(),
         runner.renderer,
@@ -78,17 +78,17 @@ async def too_long(
         run_seed=config.seed,
     )
     free = None if spec.limits is None else replace(spec.limits, max_context_tokens=None)
-    found: list[LongPrompt] = []
+    long_prompts: list[LongPrompt] = []
     async for group in asker.run_groups(replace(spec, limits=free), tasks):
-        for one in group:
-            length = len(one.sequences[0]) if one.sequences else 0
+        for trajectory in group:
+            length = len(trajectory.sequences[0]) if trajectory.sequences else 0
             if length > limit:
-                found.append(LongPrompt(one.task_id, length, limit))
-    return found
+                long_prompts.append(LongPrompt(trajectory.task_id, length, limit))
+    return long_prompts
 
 
 def _limit(limits: RunLimits, context: int | None, prompt: int | None) -> int | None:
-    """Return the longest prompt that leaves room for an answer; None without any limit."""
+    """Return the length of the longest prompt that leaves room for an answer; None if nothing limits it."""
     contexts = [bound for bound in (limits.max_context_tokens, context) if bound is not None]
     bounds = [bound - limits.min_answer_tokens for bound in contexts]
     if prompt is not None:

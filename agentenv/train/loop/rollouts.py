@@ -1,4 +1,4 @@
-"""What a training plays: batches of groups, the held-out tasks, and the check of first prompts."""
+"""Play the episodes of a training: batches of groups, held-out tasks, and the check of first prompts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlayOptions:
-    """How the episodes of a training are played, beside what its configuration says."""
+    """Options for playing the episodes of a training that are not part of its configuration."""
 
     limits: RunLimits | None = None
     runner: RunnerOptions | None = None
@@ -44,12 +44,12 @@ class PlayOptions:
 
 
 class EpisodeBatch:
-    """The groups of one step: begun when it is made, all played when it was awaited.
+    """The groups of one step. Playing starts with the constructor, and awaiting the batch finishes it.
 
     Args:
         step: number of the step, from 0.
-        cursors: tasks taken so far, by environment, those of this batch included.
-        plays: each plays the groups of one environment.
+        cursors: number of tasks taken so far, by environment, including those of this batch.
+        plays: coroutines, each of which plays the groups of one environment.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class EpisodeBatch:
     ) -> None:
         self.step = step
         self.rounds = 0
-        """How often further tasks were added."""
+        """Number of times that further tasks were added."""
         self.seconds = 0.0
-        """Spent on playing, from the first episode to the last of each round."""
+        """Seconds spent on playing: the sum over rounds, each from its first to its last episode."""
         self._finished: list[TrajectoryGroup] = []
         self._begin(cursors, plays)
 
     def add(
         self, cursors: Mapping[str, int], plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]]
     ) -> None:
-        """Begin to play further groups; the batch is awaited again for them."""
+        """Start to play further groups; await the batch again to finish them."""
         self.rounds += 1
         self._begin(cursors, plays)
 
@@ -93,30 +93,30 @@ class EpisodeBatch:
 
     @property
     def groups(self) -> tuple[TrajectoryGroup, ...]:
-        """The groups of the rounds that are played."""
+        """The groups of all finished rounds."""
         return tuple(self._finished)
 
     @property
     def done(self) -> bool:
-        """Whether nothing of it is being played."""
+        """Whether no episode of the batch is still being played."""
         return all(task.done() for task in self._tasks)
 
     async def stop(self) -> None:
-        """Cancel what is still being played, and wait until its environments are closed."""
+        """Cancel the running episodes, and wait until their environments are closed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(self._played, *self._tasks, return_exceptions=True)
 
 
 class Rollouts:
-    """Plays a mixture of environments with one engine; a context for the event loop on which it plays.
+    """Plays a mixture of environments with one engine, as an async context.
 
     Args:
-        learner: whose weights play.
-        engine: what they play on.
-        renderer: of the model.
-        mixture: the environments, and which of their tasks are next.
-        options: how they are played.
+        learner: the learner whose weights play.
+        engine: the engine that generates the episodes.
+        renderer: renderer of the model.
+        mixture: the environments and the order of their tasks.
+        options: options for playing the episodes.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class Rollouts:
             run_seed=self.config.seed,
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
-        """Environment and id of tasks whose prompt is too long."""
+        """Pairs of environment id and task id, for tasks whose prompt is too long."""
         self._batches: list[EpisodeBatch] = []
-        """Those that may still be playing, to be stopped at the end."""
+        """Batches that may still be playing, which are stopped at the end."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -149,7 +149,7 @@ class Rollouts:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop what is being played, and close what the engine holds open on this event loop."""
+        """Stop the running batches, and close the engine's connections on this event loop."""
         try:
             for batch in self._batches:
                 await batch.stop()
@@ -161,25 +161,25 @@ class Rollouts:
     # Playing ------------------------------------------------------------------------------
 
     def begin(self, step: int, cursors: Mapping[str, int]) -> EpisodeBatch:
-        """Begin to play the groups of one step, from a place in the tasks on."""
+        """Start to play the groups of one step, with the tasks that follow the cursors."""
         after, plays = self._deal(self._round_index(step, 0), self.config.groups_per_step, cursors)
         batch = EpisodeBatch(step, after, plays)
-        self._batches = [one for one in self._batches if not one.done] + [batch]
+        self._batches = [running for running in self._batches if not running.done] + [batch]
         return batch
 
     def begin_ahead(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        """Begin to play the batch after this one, if it is to be played while this one trains."""
+        """Start to play the next batch if training is asynchronous and this step is not the last."""
         if not self.config.asynchronous or batch.step + 1 == self.config.max_steps:
             return None
         return self.begin(batch.step + 1, batch.cursors)
 
     def refill(self, batch: EpisodeBatch) -> bool:
-        """Begin to play further tasks for a batch if too few of its groups have a gradient.
+        """Start to play further tasks for a batch if too few of its groups have a gradient.
 
-        Which groups have one is settled between the ranks, so this must not run beside an update.
+        The ranks communicate to count these groups, so this must not run during an update.
 
         Returns:
-            False if there are enough, or if the rounds are used up.
+            False if there are enough groups, or if the rounds are used up.
         """
         if batch.rounds == self.config.refill_rounds:
             return False
@@ -196,12 +196,13 @@ class Rollouts:
     def _deal(
         self, round_index: int, wanted: int, cursors: Mapping[str, int]
     ) -> tuple[dict[str, int], list[Coroutine[Any, Any, list[TrajectoryGroup]]]]:
-        """Return the cursors behind the tasks of a round, and what plays this process's share of them."""
+        """Return the cursors after a round's tasks, and coroutines that play this process's share of them."""
         dealt, after = self.mixture.deal(
             wanted, seed=self.config.seed, round_index=round_index, cursors=cursors, left_out=self.left_out
         )
         world = self.learner.world
-        # Over all environments together: the odd tasks of each would otherwise be the first rank's.
+        # Tasks are split over all environments together. Split for each one, the first rank would get every
+        # remainder.
         mine = dealt[world.rank :: world.size]
         parts = [
             (entry, [task for owner, task in mine if owner == index])
@@ -218,16 +219,16 @@ class Rollouts:
             round_index=round_index,
             on_trajectory=self._options.on_trajectory,
         )
-        # In an order that does not depend on which episode was quick.
+        # Sorted, so that the order does not depend on which episode finished first.
         return sorted([group async for group in played], key=lambda group: group.group_id)
 
     # Before and after ---------------------------------------------------------------------
 
     async def leave_out_long_prompts(self, cursors: Mapping[str, int]) -> dict[str, float]:
-        """Leave out tasks whose first prompt has no room, of those that the rest of the run will meet.
+        """Check the tasks that the rest of the run will play, and leave out those with a too long prompt.
 
         Returns:
-            `tasks/checked` and `tasks/too_long`, for each environment if there are several.
+            `tasks/checked` and `tasks/too_long`; with several environments, these for each of them.
 
         Raises:
             UsageError: No task of an environment is left.
@@ -237,26 +238,28 @@ class Rollouts:
         for entry, weight in zip(self.mixture.specs, self.mixture.weights, strict=True):
             tasks = self._upcoming(entry, weight / sum(self.mixture.weights), cursors)
             mine = tasks[world.rank :: world.size]
-            found = world.gather(await too_long(self.runner, entry, mine, self.config))
+            long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
             prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{entry.id}"
-            counts |= {f"{prefix}/checked": float(len(tasks)), f"{prefix}/too_long": float(len(found))}
-            if not found:
+            counts[f"{prefix}/checked"] = float(len(tasks))
+            counts[f"{prefix}/too_long"] = float(len(long_prompts))
+            if not long_prompts:
                 continue
-            if len(found) == len(tasks):
-                shortest = min(one.num_tokens for one in found)
+            if len(long_prompts) == len(tasks):
+                shortest = min(prompt.num_tokens for prompt in long_prompts)
                 raise UsageError(
                     f"every prompt of {entry.id} is too long: the shortest of {len(tasks)} has {shortest} "
-                    f"tokens, the limit is {found[0].limit}; raise max_context_tokens or max_prompt_length"
+                    f"tokens, the limit is {long_prompts[0].limit}",
+                    remedy="raise max_context_tokens or max_prompt_length",
                 )
-            self.left_out |= {(entry.id, one.task_id) for one in found}
+            self.left_out |= {(entry.id, prompt.task_id) for prompt in long_prompts}
             log.warning(
-                "%s: %d of %d tasks are left out, their prompt is over %d tokens",
-                *(entry.id, len(found), len(tasks), found[0].limit),
+                "%s: %d of %d tasks are left out, because their prompt is over %d tokens",
+                *(entry.id, len(long_prompts), len(tasks), long_prompts[0].limit),
             )
         return counts
 
     def _upcoming(self, entry: EnvSpec, share: float, cursors: Mapping[str, int]) -> list[Task]:
-        """Return the different tasks that an environment will be asked for, about."""
+        """Return the different tasks that the rest of the run will play, estimated from the weights."""
         rounds = (self.config.max_steps - self.learner.steps_done) * (1 + self.config.refill_rounds)
         wanted = ceil(max(0, rounds) * self.config.groups_per_step * share)
         tasks = self.mixture.tasks_of(entry)
@@ -266,12 +269,12 @@ class Rollouts:
         return list({task.id: task for task in upcoming}.values())
 
     async def evaluate_alone(self) -> dict[str, float]:
-        """Do what `evaluate` does, outside a training."""
+        """Do what `evaluate` does, in a context of its own."""
         async with self:
             return await self.evaluate()
 
     async def evaluate(self) -> dict[str, float]:
-        """Play the held-out tasks greedily, each once; see `GRPOTrainer.evaluate`."""
+        """Play each held-out task once, greedily; see `GRPOTrainer.evaluate`."""
         await self.sync.follow()
         metrics: dict[str, float] = {}
         world = self.learner.world
@@ -282,13 +285,13 @@ class Rollouts:
                 continue
             limit = self.config.eval_tasks
             if tasks.endless and not limit:
-                log.warning("%s is not evaluated: its held-out tasks never end; set eval_tasks", entry.id)
+                log.warning("%s is not evaluated: its held-out tasks are endless; set eval_tasks", entry.id)
                 continue
             chosen = list(tasks.take(limit) if limit else tasks)
             mine = chosen[world.rank :: world.size]
             prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
             played = self.runner.run_groups(entry, mine, 1, sampling=greedy)
-            rewards = [one.reward async for group in played for one in group]
+            rewards = [trajectory.reward async for group in played for trajectory in group]
             metrics |= {f"{prefix}/{name}": value for name, value in _scores(world.gather(rewards)).items()}
         return metrics
 

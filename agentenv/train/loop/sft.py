@@ -1,7 +1,7 @@
-"""Supervised warm-up: demonstrations that come through the same trajectory path as everything else.
+"""Supervised warm-up on demonstrations, which are ordinary trajectories.
 
-A scripted policy plays the environment through the runner; its completions are model spans, and the
-warm-up raises their log-probability. Reinforcement learning then selects among what was shown.
+A scripted policy plays the environment through the runner. Its completions are model spans, and the warm-up
+raises their log-probability. Reinforcement learning then reinforces the better ones.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from agentenv.train.sums import Meter
 __all__ = ["DemonstrationPolicy", "WarmupOptions", "demonstrate", "policy_of", "warm_up"]
 
 DemonstrationPolicy: TypeAlias = Callable[[Sequence[Message], Mapping[str, object], Random], Message]
-"""Messages so far, the task's fields and random numbers of the episode: the next assistant message."""
+"""Function of the messages so far, the task's fields and the episode's random generator, which returns
+the next assistant message."""
 
 
 def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | None, str]:
-    """Return a scripted policy and its name; None and an empty name where none is named.
+    """Return a scripted policy and its name; None and an empty name if `demos` is empty.
 
     Args:
-        demos: the policy, or its `module:function`, from where it is imported.
+        demos: the policy, or its import path `module:function`.
 
     Raises:
-        UsageError: It cannot be imported.
+        UsageError: The policy cannot be imported.
     """
     if not isinstance(demos, str):
         return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
@@ -56,7 +57,9 @@ def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | N
     try:
         policy: DemonstrationPolicy = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"demos {demos!r}: {error}; give module:function of a scripted policy") from error
+        raise UsageError(
+            f"demos {demos!r} cannot be imported: {error}", remedy="pass module:function of a scripted policy"
+        ) from error
     return policy, demos
 
 
@@ -69,15 +72,16 @@ def demonstrate(
     limits: RunLimits | None = None,
     seed: int = 0,
 ) -> list[Trajectory]:
-    """Let a scripted policy play each task once, through the runner, and return the trajectories.
+    """Play each task once with a scripted policy, through the runner, and return the trajectories.
 
     Args:
         spec: the environment.
-        tasks: what to show.
-        policy: writes the assistant's messages; its random numbers follow from seed and task.
-        renderer: of the model that will be trained.
-        limits: of the episodes.
-        seed: of the run.
+        tasks: the tasks to play.
+        policy: function that writes the assistant's messages; its random numbers are derived from the
+            seed and the index of the task.
+        renderer: renderer of the model that will be trained.
+        limits: limits of the episodes.
+        seed: seed of the run.
     """
     return run_blocking(_demonstrate(spec, tasks, policy, renderer, limits or RunLimits(), seed))
 
@@ -105,7 +109,7 @@ async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
 
 
 class _Watched:
-    """An environment that keeps the messages it handed out, for the policy that plays it."""
+    """An environment that records its messages, so that the scripted policy can read them."""
 
     def __init__(self, env: EpisodeEnv) -> None:
         self._env = env
@@ -143,14 +147,14 @@ class _Watched:
 
 
 class WarmupOptions(TypedDict, total=False):
-    """Options of a warm-up."""
+    """Options of a warm-up, with their defaults."""
 
     batch_size: int
-    """Demonstrations of one step, drawn in shuffled rounds; 8."""
+    """Number of rows per step, drawn in shuffled rounds; default 8."""
     learning_rate: float
-    """Its peak; 5e-5."""
+    """Peak of the learning rate; default 5e-5."""
     warmup_steps: int
-    """Steps of linear rise; 4."""
+    """Number of steps in which the learning rate rises linearly; default 4."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
     on_metrics: Callable[[int, Mapping[str, float]], None] | None
     """Called after every step."""
@@ -167,7 +171,7 @@ def warm_up(
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant",
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> list[dict[str, float]]:
-    """Do what `GRPOTrainer.warmup` says.
+    """Train on demonstrations by cross entropy; see `GRPOTrainer.warmup`.
 
     Raises:
         UsageError: No demonstration has anything to train on.
@@ -185,7 +189,7 @@ def warm_up(
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
-    # Closed also when it is broken off: it would go on taking the gradients from the next optimiser.
+    # Closed even after an interruption, because its hooks would take the gradients of the next optimiser.
     with closing(MasterOptimizer(learner.model.parameters(), config)) as optimizer:
         for step in range(steps):
             started = time.perf_counter()
@@ -204,7 +208,7 @@ def warm_up(
 
 
 def _rows_of(demonstrations: Sequence[Trajectory], learner: Learner) -> tuple[list[Row], dict[str, float]]:
-    """Return the rows of demonstrations, and counts of what was left out."""
+    """Return the rows of demonstrations, and metrics that count what was left out."""
     longest = learner.policy.max_length
     shown = TrainBatch([])
     add_demonstrations(shown, demonstrations, longest, learner.policy.vocab_size)
@@ -212,7 +216,7 @@ def _rows_of(demonstrations: Sequence[Trajectory], learner: Learner) -> tuple[li
         too_long = shown.metrics.get("dropped/demonstrations_too_long", 0.0)
         raise UsageError(
             f"none of {len(demonstrations)} demonstrations can be trained on: {too_long:.0f} are longer than "
-            f"the {longest} tokens that the model takes, the others have no sampled token; "
-            "were they played by an engine that only speaks text?"
+            f"the {longest} tokens that the model takes, the others have no sampled token",
+            remedy="play them with an engine that returns token ids, as `demonstrate` does",
         )
     return shown.rows, shown.metrics

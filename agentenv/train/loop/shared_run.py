@@ -1,7 +1,7 @@
-"""The run directory of a training, also where torchrun started several processes of it.
+"""The run directory of a training, which several processes of torchrun can share.
 
-The first process opens and writes the run. The others send it their episodes and what the trainer noted
-about them; it writes what has come in after every step.
+The first process opens and writes the run. The others send it their episodes and the trainer's notes on
+them, and it writes after every step what it has received.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class SharedRun(Generic[P]):
     """A run that the first process of a launch opens and writes; a context around the training.
 
     Args:
-        open_run: called in the first process; returns the run's writer and the plan for all processes.
+        open_run: called in the first process; it returns the run's writer and the plan for all processes.
 
     Raises:
-        LaunchFailed: In the other processes, where the first one could not open the run.
+        LaunchFailed: In the other processes, if the first one could not open the run.
     """
 
     def __init__(self, open_run: Callable[[], tuple[RunWriter, P]]) -> None:
@@ -50,7 +50,7 @@ class SharedRun(Generic[P]):
         self._launch = Launch() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
         self._before: Any = None
         if self._launch is not None and threading.current_thread() is threading.main_thread():
-            # torchrun ends all processes when one fails: what was sent by then is still written.
+            # torchrun ends all processes when one fails. Exiting normally still writes what was sent by then.
             self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
         def opened() -> P:
@@ -59,7 +59,9 @@ class SharedRun(Generic[P]):
 
         plan = opened() if self._launch is None else self._launch.agree_on(opened)
         if plan is None:
-            raise LaunchFailed("the first process could not open the run; its error says why")
+            raise LaunchFailed(
+                "the first process could not open the run", remedy="read the error of that process"
+            )
         self.plan: P = plan
         self.id = plan.path.resolve().name
 
@@ -76,7 +78,7 @@ class SharedRun(Generic[P]):
             self._send("append", _line(trajectory), {})
 
     def annotate(self, trajectory: Trajectory, note: Mapping[str, object]) -> None:
-        """Write what the trainer made of an episode."""
+        """Write the trainer's note on an episode."""
         if self._writer is not None:
             self._writer.annotate(trajectory, **note)
         else:
@@ -88,7 +90,7 @@ class SharedRun(Generic[P]):
             self._writer.keep_texts(backend)
 
     def collect(self) -> None:
-        """Write what the other processes have sent."""
+        """Write the episodes and notes that the other processes have sent."""
         if self._launch is None or self._writer is None:
             return
         for what, value, note in self._launch.collect():
@@ -100,13 +102,13 @@ class SharedRun(Generic[P]):
                 self._writer.annotate(decode_trajectory(json.loads(value)), **note)
 
     def close(self, status: RunStatus) -> None:
-        """Note how the run ended."""
+        """Write the final status of the run."""
         self.collect()
         if self._writer is not None:
             self._writer.close(status)
 
     def _send(self, what: str, value: str, note: dict[str, object]) -> None:
-        assert self._launch is not None  # a process alone writes itself
+        assert self._launch is not None  # a single process writes directly
         self._launch.send((what, value, note))
 
     def __enter__(self) -> Self:
@@ -126,7 +128,8 @@ class SharedRun(Generic[P]):
     ) -> None:
         if self._writer is None:
             if isinstance(error, Exception):
-                with suppress(RuntimeError):  # the first process may be gone, and the cause of it
+                # The first process may have ended, perhaps as the cause of this error.
+                with suppress(RuntimeError):
                     self._send("fail", f"{type(error).__name__}: {error}", {})
             return
         with self._writer:
@@ -138,5 +141,5 @@ class SharedRun(Generic[P]):
 
 
 def _line(trajectory: Trajectory) -> str:
-    """Return an episode as it is stored: a pickle cannot hold all that an environment may put into it."""
+    """Return an episode in its stored form, because not everything in an episode can be pickled."""
     return dumps(encode_trajectory(trajectory))

@@ -1,10 +1,10 @@
-"""Weights from the learner to the engine that plays.
+"""Bring the learner's weights to the engine that plays.
 
-The in-process engine shares the model: nothing is copied, its caches are dropped. An engine with a
-model of its own, which an asynchronous run gives it, gets the parameters copied between two of its
-passes: completions under way go on with the new weights, and each token carries its version. vLLM reads
-them from a directory, and is then checked: on a few completions its log-probabilities must be those of
-the learner.
+The in-process engine shares the model, so nothing is copied and only its caches are dropped. In an
+asynchronous run the engine has a copy of the model, and the parameters are copied to it between two of its
+forward passes: unfinished completions continue with the new weights, and each token carries its version.
+vLLM reads the weights from a directory and is then checked: on a few completions its log-probabilities must
+be equal to those of the learner.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECK_TOKENS = 16
 CHECK_QUESTIONS = (
     "Say hello.",
     "What is 2 + 3?",
-    # Longer than the blocks in which prefixes are cached, so that a cache of old weights shows.
+    # Longer than a block of the prefix cache, so that the check detects a cache filled with old weights.
     "Which number is missing? " + " ".join(str(number) for number in range(100, 220) if number != 171),
 )
 
@@ -44,33 +44,37 @@ CHECK_QUESTIONS = (
 def open_engine(
     learner: Learner, engine: Engine | None, *, model_name: str, options: Mapping[str, Any] | None = None
 ) -> Engine:
-    """Return the engine that plays: the one given, the one that is named, or one on the learner's model.
+    """Return the engine that plays: the user's, the one named in the options, or one on the learner's model.
 
     Args:
-        learner: whose weights play.
-        engine: as the user gave it.
-        model_name: where the model was loaded from.
-        options: keyword arguments of the engine that is made here.
+        learner: the learner whose weights the engine uses.
+        engine: the engine that the user passed, if any.
+        model_name: path or id that the model was loaded from.
+        options: keyword arguments of an engine that this function makes.
 
     Raises:
-        UsageError: The engine gives no tokens and log-probabilities to train on, shares a model that it
-            must not share, or does not take an option.
+        UsageError: The engine returns no tokens and log-probabilities to train on, shares a model that it
+            must not share, or does not accept an option.
     """
     config = learner.config
     if learner.world.sharded and (shares_model(engine, learner.model) or not (engine or config.engine)):
         raise UsageError(
-            "a sharded (fsdp=True) model cannot sample in its own process: pass engine= with a copy of the "
-            "model in each process, or name a server (engine='http://...')"
+            "a sharded (fsdp=True) model cannot sample in its own process",
+            remedy="pass engine= with a copy of the model in each process, or name a server "
+            "(engine='http://...')",
         )
     if engine is None:
         make = _named_engine if config.engine else _own_engine
         return make(learner, model_name, dict(options or {}))
     if options:
-        raise UsageError(f"options of an engine are for one that the trainer makes, not for {engine.name}")
+        raise UsageError(
+            f"engine options {sorted(options)} cannot be applied to {engine.name}, which exists already",
+            remedy="set them where you make the engine",
+        )
     if config.asynchronous and shares_model(engine, learner.model):
         raise UsageError(
-            f"asynchronous training cannot play on {engine.name}: it samples from the very model in "
-            "training; pass no engine, or one with weights of its own"
+            f"asynchronous training cannot play on {engine.name}: it samples from the very model in training",
+            remedy="pass no engine, or one with weights of its own",
         )
     return engine
 
@@ -80,7 +84,7 @@ def _own_engine(learner: Learner, model_name: str, options: dict[str, Any]) -> E
 
     name = f"hf:{model_name}"
     check_options(TransformersEngine, name, options)
-    # A pass of the trainer switches adapters, masks and modes of the model: none may run beside a decode.
+    # The trainer switches adapters, masks and modes of the model, so it must not run during a decode.
     model = copy.deepcopy(learner.model) if learner.config.asynchronous else learner.model
     options = {"name": name, "seed": learner.config.seed, **options}
     engine = TransformersEngine(model, **options)
@@ -94,16 +98,19 @@ def _named_engine(learner: Learner, model_name: str, options: dict[str, Any]) ->
         connect = importlib.import_module("agentenv.engine.vllm.server").connect
         check_options(connect, name, options)
         engine, tokenizer = connect(name, **{"tokenizer": model_name, **options})
-        reason = "it gives no token ids" if tokenizer is None else engine.untrainable_reason
+        reason = "it returns no token ids" if tokenizer is None else engine.untrainable_reason
         if reason:
             raise UsageError(f"{name} can be evaluated but not trained on: {reason}")
         return engine
     if not name.startswith("vllm:"):
         raise UsageError(
-            f"engine {name!r} takes no weights from a trainer; it may be http://... or vllm:PATH"
+            f"engine {name!r} takes no weights from a trainer", remedy="use http://... or vllm:PATH"
         )
     if learner.world.size > 1:
-        raise UsageError(f"engine {name!r}: several training processes need servers, http://.../v1")
+        raise UsageError(
+            f"engine {name!r} cannot be used by {learner.world.size} training processes",
+            remedy="use a server, http://.../v1",
+        )
     ranks = adapter_ranks(learner.model)
     lora: dict[str, Any] = {"lora": True, "max_lora_rank": max(16, *ranks)} if ranks else {}
     loaded: Any = load_engine(name, **{**lora, **options}).engine
@@ -111,7 +118,7 @@ def _named_engine(learner: Learner, model_name: str, options: dict[str, Any]) ->
 
 
 def _policy_of(engine: Engine | None) -> Engine | None:
-    """Return the engine whose weights follow the learner's: not a helper beside it."""
+    """Return the engine whose weights follow the learner's. Of a router this is the policy's engine."""
     return engine.policy if isinstance(engine, RouterEngine) else engine
 
 
@@ -123,30 +130,31 @@ def shares_model(engine: Engine | None, model: Any) -> bool:
 
 @contextmanager
 def held_still(engine: Engine | None, learner: Learner) -> Generator[None]:
-    """Let no request run through weights that are half old and half new."""
+    """Hold the engine's requests in this context, so that none runs while the shared weights change."""
     policy = _policy_of(engine)
     if not (isinstance(policy, HoldsModel) and policy.model is learner.model):
         yield
         return
-    # Asked when the weights are there: a gradient that is not finite makes no new version.
+    # A function, because the version is known only after the update: a gradient that is not finite keeps it.
     with policy.updating(lambda: learner.weights_version):
         yield
 
 
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def sync_engine(engine: Engine, learner: Learner) -> None:
-    """Bring the new weights to an engine in this process that has a model of its own."""
+    """Copy the new weights to an engine in this process that has a model of its own."""
     policy = _policy_of(engine) or engine
     if not isinstance(policy, HoldsModel):
-        raise UsageError(f"{policy.name} has no way to take new weights, so nothing can be trained on it")
+        raise UsageError(f"{policy.name} has no way to take new weights, so it cannot be used for training")
     if policy.model is learner.model:
         return
     held = dict(policy.model.named_parameters())
-    trained = {name: one for name, one in learner.model.named_parameters() if one.requires_grad}
-    strange = [name for name, one in trained.items() if name not in held or held[name].shape != one.shape]
-    if strange:
+    trained = {name: value for name, value in learner.model.named_parameters() if value.requires_grad}
+    unknown = [name for name, value in trained.items() if name not in held or held[name].shape != value.shape]
+    if unknown:
         raise UsageError(
-            f"{policy.name} holds another model than the trainer: it has no {strange[0]!r} like it"
+            f"{policy.name} holds another model than the trainer: it has no parameter {unknown[0]!r} of the "
+            "same shape"
         )
     with policy.updating(learner.weights_version):
         for name, value in trained.items():
@@ -157,9 +165,9 @@ class WeightSync:
     """Keeps the weights of the engine that plays equal to the learner's.
 
     Args:
-        learner: what is trained.
-        engine: what plays.
-        renderer: of the model, for the questions of the check.
+        learner: the learner whose weights are brought to the engine.
+        engine: the engine that plays.
+        renderer: renderer of the model, for the questions of the check.
     """
 
     def __init__(self, learner: Learner, engine: Engine, renderer: Renderer) -> None:
@@ -167,15 +175,15 @@ class WeightSync:
         self._version: int | None = None
 
     async def follow(self) -> dict[str, float]:
-        """Bring the weights to the engine, unless it has them, and check that they arrived.
+        """Bring the weights to the engine, unless it has them already.
 
-        Weights that are read from a directory are checked.
+        If the engine reads the weights from a directory, this also checks that they arrived.
 
         Returns:
-            Metrics of the check; empty where there was none.
+            Metrics of the check; empty if there was none.
 
         Raises:
-            EngineError: The engine refused the weights, or samples from others than the learner's.
+            EngineError: The engine refused the weights, or samples from weights other than the learner's.
             AgentEnvError: The process that brings the weights to a server failed.
         """
         version = self._learner.weights_version
@@ -220,7 +228,7 @@ class WeightSync:
 
 
 async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
-    """Let the first process push the weights; the others wait for it, and fail if it does."""
+    """Push the weights from the first process; the others wait for it, and raise if it fails."""
     world, weights = learner.world, None
     if world.sharded:
         weights = await asyncio.to_thread(whole_weights, learner.model, keep=world.rank == 0)
@@ -241,7 +249,10 @@ async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
 
 
 def _scorer(learner: Learner) -> Callable[[Sequence[int], Sequence[int]], list[float]]:
-    """Score as plainly as can be: no cache, no packing, none of the code that trains."""
+    """Return a function that scores tokens in the simplest way.
+
+    It uses no cache, no packing and none of the training code, so that it can check them.
+    """
 
     def score(prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         ids_1T = torch.tensor([[*prompt, *completion]], device=learner.policy.device)

@@ -1,4 +1,4 @@
-"""The model in training: loading, packed rows, attention, log-probabilities, optimiser, shards."""
+"""The model in training: packed rows, attention, log-probabilities, adapters, optimiser and shards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether a model has LoRA adapters, and what can be done with them: the only place that asks peft's names.
+"""Access to a model's LoRA adapters; no other module depends on the names of peft's attributes.
 
-A model of peft is a wrapper around its base; one without adapters is the base itself.
+A peft model is a wrapper around its base model. A model without adapters is the base model itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["AdaptedModel", "adapted", "adapter_of", "adapter_ranks", "base_of"]
 
 
 class AdaptedModel(Protocol):
-    """What the trainer uses of a model with adapters."""
+    """The methods of a model with adapters that the trainer uses."""
 
     active_adapter: str
     peft_config: Mapping[str, Any]
@@ -50,17 +50,17 @@ def adapted(model: Any) -> AdaptedModel | None:
 
 def adapter_of(model: Any) -> str | None:
     """Return the name of the adapter in use; None if the model has none."""
-    found = adapted(model)
-    return None if found is None else found.active_adapter
+    wrapper = adapted(model)
+    return None if wrapper is None else wrapper.active_adapter
 
 
 def adapter_ranks(model: Any) -> list[int]:
     """Return the rank of each adapter of a model."""
-    found = adapted(model)
-    return [] if found is None else [config.r for config in found.peft_config.values()]
+    wrapper = adapted(model)
+    return [] if wrapper is None else [config.r for config in wrapper.peft_config.values()]
 
 
 def base_of(model: Any) -> Any:
     """Return the model below its adapters; the model itself if it has none."""
-    found = adapted(model)
-    return model if found is None else found.get_base_model()
+    wrapper = adapted(model)
+    return model if wrapper is None else wrapper.get_base_model()

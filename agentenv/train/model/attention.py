@@ -1,10 +1,10 @@
-"""Attention over a prefix tree of rows: the work of every shared token is done once, nothing is masked.
+"""Attention over a prefix tree of rows, which computes shared tokens once and needs no mask.
 
-Tokens lie in depth-first order, so the descendants of a node are the tokens right after it. A token
-attends to its own node causally and to each node above it in full. Both are plain attention on slices;
-the parts of a token are added up by their log-sum-exp, as FlashAttention does with its blocks of keys
-(Dao and others, 2022). Against one sequence with a block mask this saves the pairs that do not see each
-other: of eight completions of 256 tokens after a prompt of 512, three quarters of all pairs.
+Tokens are in depth-first order, so the descendants of a node are the tokens right after it. A token attends
+causally to its own node and fully to each node above it. Both are plain attention on slices. The partial
+results of a token are merged by their log-sum-exp, as FlashAttention does with its blocks of keys (Dao and
+others, 2022). One sequence with a block mask would also compute the pairs that the mask hides: three quarters
+of all pairs for eight completions of 256 tokens after a prompt of 512.
 
 The two kernels are those of PyTorch's `scaled_dot_product_attention` on the CPU, called by name because
 only they return the log-sum-exp. Other devices take the block mask.
@@ -24,20 +24,20 @@ __all__ = ["Node", "block_mask", "enable_tree_attention", "tree_attention"]
 SUFFIX = "+tree"
 
 UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
-"""Arguments with which some models change what attention computes."""
+"""Arguments by which some models change attention, and which tree attention does not support."""
 
 
 class Node(NamedTuple):
-    """Tokens that the same rows begin with."""
+    """Adjacent tokens of a pack that belong to the same rows."""
 
     start: int
     stop: int
     end: int
-    """Its descendants are the tokens from `stop` to here."""
+    """The node's descendants are the tokens from `stop` to `end`."""
 
 
 def block_mask(nodes: Sequence[Node]) -> Tensor:
-    """Return `[T, T]`, true where a query (row) sees a key (column)."""
+    """Return a mask `[T, T]` that is true if a query (row) sees a key (column)."""
     size = max(node.stop for node in nodes)
     keep_TT = torch.zeros(size, size, dtype=torch.bool)
     for start, stop, end in nodes:
@@ -48,10 +48,10 @@ def block_mask(nodes: Sequence[Node]) -> Tensor:
 
 
 def enable_tree_attention(model: Any) -> None:
-    """Let a model's forward take `tree=nodes`; without it everything stays as it was.
+    """Make a model's forward pass accept `tree=nodes`; without this argument it is unchanged.
 
     Args:
-        model: of transformers, with any attention function of its interface.
+        model: a model from transformers, with any attention function of its interface.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -77,12 +77,12 @@ def _forward(  # noqa: PLR0917 - transformers' signature
     tree: Sequence[Node] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as transformers asks: heads in the second dimension, results with heads in the third."""
+    """Attention function for transformers: inputs have heads in dimension 1, results in dimension 2."""
     if tree is None:
         return inner(module, query, key, value, attention_mask, **options)
     for name in UNSUPPORTED:
         if options.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} wants {name}, which attention over a tree lacks")
+            raise ValueError(f"{type(module).__name__} passes {name}, which tree attention does not support")
     return tree_attention(query, key, value, tree, scale=options.get("scaling")), None
 
 
@@ -97,20 +97,20 @@ def tree_attention(
     """Return `[1, T, H, D]`: each token's attention to its own past and to the nodes above it.
 
     Args:
-        query_1HTD: of all tokens, H heads.
-        key_1KTD: K heads, of which each serves H / K query heads.
-        value_1KTD: K heads.
-        nodes: of the tree; each token is in exactly one.
-        scale: of the scores; one by the root of D if not given.
+        query_1HTD: queries of all tokens, with H heads.
+        key_1KTD: keys with K heads, each of which serves H / K query heads.
+        value_1KTD: values with K heads.
+        nodes: nodes of the tree; each token is in exactly one of them.
+        scale: factor of the scores; None means one divided by the square root of D.
     """
     return _TreeAttention.apply(query_1HTD, key_1KTD, value_1KTD, nodes, scale)
 
 
 class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedBaseClass]
-    """Two kernel calls a node, forward and backward; only inputs, output and log-sum-exp are kept.
+    """Two kernel calls per node in each pass; only inputs, output and log-sum-exp are kept.
 
-    With the log-sum-exp of all its parts a token's probabilities in each part are right as they are, so
-    each part's backward pass needs nothing of the other parts.
+    The backward pass of each part uses the log-sum-exp over all parts of a token. Its probabilities are then
+    correct within each part, so a part's backward pass needs nothing from the other parts.
     """
 
     @staticmethod
@@ -170,26 +170,26 @@ class _TreeAttention(torch.autograd.Function):  # pyright: ignore[reportUntypedB
 
 
 def _merge(output: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Add a part to what the tokens have attended to so far."""
+    """Merge a partial result into the output and log-sum-exp of the tokens so far."""
     total = torch.logaddexp(lse, part_lse)
     output.mul_((lse - total).exp_().unsqueeze(-1)).add_(part * (part_lse - total).exp_().unsqueeze(-1))
     lse.copy_(total)
 
 
 def _repeat(tensor: Tensor, query: Tensor) -> Tensor:
-    """Give each query head the key or value head that serves it."""
+    """Repeat the key or value heads, so that each query head has its own."""
     repeats = query.shape[1] // tensor.shape[1]
     return tensor if repeats == 1 else tensor.repeat_interleave(repeats, dim=1)
 
 
 def _unrepeat(grad: Tensor, tensor: Tensor) -> Tensor:
-    """Add up the gradients of the query heads that one key or value head serves."""
+    """Sum the gradients of all query heads that one key or value head serves."""
     heads = tensor.shape[1]
     return grad if grad.shape[1] == heads else grad.unflatten(1, (heads, -1)).sum(2)
 
 
 def _empty_like_tokens(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape whose memory has the heads of a token side by side."""
+    """Return a tensor of the same shape in which the heads of a token are adjacent in memory."""
     batch, heads, tokens, size = tensor.shape
     return tensor.new_empty(batch, tokens, heads, size).transpose(1, 2)
 

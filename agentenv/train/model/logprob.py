@@ -1,8 +1,8 @@
-"""Log-probabilities of chosen tokens without the logits of all of them.
+"""Log-probabilities of trained tokens, computed without the logits of all tokens at once.
 
-The LM head runs only on positions that predict a trained token, a chunk at a time, and what does not
-fit a fixed budget is made again in the backward pass: memory is flat in the number of tokens.
-Gradients of the head's weight are summed over the chunks in float32 also when the model is bfloat16.
+The LM head runs only on positions that predict a trained token, one chunk at a time. Probabilities beyond a
+fixed memory budget are recomputed in the backward pass, so memory does not grow with the number of tokens.
+Gradients of the head's weight are summed over the chunks in float32, even if the model is bfloat16.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
 KEPT_BYTES = 96 << 20
-"""Memory for probabilities kept from the forward to the backward pass: a matrix product less."""
+"""Memory for probabilities that are kept for the backward pass, which saves recomputing them."""
 
 
 def chunked_logprobs(
@@ -29,26 +29,27 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each label and the entropy at its position, both `[N]`.
 
-    The distribution is `softmax(logits / temperature)`, computed in float32 at least. The
-    temperature divides logits: multiplying a logprob by T is not the same number.
+    The distribution is `softmax(logits / temperature)`, computed in at least float32. The temperature must
+    divide the logits; scaling a log-probability does not give the same number.
 
     Args:
         hidden_NH: last hidden states at the positions that predict the labels.
         weight_VH: the LM head's weight.
-        labels_N: token ids.
-        temperature: more than 0.
-        chunk: positions at once.
-        softcap: logits become `softcap * tanh(logits / softcap)` first (Gemma's final cap).
+        labels_N: the token ids to score.
+        temperature: temperature of the distribution, above 0.
+        chunk: number of positions that pass the head at once.
+        softcap: if set, logits become `softcap * tanh(logits / softcap)` first (Gemma's final cap).
     """
     head = _Head(weight_VH, max(1, min(chunk, labels_N.numel())), temperature, softcap)
-    # No pass backward, nothing to keep. (Inside an autograd function gradients always look disabled.)
+    # Without a backward pass nothing is kept. This is decided here, because gradients always look disabled
+    # inside an autograd function.
     kept = head.rows_within(KEPT_BYTES, labels_N.numel()) if torch.is_grad_enabled() else 0
     logprobs_N, entropy_N = _HeadLogprobs.apply(hidden_NH, weight_VH, labels_N, head, kept)
     return logprobs_N, entropy_N
 
 
 def plain_logprobs(logits_NV: Tensor, labels_N: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return what `chunked_logprobs` returns, from logits that are there already."""
+    """Return the same as `chunked_logprobs`, from existing logits."""
     log_p_NV = torch.log_softmax(_wide(logits_NV) / temperature, dim=-1)
     logprobs_N = log_p_NV.gather(-1, labels_N[:, None]).squeeze(-1)
     return logprobs_N, -(log_p_NV.exp() * log_p_NV).sum(-1)
@@ -59,11 +60,11 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBaseClass]
-    """Forward: the logits of a chunk, reduced at once. Backward: from its probabilities, the gradients.
+    """The forward pass reduces the logits of each chunk; the backward pass uses its probabilities.
 
     With p = softmax(z / T), H = -sum p ln p, and incoming gradients g (of the logprob) and h (of H):
-    dz = (g * (onehot - p) - h * p * (ln p + H)) / T. The probabilities of the first tokens are kept,
-    up to `KEPT_BYTES`; those of the others are made again.
+    dz = (g * (onehot - p) - h * p * (ln p + H)) / T. The probabilities of the first tokens are kept, up to
+    `KEPT_BYTES`; those of the other tokens are recomputed.
     """
 
     @staticmethod
@@ -75,7 +76,7 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
         kept_KV = head.new_rows(kept)
         for part in _chunks(labels_N.numel(), kept, head.chunk):
             logits, p, _ = head.probabilities(hidden_NH[part], kept_KV[part] if part.stop <= kept else None)
-            # From the largest: ln of a label's own p would be lost where that is too small to hold.
+            # Computed from the largest p, because the p of a label may be too small to represent.
             lse = logits.amax(-1) - p.amax(-1).log()
             logprobs_N[part] = logits.gather(-1, labels_N[part, None]).squeeze(-1) - lse
             entropy_N[part] = lse - logits.mul_(p).sum(-1)
@@ -108,15 +109,15 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
                 grad_hidden_NH[part] = (grad_logits.to(weight_VH.dtype) @ weight_VH) * scale_n1
             if grad_weight_VH is not None:
                 grad_weight_VH.addmm_(grad_logits.T, hidden_NH[part] * scale_n1)
-        ctx.kept_KV = head.new_rows(0)  # they were overwritten: a second pass makes its own
+        ctx.kept_KV = head.new_rows(0)  # overwritten above, so a second backward pass recomputes them
         grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
         return grad_hidden_NH, grad_weight, None, None, None
 
 
 class _Head:
-    """Makes logits and probabilities of chunks in the same memory again and again.
+    """Computes logits and probabilities of chunks in memory that it reuses.
 
-    Fresh memory of this size costs the operating system about as much as the numbers in it.
+    Allocating fresh memory of this size takes about as long as computing the numbers in it.
     """
 
     def __init__(self, weight_VH: Tensor, chunk: int, temperature: float, softcap: float | None) -> None:
@@ -129,18 +130,18 @@ class _Head:
         self._p: Tensor | None = None
 
     def rows_within(self, num_bytes: int, most: int) -> int:
-        """Return how many positions may be kept: none under a soft cap, whose slope would be lost."""
+        """Return how many positions may be kept: none with a soft cap, whose slope is not kept."""
         row_bytes = len(self.weight_VH) * self.dtype.itemsize
         return 0 if self.softcap is not None else min(most, num_bytes // row_bytes)
 
     def new_rows(self, count: int) -> Tensor:
-        """Return memory for the probabilities of so many positions."""
+        """Return uninitialised memory for the probabilities of `count` positions."""
         return self.weight_VH.new_empty(count, len(self.weight_VH), dtype=self.dtype)
 
     def probabilities(
         self, hidden: Tensor, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return scaled logits, probabilities and the slope of the soft cap; valid until the next call."""
+        """Return scaled logits, probabilities and the soft cap's slope, all valid until the next call."""
         logits = self._logits[: len(hidden)]
         if hidden.dtype == self.dtype:
             torch.mm(hidden, self.weight_VH.T, out=logits)
@@ -160,7 +161,7 @@ class _Head:
 
 
 def _chunks(count: int, kept: int, chunk: int) -> list[slice]:
-    """Cut positions into chunks, none of which is kept in part."""
+    """Cut positions into chunks, each of which is kept whole or not at all."""
     return [
         slice(start, min(start + chunk, stop))
         for first, stop in ((0, kept), (kept, count))
@@ -173,13 +174,14 @@ def _grad_logits(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of a chunk's scaled logits as a matrix and the factor of each of its rows.
 
-    The factors go on to what the matrix is multiplied with, which is far smaller. `p` is overwritten.
+    The caller applies the factors to the other operand of its product, which is far smaller. `p` is
+    overwritten.
 
     Args:
-        p: probabilities of the chunk, `[n, V]`; the others are `[n, 1]`.
-        labels: of the chunk.
+        p: probabilities of the chunk, `[n, V]`; all other tensors are `[n, 1]`.
+        labels: labels of the chunk.
         grad_logprobs: incoming gradient of the labels' logprobs.
-        entropy: of the chunk.
+        entropy: entropies of the chunk.
         grad_entropy: incoming gradient of the entropies.
     """
     if grad_logprobs is None:

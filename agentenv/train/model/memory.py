@@ -1,4 +1,4 @@
-"""Memory that a process frees stays with the process, where the C library would hand it back."""
+"""Keep freed memory in the process instead of returning it to the operating system."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """Let this process reuse the memory of freed tensors; does nothing without glibc.
+    """Let this process reuse the memory of freed tensors. Without glibc this does nothing.
 
-    Glibc maps each block of megabytes anew and unmaps it when it is freed, so that a training step on
-    the CPU spends a tenth of its time in page faults. The peak of memory stays the same; what was freed
-    is no longer seen as free by other processes.
+    By default glibc maps large blocks anew and unmaps them when they are freed, so a training step on the
+    CPU spends a tenth of its time in page faults. The peak of memory stays the same, but other processes
+    cannot use the memory that was freed.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW on float32 masters, gradients summed in float32, one clip, one schedule."""
+"""The optimiser: AdamW or another one on float32 masters, with gradient clipping and a schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["MasterOptimizer", "learning_rate"]
 def learning_rate(config: GRPOConfig, updates_done: int) -> float:
     """Return the learning rate of the next optimiser step.
 
-    The schedule ends with the updates that are planned; a step with few groups makes fewer.
+    The schedule is laid out for the planned number of updates; a step with few groups makes fewer of them.
     """
     if updates_done < config.warmup_steps:
         return config.learning_rate * (updates_done + 1) / config.warmup_steps
@@ -35,18 +35,21 @@ def learning_rate(config: GRPOConfig, updates_done: int) -> float:
 
 
 class MasterOptimizer:
-    """Steps parameters of any dtype through float32 (or float64) masters.
+    """Optimises parameters of any dtype through float32 (or float64) masters.
 
-    A bfloat16 parameter has 8 bits of mantissa: an update of 1e-5 of its size would be lost. Its
-    gradient is added to the master's as soon as a backward pass has made it, so several
-    micro-batches are summed in float32, and the low-precision copy is freed.
+    A bfloat16 parameter has 8 bits of mantissa, so an update of 1e-5 of its size would be lost. A backward
+    pass adds each gradient to that of the master at once. Micro-batches are therefore summed in float32, and
+    the low-precision gradient is freed.
     """
 
     def __init__(self, parameters: Iterable[Tensor], config: GRPOConfig) -> None:
-        self.parameters = [one for one in parameters if one.requires_grad]
+        # Invariant: `masters` has the order of `parameters`; a wide parameter is its own master.
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self.parameters:
-            raise UsageError("the model has no parameter that requires a gradient: nothing to train")
-        self.masters = [_master(one) for one in self.parameters]
+            raise UsageError(
+                "the model has no parameter that requires a gradient, so there is nothing to train"
+            )
+        self.masters = [_master(parameter) for parameter in self.parameters]
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(_collector(master))
             for parameter, master in zip(self.parameters, self.masters, strict=True)
@@ -56,25 +59,26 @@ class MasterOptimizer:
         self.inner = _make(config, self.masters)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
-        for one in (*self.masters, *self.parameters):
-            one.grad = None
+        """Clear all gradients."""
+        for tensor in (*self.masters, *self.parameters):
+            tensor.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients that are there, in the masters' order."""
-        return [one.grad for one in self.masters if one.grad is not None]
+        """Return the existing gradients, in the masters' order."""
+        return [master.grad for master in self.masters if master.grad is not None]
 
     def step(self, rate: float) -> float:
         """Clip and apply the gradients; return their norm before clipping.
 
-        A norm that is not finite changes nothing: the caller counts it. Nor does one of exactly 0,
-        where momentum and weight decay alone would move the weights. Gradients are forgotten.
+        If the norm is not finite, the weights do not change, and the caller counts it. They do not change
+        either if the norm is exactly 0, when momentum and weight decay alone would move them. Gradients are
+        cleared in all cases.
         """
         norms: Any = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         norm = float(norms.full_tensor() if hasattr(norms, "full_tensor") else norms)
         if applies(norm):
             for group in self.inner.param_groups:
-                if isinstance(group["lr"], Tensor):  # a compiled optimiser keeps its rate in a tensor
+                if isinstance(group["lr"], Tensor):  # some optimisers keep the rate in a tensor
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
@@ -91,7 +95,7 @@ class MasterOptimizer:
                 parameter.copy_(master)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a bit-equal resume needs."""
+        """Return the state for a bit-equal resume."""
         masters = [
             None if parameter is master else master.detach()
             for parameter, master in zip(self.parameters, self.masters, strict=True)
@@ -100,26 +104,27 @@ class MasterOptimizer:
 
     @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved state; the model has the saved weights already.
+        """Load a saved state; the model must have the saved weights already.
 
         Raises:
-            UsageError: The state is of another model.
+            UsageError: The state was saved for another model.
         """
         saved: list[Tensor | None] = state["masters"]
         if len(saved) != len(self.masters):
             raise UsageError(
-                f"the optimiser state has {len(saved)} parameters, the model {len(self.masters)}"
+                f"the optimiser state has {len(saved)} parameters, but the model has {len(self.masters)}",
+                remedy="load a checkpoint of the same model",
             )
         for parameter, master, held in zip(self.parameters, self.masters, saved, strict=True):
             if held is not None:
                 master.copy_(like(held, master))
-            elif master is not parameter:  # saved in a wider format, which needed no masters
+            elif master is not parameter:  # the saved model was wide and had no masters
                 master.copy_(parameter)
         self.inner.load_state_dict(state["inner"] | {"state": self._spread(state["inner"]["state"])})
         self.write_back()
 
     def _spread(self, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Return what the optimiser holds of each parameter, spread over the ranks as its master is."""
+        """Return the optimiser's state of each parameter, sharded over the ranks like its master."""
         return {
             index: {
                 name: like(one, self.masters[index]) if isinstance(one, Tensor) else one
@@ -129,7 +134,7 @@ class MasterOptimizer:
         }
 
     def close(self) -> None:
-        """Detach from the model."""
+        """Remove the hooks from the model's parameters."""
         for hook in self._hooks:
             hook.remove()
 

@@ -1,12 +1,12 @@
-"""Micro-batches: rows laid out for one forward pass, padded or packed with their prefixes shared.
+"""Micro-batches: rows laid out for one forward pass, either padded or packed with shared prefixes.
 
-Packed rows form a prefix tree: tokens that several rows begin with (the prompt of a group, a system
-message, equal first turns, the common part of forks) are computed once. A token attends to its own
-ancestors only, and its position is its depth, so every row sees exactly what it would see alone.
+Packed rows form a prefix tree, so that tokens which several rows begin with (the prompt of a group, a system
+message, equal first turns, the common part of forks) are computed once. A token attends only to its own
+ancestors, and its position is its depth, so every row is computed exactly as if it were alone.
 
-The layout is chosen by cost, in units of one token's pass through the weights: tokens + attention *
-pairs of a query and a key + overhead of the pass. A causal kernel skips half of the pairs of a padded
-row; attention over the tree computes those that see each other; a block mask computes all.
+The layout is chosen by cost, in units of one token's pass through the weights: tokens + attention * pairs of
+a query and a key + overhead of the pass. A causal kernel skips half of the pairs of a padded row. Attention
+over the tree computes only pairs in which the query sees the key, and a block mask computes all pairs.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Layout = Literal["auto", "shared", "padded"]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What a forward pass costs, in units of one token's pass through the weights."""
+    """Cost of a forward pass, in units of one token's pass through the weights."""
 
     attention: float = 3e-4
-    """Of one query looking at one key."""
+    """Cost of one pair of a query and a key."""
     overhead: float = 32.0
-    """Of a pass of its own: small matrix products are slow."""
+    """Fixed cost of a pass, because small matrix products are slow."""
     branch: float = 1.0
-    """Of each row of a tree, which is attended to on its own."""
+    """Cost of each row of a tree, because each branch has attention calls of its own."""
     block_mask: bool = False
-    """A pack's attention computes every pair at once, whether they see each other or not."""
+    """Whether a pack's attention computes all pairs, including those that the mask hides."""
 
     def packed(self, tokens: int, pairs: float, rows: int) -> float:
-        """Cost of one pack, of which so many pairs see each other."""
+        """Return the cost of one pack, in which `pairs` queries see a key."""
         if self.block_mask:
             return tokens + self.attention * tokens * tokens + self.overhead
         return tokens + self.attention * pairs + self.branch * rows + self.overhead
 
     def padded(self, rows: int, width: int) -> float:
-        """Cost of one padded batch."""
+        """Return the cost of one padded batch."""
         return rows * (width + self.attention * width * width / 2) + self.overhead
 
 
@@ -57,18 +57,18 @@ class MicroBatch:
     rows: list[Row]
     ids_BT: Tensor
     positions_BT: Tensor | None
-    """Depth of each token in its row; None where it is the column."""
+    """Depth of each token in its row; None if it equals the column."""
     tree: tuple[Node, ...] | None
     """The prefix tree of a pack; None for plain causal attention."""
     index_N: Tensor
     """Flat position, in B * T, of the hidden state that predicts each trained token."""
     labels_N: Tensor
     idle: bool = False
-    """Made only so that this rank makes as many passes as the others."""
+    """Whether the micro-batch exists only so that this rank makes as many passes as the others."""
 
     @property
     def num_trained(self) -> int:
-        """Trained tokens."""
+        """Number of trained tokens."""
         return self.labels_N.numel()
 
     @property
@@ -84,10 +84,10 @@ def plan(
     """Split rows into micro-batches; every row is in exactly one.
 
     Args:
-        rows: of one optimiser step.
-        layout: `shared` packs, `padded` pads, `auto` takes what costs less.
-        max_tokens: of one forward pass; a longer single row goes alone.
-        cost: of a forward pass.
+        rows: the rows of one optimiser step.
+        layout: `shared` packs, `padded` pads, `auto` uses the cheaper layout.
+        max_tokens: largest number of tokens in one forward pass; a longer row gets a pass of its own.
+        cost: cost model of a forward pass.
     """
     cost = cost or CostModel()
     if not rows:
@@ -104,7 +104,7 @@ def plan(
 
 
 def pad_rows(rows: Sequence[Row]) -> MicroBatch:
-    """Lay rows out side by side, padded on the right, where causal attention never looks."""
+    """Return rows as a padded batch. Padding is on the right, where causal attention never looks."""
     width = max(len(row.token_ids) for row in rows) - 1
     ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
     index: list[Tensor] = []
@@ -118,11 +118,12 @@ def pad_rows(rows: Sequence[Row]) -> MicroBatch:
 
 
 def pack_rows(rows: Sequence[Row]) -> MicroBatch:
-    """Lay rows out as a prefix tree in one sequence."""
+    """Return rows as a prefix tree in one sequence."""
     order = sorted(range(len(rows)), key=lambda number: rows[number].token_ids)
     flat: list[int] = []
     depths: list[Tensor] = []
-    places: dict[int, Tensor] = {}
+    indices: dict[int, Tensor] = {}
+    # Invariant: the segments of `path` cover the previous row from depth 0 to its end.
     path: list[_Segment] = []
     nodes: list[Node] = []
     previous: list[int] = []
@@ -134,7 +135,7 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
             path.append(_Segment(len(flat), shared, len(ids)))
         flat += ids[shared:]
         depths.append(torch.arange(shared, len(ids)))
-        places[number] = torch.cat([torch.arange(at, at + bottom - top) for at, top, bottom in path])
+        indices[number] = torch.cat([torch.arange(at, at + bottom - top) for at, top, bottom in path])
         previous = ids
     nodes += _cut(path, 0, len(flat))
     plain = len(rows) == 1
@@ -143,13 +144,13 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
         torch.tensor(flat)[None],
         None if plain else torch.cat(depths)[None],
         None if plain else tuple(nodes),
-        torch.cat([places[number][row.positions_n - 1] for number, row in enumerate(rows)]),
+        torch.cat([indices[number][row.positions_n - 1] for number, row in enumerate(rows)]),
         torch.cat([torch.tensor(row.token_ids)[row.positions_n] for row in rows]),
     )
 
 
 class _Segment(NamedTuple):
-    """Tokens of the path to the row being laid out, from one depth to another, side by side."""
+    """Adjacent tokens on the path of the current row: from depth `top` to `bottom`, at index `at`."""
 
     at: int
     top: int
@@ -157,7 +158,7 @@ class _Segment(NamedTuple):
 
 
 def _cut(path: list[_Segment], depth: int, end: int) -> list[Node]:
-    """Cut a path at a depth; return what was below as nodes, whose descendants now all lie before `end`."""
+    """Cut a path at a depth; return the part below as nodes, whose descendants all lie before `end`."""
     below: list[Node] = []
     while path and path[-1].bottom > depth:
         at, top, bottom = path.pop()
@@ -169,7 +170,7 @@ def _cut(path: list[_Segment], depth: int, end: int) -> list[Node]:
 
 
 def _common_prefix(left: list[int], right: list[int]) -> int:
-    """Return how many tokens two rows begin with in common."""
+    """Return the number of tokens in the common prefix of two rows."""
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length
@@ -184,9 +185,9 @@ def _common_prefix(left: list[int], right: list[int]) -> int:
 
 
 def _padded_parts(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Group rows of similar length, so that little is padded."""
+    """Return parts of rows with similar length, so that there is little padding."""
     parts: list[list[Row]] = []
-    for row in sorted(rows, key=lambda one: len(one.token_ids)):
+    for row in sorted(rows, key=lambda row: len(row.token_ids)):
         if parts and (len(parts[-1]) + 1) * (len(row.token_ids) - 1) <= max_tokens:
             parts[-1].append(row)
         else:
@@ -207,10 +208,10 @@ class _Pack:
 
 
 def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]:
-    """Fill packs in order of the tokens, so that equal prefixes meet."""
+    """Fill packs in the order of the rows' tokens, so that rows with equal prefixes are neighbours."""
     packs: list[_Pack] = []
     previous: list[int] = []
-    for row in sorted(rows, key=lambda one: one.token_ids):
+    for row in sorted(rows, key=lambda row: row.token_ids):
         ids = row.token_ids[:-1]
         alone = _Pack([row], len(ids), len(ids) ** 2 / 2)
         packs.append(alone)
@@ -223,7 +224,7 @@ def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]
 
 
 def _joined(pack: _Pack, alone: _Pack, shared: int) -> _Pack:
-    """Return the pack with one more row, which begins like the last one in so many tokens."""
+    """Return the pack with one more row, which shares `shared` first tokens with the last row."""
     return _Pack(
         pack.rows + alone.rows,
         pack.tokens + alone.tokens - shared,

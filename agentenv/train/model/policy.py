@@ -1,7 +1,7 @@
-"""The trained model: hidden states of a micro-batch, then log-probabilities of its trained tokens.
+"""The trained model, which computes the log-probabilities of a micro-batch's trained tokens.
 
-Packing is allowed only where it was proven exact: full attention layers through SDPA, checked on the
-gradients of a small batch against a plain padded step when the trainer starts.
+Rows are packed only if packing is exact for the model. When the trainer starts, it compares the gradients of
+a small packed batch with those of the same batch padded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from agentenv.train.world import World
 __all__ = ["Policy", "add_lora"]
 
 MAX_CHECK_PARAMETERS = 400_000_000
-"""Up to this size a low-precision model is checked as a float32 copy; above it, as it is."""
+"""A low-precision model of up to this size is checked as a float32 copy; a larger one directly."""
 
 
 def add_lora(model: Any, options: LoraOptions) -> Any:
-    """Return the model with new adapters to train; one that has adapters is continued as it is.
+    """Return the model with new adapters to train. A model that has adapters is returned unchanged.
 
     Raises:
         DependencyMissing: peft is not installed.
@@ -53,7 +53,7 @@ def add_lora(model: Any, options: LoraOptions) -> Any:
 
 
 class Policy:
-    """A causal language model of transformers, scored on trained tokens only."""
+    """A causal language model from transformers that scores only trained tokens."""
 
     def __init__(self, model: Any, config: GRPOConfig) -> None:
         self.model = model
@@ -86,9 +86,10 @@ class Policy:
         """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
         index_N = micro.index_N.to(self.device)
         labels_N = micro.labels_N.to(self.device)
-        # Without dropout, so that the trained distribution is the sampled one.
+        # The model stays in evaluation mode: without dropout the trained distribution equals the sampled one.
         if self.config.gradient_checkpointing:
-            # Layers are checkpointed only in training; each leaves it when it begins, now and again backward.
+            # Layers are checkpointed only in training mode. A hook sets each layer to evaluation mode when it
+            # starts, both now and in the backward pass.
             layers = _checkpointed(self.model)
             self.model.train(not layers)
             for layer in layers:
@@ -109,7 +110,7 @@ class Policy:
         )
 
     def _score_by_logits(self, micro: MicroBatch, index_N: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Score through the model's own logits: for heads that are not one plain matrix."""
+        """Score through the model's own logits, for heads that are not one plain matrix."""
         logits_BTV = self.base(**self._inputs(micro)).logits
         logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
         return plain_logprobs(logits_NV, labels_N, temperature=self.temperature)
@@ -122,7 +123,7 @@ class Policy:
             return inputs
         if self.tree:
             enable_tree_attention(self.base)
-            # A mask of four dimensions, so that the model makes none of its own; nobody looks at it.
+            # The model makes no mask of its own if it gets one of four dimensions. Tree attention ignores it.
             return inputs | {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "tree": micro.tree}
         keep_TT = block_mask(micro.tree).to(self.device)
         mask: Any = keep_TT[None, None]
@@ -135,11 +136,11 @@ class Policy:
     def check(self) -> list[str]:
         """Compare scoring and packing with the model's own logits on a padded batch.
 
-        A leak between rows can hide in the loss (2e-5 on convolution layers) while the gradients are
-        off by a fifth; so the gradients of a small batch decide.
+        The check compares the gradients of a small batch, because a leak between rows may hardly change the
+        loss (2e-5 on convolution layers) and yet change the gradients by a fifth.
 
         Returns:
-            What cannot be used, and why; empty if all is exact.
+            Sentences that name what cannot be used, and why; empty if everything is exact.
         """
         probe, tolerance = self._probe()
         rows = _probe_rows(self.vocab_size)
@@ -149,7 +150,7 @@ class Policy:
         refused: list[str] = []
         if fused and not _difference(probe, pad_rows(rows), truth) <= tolerance:
             self.fused = probe.fused = False
-            refused.append("the LM head is not one plain matrix: logits are made by the model")
+            refused.append("the LM head is not one plain matrix, so the model computes the logits itself")
         if self.packable:
             self.pack_reason = _check_packing(probe, rows, truth, tolerance)
             self.packable = not self.pack_reason
@@ -159,9 +160,9 @@ class Policy:
         return refused
 
     def shard(self) -> None:
-        """Spread the model over the ranks, if that is asked for and there are several.
+        """Shard the model over the ranks if `fsdp` is set and there are several ranks.
 
-        Its logits then go through the whole model's forward.
+        The logits of a sharded model are computed by the forward pass of the whole model.
         """
         if not self.config.fsdp or self.world.size == 1:
             return
@@ -170,8 +171,8 @@ class Policy:
         self.fused = False
 
     def _probe(self) -> tuple[Policy, float]:
-        """Return the policy to check, and the difference that its number format explains."""
-        size = sum(one.numel() for one in self.model.parameters())
+        """Return the policy to check, and the relative difference that its number format explains."""
+        size = sum(parameter.numel() for parameter in self.model.parameters())
         dtype = next(self.model.parameters()).dtype
         if dtype in (torch.float32, torch.float64):
             return self, 1e-3
@@ -185,10 +186,10 @@ class Policy:
 
 
 def _checkpointed(model: nn.Module) -> list[nn.Module]:
-    """Return the layers whose activations are made again in the backward pass."""
+    """Return the layers whose activations are recomputed in the backward pass."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def _as_in_evaluation(layer: nn.Module, _: Any) -> None:
@@ -206,7 +207,7 @@ def _decoder(base: Any) -> nn.Module:
 
 
 def _window(text: Any) -> int | None:
-    """Return the sliding window if some layer has one."""
+    """Return the size of the sliding window if some layer has one, else None."""
     kinds: set[str] = set(getattr(text, "layer_types", None) or ())
     return text.sliding_window if "sliding_attention" in kinds else None
 
@@ -231,9 +232,9 @@ def _plain_head(head: Any, text: Any) -> bool:
 
 
 def _tie_gradients(base: Any, *, sparse: bool) -> None:
-    """Let embeddings that are also the LM head add the rows they used to its gradient.
+    """Make embeddings that are tied to the LM head compute sparse gradients, or dense ones again.
 
-    Otherwise a second gradient of the whole vocabulary is filled with zeros and added.
+    A dense gradient of the embeddings would fill a second matrix of the whole vocabulary with zeros.
     """
     embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
     if isinstance(embeddings, nn.Embedding) and head is not None and head.weight is embeddings.weight:
@@ -243,17 +244,17 @@ def _tie_gradients(base: Any, *, sparse: bool) -> None:
 def _cost(decoder: nn.Module, text: Any, device: torch.device, *, block_mask: bool) -> CostModel:
     embeddings = decoder.get_input_embeddings() if hasattr(decoder, "get_input_embeddings") else None  # pyright: ignore[reportCallIssue]
     held = embeddings.weight.numel() if embeddings is not None else 0
-    body = max(1, sum(one.numel() for one in decoder.parameters()) - held)
+    body = max(1, sum(parameter.numel() for parameter in decoder.parameters()) - held)
     per_pair = 2.0 * text.hidden_size * text.num_hidden_layers / body
     layers = text.num_hidden_layers
-    # Measured on one core: 90 GFLOP/s, 10 us for a token and 0.3 ms for a branch in each layer beside that.
+    # Measured on one core: 90 GFLOP/s, and in each layer 10 us more per token and 0.3 ms more per branch.
     branch = 3e-4 * layers / (6 * body / 9e10 + 1e-5 * layers)
     overhead = 2048.0 if device.type == "cuda" else 32.0
     return CostModel(attention=per_pair, overhead=overhead, branch=branch, block_mask=block_mask)
 
 
 def _probe_rows(vocab_size: int) -> list[Row]:
-    """Return two groups of rows with a common beginning each, and trained tokens with a hole."""
+    """Return two groups of rows, each with a common prefix, and with a gap in their trained tokens."""
     generator = torch.Generator().manual_seed(0)
     top = min(vocab_size, 1000)
 
@@ -272,7 +273,7 @@ def _probe_rows(vocab_size: int) -> list[Row]:
 
 
 def _check_packing(probe: Policy, rows: list[Row], truth: list[Tensor], tolerance: float) -> str:
-    """Return why rows cannot be packed; empty if they can, be it only through a block mask."""
+    """Return why rows cannot be packed; empty if tree attention or a block mask is exact."""
     try:
         difference = _difference(probe, pack_rows(rows), truth)
         reason = "" if difference <= tolerance else f"packed gradients are off by {difference:.1e} (relative)"
@@ -285,7 +286,7 @@ def _check_packing(probe: Policy, rows: list[Row], truth: list[Tensor], toleranc
 
 
 def _probe_gradients(policy: Policy, micro: MicroBatch) -> list[Tensor]:
-    parameters = [one for one in policy.model.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
     with torch.enable_grad():
         logprobs_N, _ = policy.score(micro)
         weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
@@ -294,7 +295,7 @@ def _probe_gradients(policy: Policy, micro: MicroBatch) -> list[Tensor]:
 
 
 def _difference(policy: Policy, micro: MicroBatch, truth: list[Tensor]) -> float:
-    """Return how far a layout's gradients are from the truth, relative to its norm."""
+    """Return the distance of a layout's gradients from the true ones, relative to their norm."""
     grads = _probe_gradients(policy, micro)
     gap = sum(float((a - b).double().square().sum()) for a, b in zip(grads, truth, strict=True))
     size = sum(float(b.double().square().sum()) for b in truth)

@@ -1,4 +1,4 @@
-"""The reference policy of the KL term: the adapter switched off, or a frozen copy."""
+"""The reference policy of the KL term: the model without its adapter, or a frozen copy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ ADAPTER = "agentenv_reference"
 class Reference:
     """The policy as it was when training began.
 
-    With a new LoRA adapter that is the model without it, at no cost. When an adapter is continued,
-    its weights are copied into a second adapter (as TRL does). A full fine-tune keeps a frozen copy.
+    With a new LoRA adapter, the reference is the model without the adapter and costs no memory. If training
+    continues an adapter, its weights are copied into a second adapter (as TRL does). A full fine-tune keeps
+    a frozen copy of the model.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -30,11 +31,11 @@ class Reference:
         model = policy.model
         self._model = adapted(model)
         self._first: str | None = None
-        """The adapter that holds what a continued one was when training began."""
+        """Adapter with the first weights of a continued adapter; None if the trained adapter is new."""
         self._frozen: Policy | None = None
         if self._model is None:
             self._frozen = Policy(copy.deepcopy(model).requires_grad_(requires_grad=False), policy.config)
-            # What the policy's check found holds for its copy too.
+            # The results of the policy's check are valid for its copy too.
             self._frozen.fused, self._frozen.packable = policy.fused, policy.packable
             self._frozen.tree, self._frozen.cost = policy.tree, policy.cost
             self._frozen.shard()
@@ -43,7 +44,7 @@ class Reference:
             self._first = ADAPTER
 
     def score(self, rows: Sequence[Row]) -> None:
-        """Set `ref_n` of the rows."""
+        """Set `ref_n` of the rows: their log-probabilities under the reference."""
         if self._frozen is not None:
             scored = score_rows(self._frozen, rows)
         else:
@@ -61,51 +62,55 @@ class Reference:
                 yield
             return
         active = model.active_adapter
-        trained = [one for one in model.parameters() if one.requires_grad]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         model.set_adapter(self._first)
         try:
             yield
         finally:
             model.set_adapter(active)
-            for one in trained:
-                one.requires_grad_(requires_grad=True)
+            # `set_adapter` may have changed which parameters are trained.
+            for parameter in trained:
+                parameter.requires_grad_(requires_grad=True)
 
 
 def episode_kl(
     reference: Reference, groups: Sequence[TrajectoryGroup], estimator: str
 ) -> Callable[[Trajectory], float]:
-    """Return the KL of each episode to the reference, from the sampler's logprobs, summed over its tokens."""
-    held: dict[int, float] = {}
+    """Return a function from an episode to its KL to the reference, summed over its tokens.
+
+    The KL is estimated from the sampler's logprobs.
+    """
+    totals: dict[int, float] = {}
     rows: list[Row] = []
     owners: list[int] = []
-    for one in (member for group in groups for member in group if member.trainable):
-        for sequence in one.sequences:
+    for episode in (member for group in groups for member in group if member.trainable):
+        for sequence in episode.sequences:
             row = make_row(sequence, 0.0, 0, 0)
             if row is not None:
                 rows.append(row)
-                owners.append(id(one))
+                owners.append(id(episode))
     reference.score(rows)
     for row, owner in zip(rows, owners, strict=True):
         assert row.ref_n is not None
         value = kl_penalty(row.sampler_n, row.ref_n, estimator).sum()
-        held[owner] = held.get(owner, 0.0) + float(value)
-    return lambda one: held.get(id(one), 0.0)
+        totals[owner] = totals.get(owner, 0.0) + float(value)
+    return lambda episode: totals.get(id(episode), 0.0)
 
 
 def _is_new(model: AdaptedModel) -> bool:
-    """Return whether the active adapter still does nothing: every B matrix is zero."""
+    """Return whether the active adapter has no effect yet, because all its B matrices are zero."""
     return all(
-        not one.detach().any()
-        for name, one in model.named_parameters()
-        if "lora_B" in name and one.requires_grad
+        not parameter.detach().any()
+        for name, parameter in model.named_parameters()
+        if "lora_B" in name and parameter.requires_grad
     )
 
 
 def _copy_adapter(model: AdaptedModel, source: str, target: str) -> None:
     model.add_adapter(target, model.peft_config[source])
     parameters = dict(model.named_parameters())
-    for name, one in parameters.items():
+    for name, parameter in parameters.items():
         if f".{target}." in name:
-            one.data.copy_(parameters[name.replace(f".{target}.", f".{source}.")].data)
-            one.requires_grad_(requires_grad=False)
+            parameter.data.copy_(parameters[name.replace(f".{target}.", f".{source}.")].data)
+            parameter.requires_grad_(requires_grad=False)
     model.set_adapter(source)

@@ -1,8 +1,8 @@
-"""Weights that are spread over the ranks (FSDP2), brought together and spread again.
+"""Gather weights that are sharded over the ranks (FSDP2), and shard whole weights again.
 
-Gathering is done by all ranks at once, one tensor after the other in the same order, so that no rank ever
-holds more than its own part and one whole tensor; the first rank keeps the whole ones in main memory.
-Spreading asks nobody: every rank takes its part of a tensor that it has whole.
+All ranks gather together, one tensor after the other in the same order, so that no device ever holds more
+than its own shards and one whole tensor. The first rank keeps the whole tensors in main memory. Sharding
+needs no communication: every rank takes its part of a tensor that it has whole.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ __all__ = ["like", "take_whole_weights", "whole", "whole_tree", "whole_weights"]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor whole, on this rank's device; all ranks call it together."""
+    """Return the whole tensor on this rank's device. All ranks must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_tree(tree: Any, *, keep: bool) -> Any:
-    """Return nested dicts and lists with whole tensors in main memory, or None where they are not kept."""
+    """Return nested dicts and lists with whole tensors in main memory, or with None if `keep` is False."""
     if isinstance(tree, Tensor):
         full = whole(tree.detach())
         return full.cpu() if keep else None
     if isinstance(tree, Mapping):
-        return {name: whole_tree(one, keep=keep) for name, one in tree.items()}
+        return {name: whole_tree(value, keep=keep) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [whole_tree(one, keep=keep) for one in tree]
+        return [whole_tree(value, keep=keep) for value in tree]
     return tree
 
 
 def whole_weights(model: Any, *, keep: bool) -> dict[str, Tensor]:
-    """Return a model's weights as `whole_tree` does, tied ones as one tensor; of adapters only theirs."""
+    """Return a model's weights as `whole_tree` does, with tied weights as one tensor.
+
+    Of a model with adapters these are only the weights of the adapters.
+    """
     adapters = adapter_of(model) is not None
-    held: dict[int, Any] = {}
-    found: dict[str, Tensor] = {}
-    for name, one in model.state_dict(keep_vars=True).items():
-        if adapters and not one.requires_grad and "lora_" not in name:
+    gathered: dict[int, Any] = {}
+    weights: dict[str, Tensor] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if adapters and not value.requires_grad and "lora_" not in name:
             continue
-        if id(one) not in held:
-            held[id(one)] = whole_tree(one, keep=keep)
-        found[name] = held[id(one)]
-    return found
+        if id(value) not in gathered:
+            gathered[id(value)] = whole_tree(value, keep=keep)
+        weights[name] = gathered[id(value)]
+    return weights
 
 
 def like(tensor: Tensor, spread: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor, spread as another one is; as it is if that is whole."""
+    """Return this rank's part of a whole tensor, sharded like `spread`; unchanged if `spread` is whole."""
     if not isinstance(spread, DTensor) or isinstance(tensor, DTensor) or tensor.shape != spread.shape:
         return tensor
     replica = DTensor.from_local(tensor.to(spread.device), spread.device_mesh, run_check=False)
@@ -59,11 +62,11 @@ def like(tensor: Tensor, spread: Tensor) -> Tensor:
 
 
 def take_whole_weights(model: Any) -> None:
-    """Let `load_state_dict` of a model that is spread over the ranks take whole weights."""
+    """Make `load_state_dict` of a sharded model accept whole weights."""
 
     def spread(module: Any, state: dict[str, Any], prefix: str, *_: object) -> None:
-        for name, one in module.named_parameters(remove_duplicate=False):
+        for name, parameter in module.named_parameters(remove_duplicate=False):
             if prefix + name in state:
-                state[prefix + name] = like(state[prefix + name], one)
+                state[prefix + name] = like(state[prefix + name], parameter)
 
     model.register_load_state_dict_pre_hook(torch.no_grad()(spread))

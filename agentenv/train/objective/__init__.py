@@ -1,4 +1,4 @@
-"""What GRPO and its relatives minimise, as pure functions of tensors: advantages, weights, losses."""
+"""Advantages, token weights and losses of GRPO and related methods, as pure functions of numbers."""
 
 from __future__ import annotations
 

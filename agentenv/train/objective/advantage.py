@@ -1,12 +1,12 @@
-"""Advantages: how much better an episode did than its group.
+"""Advantages: how much better an episode is than its group.
 
-Rules that the tests hold:
+The tests check these rules:
 
 1. A missing or non-finite reward is left out of every statistic and gets advantage 0.
-2. A group without spread, or with fewer than two scored members, gets advantage 0 exactly.
+2. All members of a group without spread, or with fewer than two scored members, get exactly 0.
 3. The standard deviation is the unbiased one; `eps` is added to it, never to the variance.
-4. Turns are compared with whole episodes, each counted once: without discount, extra turns on the way
-   to the same reward change no advantage, neither the episode's own nor its group's.
+4. Turns are compared with whole episodes, and each episode counts once. Without discount, extra turns on
+   the way to the same reward change no advantage of the episode or of its group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentenv.core.errors import UsageError
 __all__ = ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"]
 
 NO_SPREAD = 1e-8
-"""Rewards closer together than this are taken as equal."""
+"""Rewards that differ by at most this are treated as equal."""
 
 
 def group_advantages(
@@ -41,12 +41,12 @@ def group_advantages(
     - `rloo`: R - mean of the others = (R - m) * n / (n - 1) (leave-one-out; verl, SkyRL), then scaled.
 
     Args:
-        rewards: for each group, its members' rewards; None or NaN where there is none.
+        rewards: for each group, its members' rewards; None or NaN for a missing reward.
         advantage: the baseline.
-        scale_rewards: what the difference is divided by.
-        eps: added to the standard deviation.
-        gather: given this process's scored rewards, returns those of all processes (`World.gather`);
-            called for `batch` only, then by every process, also by one without groups.
+        scale_rewards: the standard deviation that the difference is divided by, or "none".
+        eps: number added to the standard deviation.
+        gather: takes this process's scored rewards and returns those of all processes (`World.gather`).
+            Every process calls it, but only for `batch`; a process without groups calls it too.
 
     Raises:
         UsageError: An option is unknown.
@@ -82,18 +82,18 @@ def turn_advantages(
 ) -> list[list[list[float]]]:
     """Return the advantage of each turn of each member of each group.
 
-    With G_k the return-to-go of turn k: A_k = G_k - b, then scaled. The baseline b is the group's mean
-    of G_0, for `rloo` without the member itself. It does not depend on how many turns anybody took; a
-    mean over turns would, because the policy itself chooses their number (verl#7244). The spread is
-    the unbiased standard deviation over episodes, where an episode's deviation is the mean over its
-    turns. With one turn each, all of it is `group_advantages`.
+    With G_k the return-to-go of turn k, the advantage is A_k = G_k - b, then scaled. The baseline b is the
+    group's mean of G_0; for `rloo` that of the other members. The baseline does not depend on the number of
+    turns. A mean over turns would, and the policy itself chooses that number (verl#7244). The scale is the
+    unbiased standard deviation over episodes, where an episode's squared deviation is the mean over its
+    turns. If every episode has one turn, the result equals that of `group_advantages`.
 
     Args:
-        returns: for each group, each member's returns-to-go; None or empty where there is no reward.
+        returns: for each group, each member's returns-to-go; None or empty for a missing reward.
         advantage: the baseline.
-        scale_rewards: what the difference is divided by.
-        eps: added to the standard deviation.
-        gather: as in `group_advantages`, of the members' returns.
+        scale_rewards: the standard deviation that the difference is divided by, or "none".
+        eps: number added to the standard deviation.
+        gather: as in `group_advantages`, but for the members' returns.
     """
     known = [[own for own in group if own] for group in returns]
     batch_std = 0.0
@@ -127,12 +127,12 @@ def _turn_deviation(members: Sequence[Sequence[float]]) -> float:
 
 
 def is_scored(reward: float | None) -> bool:
-    """True if there is a reward and it is finite."""
+    """Return whether a reward exists and is finite."""
     return reward is not None and isfinite(reward)
 
 
 def scored(rewards: Sequence[float | None]) -> list[float]:
-    """Return the rewards that are there and finite."""
+    """Return the rewards that exist and are finite."""
     return [reward for reward in rewards if reward is not None and isfinite(reward)]
 
 
@@ -157,7 +157,7 @@ def turn_returns(turn_rewards: Sequence[float], *, discount: float = 1.0) -> lis
 def overlong_penalty(num_tokens: int, *, max_tokens: int, cache_tokens: int) -> float:
     """Return DAPO's soft overlong penalty (TRL, trl/rewards/other_rewards.py).
 
-    0 up to `max_tokens - cache_tokens`, then linearly down to -1 at `max_tokens`, and -1 above.
+    The penalty is 0 up to `max_tokens - cache_tokens`, falls linearly to -1 at `max_tokens`, and stays -1.
     """
     if cache_tokens <= 0 or num_tokens <= max_tokens - cache_tokens:
         return 0.0

@@ -1,14 +1,14 @@
-"""The losses: pure functions of tensors on trained tokens.
+"""The losses, as pure functions of tensors over trained tokens.
 
-Notation: lp = log-probability under the trained policy at the sampling temperature, old = under the
-proximal policy, mu = as the sampler reported it, ref = under the reference; r = exp(lp - old);
-A = advantage; sg = stop-gradient. Each surrogate returns the loss of each token, `l_N`; the loss is
+Notation: lp is the log-probability of a token under the trained policy at the sampling temperature, old under
+the proximal policy, mu as the sampler reported it, ref under the reference; r = exp(lp - old); A is the
+advantage; sg is stop-gradient. Each surrogate returns the loss of each token, `l_N`; the loss is
 `sum(w_N * l_N)` with the weights of `agentenv.train.objective.weighting`.
 
-Rules that the tests hold:
+The tests check these rules:
 
-1. What stands outside the loss mask is never read, so NaN or infinity there changes nothing.
-2. Weights come from outside: nothing here divides by a batch's size.
+1. Values outside the loss mask are never read, so NaN or infinity there changes nothing.
+2. The caller passes the weights: no function in this module divides by the size of a batch.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from agentenv.train.objective.mismatch import correction_weights, off_policy_mas
 __all__ = ["SURROGATES", "LossOutput", "grpo_loss", "kl_penalty"]
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut here before `exp`: far beyond every clip, and exp() stays finite in float32."""
+"""Log-ratios are clamped to this before `exp`. It is far beyond every clip, and exp() stays finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """The loss to go backward from, and sums over tokens for the metrics."""
+    """The loss for the backward pass, with sums over tokens for the metrics."""
 
     loss: Tensor
     sums: dict[str, Tensor]
-    """Per metric, the sum over the micro-batch's trained tokens."""
+    """For each metric, its sum over the micro-batch's trained tokens."""
     extremes: dict[str, Tensor]
-    """Per metric, what `train.sums.EXTREMES` keeps of the micro-batch, by the name's end."""
+    """For each metric, its largest or smallest value in the micro-batch, as `train.sums.EXTREMES` says."""
     num_tokens: int
 
 
@@ -82,10 +82,10 @@ def policy_gradient(x: LossInputs) -> Tensor:
 
 
 def dppo(x: LossInputs) -> Tensor:
-    """Return DPPO: `-r A`, without tokens whose probability moved too far (prime-rl, SkyRL).
+    """Return DPPO: `-r A`, but 0 for tokens whose probability moved too far (prime-rl, SkyRL).
 
-    A token is left out where `p - p_mu > dppo_high` (A > 0) or `p - p_mu < -dppo_low` (A < 0):
-    probabilities, not ratios, so rare tokens may move by large factors.
+    A token gets 0 if `p - p_mu > dppo_high` (A > 0) or `p - p_mu < -dppo_low` (A < 0). The bounds are on
+    probabilities, not on ratios, so rare tokens may move by large factors.
     """
     moved_N = x.logprobs_N.detach().exp() - x.sampler_N.exp()
     up_N = (x.advantages_N > 0) & (moved_N > x.config.dppo_high)
@@ -125,7 +125,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
     """Return an estimate of KL(policy || reference) at each token, with d = ref - lp.
 
     k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1 (Schulman's estimators). As a loss, k2 has the gradient
-    of the reverse KL; k1's is zero in expectation. |d| is cut at 20 before `exp`.
+    of the reverse KL; k1's is zero in expectation. |d| is clamped to 20 before `exp`.
 
     Raises:
         UsageError: The estimator is unknown.
@@ -137,7 +137,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") ->
         return d * d / 2
     if estimator == "k3":
         return torch.exp(d) - d - 1
-    raise UsageError(f"unknown KL estimator {estimator!r}", remedy="one of k1, k2, k3")
+    raise UsageError(f"unknown KL estimator {estimator!r}", remedy="use one of k1, k2, k3")
 
 
 def grpo_loss(
@@ -156,14 +156,15 @@ def grpo_loss(
 ) -> LossOutput:
     """Return the weighted policy loss of whole sequences, with what the metrics need.
 
-    `sum(w * (c * l + beta * kl - entropy_coef * H))`: l the surrogate, c the correction of
-    `train.objective.mismatch`. All tensors have one shape: `[B, T]`, or flat `[N]` with `sequence_ids`.
+    The loss is `sum(w * (c * l + beta * kl - entropy_coef * H))`, where l is the surrogate, c the correction
+    of `train.objective.mismatch` and H the entropy. All tensors have the same shape: `[B, T]`, or flat `[N]`
+    with `sequence_ids`.
 
     Args:
         logprobs: lp, with gradient.
-        old_logprobs: of the proximal policy.
-        advantages: one for each token.
-        weights: one for each token, over the global batch.
+        old_logprobs: log-probabilities under the proximal policy.
+        advantages: one number for each token.
+        weights: one number for each token, normalised over the global batch.
         config: the loss's options.
         loss_mask: true on trained tokens; all are when None.
         sampler_logprobs: mu; old when None.
@@ -202,9 +203,9 @@ def grpo_loss(
 
 
 def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
-    """Return the user's own loss of each token, once it is clear that it is one.
+    """Return the user's own loss of each token, after a check of its shape.
 
-    A mean over the micro-batch would broadcast over the tokens without an error.
+    Without the check, a mean over the micro-batch would broadcast over the tokens without an error.
     """
     loss_N: object = loss_fn(x)
     wanted = tuple(x.logprobs_N.shape)
@@ -213,13 +214,13 @@ def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
     given = f"shape {tuple(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
     raise UsageError(
         f"loss_fn returned {given}",
-        remedy=f"wanted is one loss for each token, a tensor of shape {wanted} like "
-        "logprobs_N: take no mean or sum, the tokens' weights are applied afterwards",
+        remedy=f"return one loss for each token, a tensor of shape {wanted} like logprobs_N, without a "
+        "mean or sum: the tokens' weights are applied afterwards",
     )
 
 
 def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:
-    """Return the sequence of each token: as given, else the row, else one for all."""
+    """Return each token's sequence: `sequence_ids` if passed, else the row of `[B, T]`, else 0 for all."""
     if sequence_ids is not None:
         return sequence_ids
     rows = torch.arange(logprobs.shape[0], device=logprobs.device)
@@ -227,7 +228,7 @@ def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:
 
 
 def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:
-    """Return exp(lp - old), at the level that the importance ratio has."""
+    """Return exp(lp - old), per token or per sequence as `importance_sampling_level` says."""
     if config.importance_sampling_level == "sequence":
         log_ratio_N = sequence_mean(log_ratio_N, sequence_N)
     return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -245,10 +246,10 @@ def _kl_term(x: LossInputs) -> Tensor | float:
 def _observe(
     x: LossInputs, correction_N: Tensor, entropy_N: Tensor | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return sums and extremes for the metrics, under TRL's names where it has one.
+    """Return sums and extremes for the metrics, with TRL's names where TRL has the metric.
 
-    TRL's `low_min` and `high_max` are those of its micro-batches; here they are of sequences, so that
-    they do not depend on the split.
+    In TRL, `low_min` and `high_max` are taken over micro-batches. Here they are taken over sequences, so
+    that they do not depend on how the batch is split.
     """
     c = x.config
     low_N = (x.ratio_N < 1 - c.epsilon) & (x.advantages_N < 0)

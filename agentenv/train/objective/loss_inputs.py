@@ -1,4 +1,4 @@
-"""What a surrogate loss and the corrections of the sampler are computed from."""
+"""The inputs of a surrogate loss and of the corrections for the sampler."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["LossInputs", "sequence_mean"]
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a surrogate sees: trained tokens only, flat, of one micro-batch of whole sequences.
+    """Inputs of a surrogate loss: the trained tokens of one micro-batch of whole sequences, flat.
 
-    All tensors have the shape `[N]`, and so has the loss that a `loss_fn` makes of them. Sums and means
-    over the batch are not its business: how the batch is split must not change the loss.
+    All tensors have the shape `[N]`, and a `loss_fn` must return a loss of that shape. It must not take sums
+    or means over the batch, because the way the batch is split must not change the loss.
     """
 
     logprobs_N: Tensor
-    """lp; the only tensor with a gradient."""
+    """Log-probabilities under the trained policy; the only tensor with a gradient."""
     old_N: Tensor
     """Log-probabilities under the proximal policy."""
     sampler_N: Tensor
     """Log-probabilities as the sampler reported them."""
     ref_N: Tensor | None
-    """Log-probabilities under the reference; None without one."""
+    """Log-probabilities under the reference; None if there is no reference."""
     advantages_N: Tensor
     sequence_N: Tensor
     """Index of each token's sequence, from 0."""
     ratio_N: Tensor
-    """exp(lp - old), per token or, for GSPO, the sequence's geometric mean at each of its tokens."""
+    """exp(lp - old) of each token. For GSPO, each token has the geometric mean over its sequence."""
     config: GRPOConfig
     """The run's options."""
 

@@ -1,6 +1,6 @@
-"""Corrections for a sampler that is not quite the trainer: TIS, MIS and OPSM.
+"""Corrections for a sampler whose probabilities differ from the trainer's: TIS, MIS and OPSM.
 
-rho = exp(old - mu), the proximal policy over what really sampled. None of the weights has a gradient.
+rho = exp(old - mu) is the ratio of the proximal policy to the sampler. No weight has a gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_LOG_RHO = 20.0
 
 
 def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:
-    """Return the factor of each token's loss that corrects for the sampler.
+    """Return, for each token's loss, the factor that corrects for the sampler.
 
     - `token_truncate` (TIS): min(rho, cap);
     - `token_mask` (MIS, IcePop): rho where floor <= rho <= cap, else 0;
@@ -41,7 +41,7 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
 
 
 def off_policy_mask(x: LossInputs) -> Tensor:
-    """Return 0 on sequences with a negative advantage that the policy has left, 1 elsewhere.
+    """Return 0 for sequences with a negative advantage that the policy has drifted away from, else 1.
 
     OPSM (slime, TRL's `off_policy_mask_threshold`): a sequence is left out if A < 0 and the mean of
     mu - lp over it is above the threshold.

@@ -1,8 +1,9 @@
 """One weight per token: every normalisation of the loss, computed once over the global batch.
 
-The loss is `sum_t w_t * l_t`. Because `w_t` knows the whole optimiser step (all micro-batches, all
-ranks), splitting the sum in any way cannot change it. The usual mean of micro-batch means is off by
-more than a tenth on ordinary batches. SkyRL folds its reductions into the advantages in the same spirit.
+The loss is `sum_t w_t * l_t`. The weights `w_t` are computed over the whole optimiser step (all
+micro-batches, all ranks), so splitting the sum in any way cannot change it. The usual mean of micro-batch
+means is off by more than a tenth on ordinary batches. SkyRL multiplies its reductions into the advantages
+for the same reason.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ def token_weights(
     - `constant`: 1 / (E * max_tokens) (Dr.GRPO);
     - `prompt_mean`: 1 / (P * tokens of the row's group) (SkyRL).
 
-    E and P count episodes and groups that have a trained token: rows without any take no share.
+    E and P count the episodes and groups that have a trained token.
     An episode that was forked into several rows counts once, with the tokens of all its rows.
 
     Args:
-        lengths: trained tokens of each row.
-        reduction: which normalisation.
-        episodes: the episode of each row; each row is its own when None.
-        groups: the group of each row; needed for `prompt_mean`.
-        max_tokens: the constant of `constant`.
-        total: sums a number over all ranks; episodes and groups live on one rank each.
+        lengths: number of trained tokens of each row.
+        reduction: name of the normalisation.
+        episodes: the episode of each row; None means that each row is an episode.
+        groups: the group of each row; `prompt_mean` needs it.
+        max_tokens: the divisor of `constant`.
+        total: sums a number over all ranks. All rows of an episode or group must be on the same rank.
 
     Raises:
-        UsageError: What the reduction needs is missing.
+        UsageError: The reduction is unknown, or an argument that it needs is missing.
     """
     rows = range(len(lengths))
     episodes = rows if episodes is None else episodes
@@ -67,7 +68,7 @@ def token_weights(
 
 
 def _shares(lengths: Sequence[int], keys: Sequence[Hashable], total: Callable[[float], float]) -> list[float]:
-    """Give each key the same share, spread evenly over its tokens."""
+    """Return weights that give each key the same share, spread evenly over its tokens."""
     tokens: dict[Hashable, int] = defaultdict(int)
     for key, length in zip(keys, lengths, strict=True):
         tokens[key] += length

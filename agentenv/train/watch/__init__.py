@@ -1,4 +1,4 @@
-"""What people see of a training: metrics, warnings, trackers, notices, notes for the viewer."""
+"""Reports on a training run: metrics, warnings, trackers, notices, and notes for the viewer."""
 
 from __future__ import annotations
 

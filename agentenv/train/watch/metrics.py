@@ -1,6 +1,6 @@
-"""Metrics of a step: sums over micro-batches and processes become means over the global batch.
+"""Metrics of a step, which are merged into means over the global batch.
 
-Names are TRL's where TRL has one, so that dashboards carry over; ours stand beside them.
+Metrics that TRL has too use TRL's names, so that dashboards made for TRL work here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def episode_metrics(
     weights_version: int = 0,
     gather: Callable[[Sequence[Any]], Sequence[Any]] = list,
 ) -> dict[str, float]:
-    """Return what the episodes of a batch were like, over all and per environment.
+    """Return the metrics of a batch's episodes, over all of them and for each environment.
 
-    Means are `Mean`s and deviations `Spread`s, to be merged by `World.merge`.
+    Means are `Mean`s and standard deviations `Spread`s, which `World.merge` can merge exactly.
 
     Args:
         groups: the episodes.
-        weights_version: of the trainer before the step, from which their age is counted.
-        gather: returns the values of all processes; other ones may have played other environments.
+        weights_version: the trainer's weights version before the step; the tokens' age is counted from it.
+        gather: returns the values of all processes, which may have played different environments.
     """
     episodes = [one for group in groups for one in group]
     environments = sorted({one.env_id for one in episodes})
@@ -39,16 +39,16 @@ def episode_metrics(
         return {"episodes": 0.0}
     metrics = _describe(episodes) | _staleness(episodes, weights_version)
     for env_id in environments if several else ():
-        own = [one for one in episodes if one.env_id == env_id]
-        metrics |= {f"{env_id}/{name}": value for name, value in _describe(own).items()}
-        rewards = [one.reward for one in own if one.reward is not None]
+        played = [episode for episode in episodes if episode.env_id == env_id]
+        metrics |= {f"{env_id}/{name}": value for name, value in _describe(played).items()}
+        rewards = [episode.reward for episode in played if episode.reward is not None]
         if rewards:
             metrics[f"{env_id}/reward"] = Mean(sum(rewards), len(rewards))
     return metrics
 
 
 def _staleness(episodes: Sequence[Trajectory], weights_version: int) -> dict[str, float]:
-    """Return how many versions old the sampled tokens are: the mean over tokens, and the oldest."""
+    """Return the age of the sampled tokens in weight versions: the mean over tokens and the largest."""
     spans = [span for one in episodes for sequence in one.sequences for span in sequence.spans]
     ages = [
         (weights_version - span.weights_version, len(span))
@@ -110,7 +110,7 @@ def _named_rewards(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def update_metrics(updates: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return what a step's updates were like, each given as its loss and its gradient norm."""
+    """Return the metrics of a step's updates, each of which is a pair of its loss and its gradient norm."""
     number = max(1, len(updates))
     return {
         "loss": sum(loss for loss, _ in updates) / number,
@@ -128,7 +128,7 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(self, step: int, values: Mapping[str, object]) -> None:
-        """Append what a step has to say."""
+        """Append the line of one step."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
 

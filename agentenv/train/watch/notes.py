@@ -1,4 +1,4 @@
-"""What a step made of each episode: its advantage, and entropy and new log-probability of its tokens."""
+"""Notes on each episode of a step: its advantage, and its tokens' entropy and new log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["episode_notes"]
 def episode_notes(
     groups: Sequence[TrajectoryGroup], batch: TrainBatch
 ) -> Iterator[tuple[Trajectory, dict[str, object]]]:
-    """Yield each episode of a batch with a note on it, after the update.
+    """Yield each episode of a batch with its note, after the update.
 
-    A note has `advantage` (None if the episode could not be scored), and where the episode was trained
-    `entropy` and `new_logprobs`, both from the last pass of the update: one number for each token of its
-    sequences, one sequence after the other, and 0.0 where nothing was trained. With advantages that differ
-    within the episode, `advantages` has them for each token.
+    A note has `advantage`, which is None if the episode has no reward or cannot be trained. If the episode
+    was trained, its note also has `entropy` and `new_logprobs` from the last pass of the update. These lists
+    have one number for each token of its sequences, one sequence after the other, and 0.0 for tokens that
+    were not trained. If advantages differ within the episode, `advantages` has one number for each token.
     """
     rows: dict[tuple[int, int], list[Row]] = {}
     for row in batch.rows:
@@ -38,8 +38,8 @@ def _advantage(one: Trajectory, value: Advantage) -> dict[str, object]:
         return {"advantage": float(value)}
     flat = [number for sequence in value for number in sequence]
     mask = [trained for sequence in one.sequences for trained in sequence.loss_mask]
-    own = [number for number, trained in zip(flat, mask, strict=True) if trained]
-    return {"advantage": sum(own) / max(1, len(own)), "advantages": _short(flat)}
+    kept = [number for number, trained in zip(flat, mask, strict=True) if trained]
+    return {"advantage": sum(kept) / max(1, len(kept)), "advantages": _short(flat)}
 
 
 def _tokens(one: Trajectory, rows: Sequence[Row]) -> dict[str, object]:
@@ -48,10 +48,10 @@ def _tokens(one: Trajectory, rows: Sequence[Row]) -> dict[str, object]:
     for row in rows:
         if row.new_n is None or row.entropy_n is None:
             return {}
-        places = [ends[row.sequence] + place for place in row.positions_n.tolist()]
-        for found, values_n in ((entropy, row.entropy_n), (new, row.new_n)):
-            for place, number in zip(places, _numbers(values_n), strict=True):
-                found[place] = number
+        indices = [ends[row.sequence] + position for position in row.positions_n.tolist()]
+        for target, values_n in ((entropy, row.entropy_n), (new, row.new_n)):
+            for index, number in zip(indices, _numbers(values_n), strict=True):
+                target[index] = number
     return {"entropy": entropy, "new_logprobs": new} if rows else {}
 
 
@@ -60,5 +60,5 @@ def _numbers(values_n: Tensor) -> list[float]:
 
 
 def _short(values: Sequence[float]) -> list[float]:
-    """Return the values to four digits: they are colours, and a run has many."""
+    """Return the values rounded to four digits: the viewer shows them as colours, and a run has many."""
     return [round(value, 4) for value in values]

@@ -1,9 +1,9 @@
-"""Tell someone that a run fails: once for each cause, however many episodes and processes meet it.
+"""Send a notice when a run fails: one for each cause, however many episodes and processes it affects.
 
 1. A cause is the exception's type, the last line of code in its traceback, and where it happened.
-   Of all processes that share a directory, one tells of it.
-2. A notice that cannot be sent is logged, and hides nothing: what was raised is raised on as it was.
-3. Who is told, and through what, is the sender's; `through_apprise` makes one of addresses.
+   Of all processes that share a directory, only one sends a notice of a cause.
+2. A notice that cannot be sent is logged. The exception that caused it is raised unchanged.
+3. The sender decides who gets the notice; `through_apprise` makes a sender from addresses.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Notice", "Notifier", "through_apprise"]
 _log = logging.getLogger(__name__)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _MAX_MESSAGE = 500
-"""Characters that are sent through apprise: some of its services refuse long texts."""
+"""Largest number of characters sent through apprise, because some of its services refuse long texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What there is to tell."""
+    """A failure to report."""
 
     where: str
     """The run, or the environment and the boundary of an episode."""
@@ -42,13 +42,13 @@ class Notice:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same cause: messages may differ from one episode to the next."""
+        """Digest that is equal for equal causes. The message is left out, because it may vary by episode."""
         frames = _FRAME.findall(self.traceback)
         return _digest(repr((self.where, self.type, frames[-1:])))
 
     @classmethod
     def of(cls, where: str, error: BaseException) -> Notice:
-        """Tell of an exception."""
+        """Return the notice of an exception."""
         text = "".join(traceback.format_exception(error))
         return cls(where, type(error).__name__, str(error), text)
 
@@ -63,9 +63,10 @@ class Notifier:
     ```
 
     Args:
-        send: tells someone; runs in a thread of its own, and may raise.
-        directory: shared by the processes of a run, so that one of them tells; None: each does.
-        wait_s: for notices under way, when what is watched is left.
+        send: sends a notice. It runs in a thread of its own, and may raise.
+        directory: directory that the processes of a run share, so that only one of them sends a notice.
+            With None each process sends its own.
+        wait_s: longest wait, in seconds, for unsent notices at the end of `watching`.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Notifier:
         self._sending: list[threading.Thread] = []
 
     def episode(self, record: Trajectory) -> None:
-        """Tell of a failed episode; fits `on_trajectory`."""
+        """Send a notice if the episode failed. This method can be passed as `on_trajectory`."""
         error: EpisodeError | None = record.error
         if error is not None:
             where = f"{record.env_id}, {error.boundary}"
@@ -87,7 +88,7 @@ class Notifier:
 
     @contextmanager
     def watching(self, where: str) -> Generator[None]:
-        """Tell of what is raised inside, and raise it on; wait for the notices under way."""
+        """Send a notice of an exception raised inside and raise it again; wait for unsent notices."""
         try:
             yield
         except Exception as error:
@@ -97,11 +98,11 @@ class Notifier:
             self.wait()
 
     def tell(self, notice: Notice, *, once_for: str | None = None) -> bool:
-        """Send a notice unless its cause was told of; say whether it was new.
+        """Send a notice unless one of the same cause was sent; return whether the cause was new.
 
         Args:
-            notice: what to tell.
-            once_for: stands for the cause, where other causes are to be told of no more.
+            notice: the notice to send.
+            once_for: name that replaces the cause, so that only one notice with this name is sent.
         """
         if not self._claim(notice.fingerprint if once_for is None else _digest(once_for)):
             return False
@@ -115,7 +116,7 @@ class Notifier:
         return True
 
     def wait(self) -> None:
-        """Wait for the notices under way, within the time limit."""
+        """Wait until all notices are sent, or until the time limit."""
         for thread in self._sending:
             thread.join(self._wait_s)
 
@@ -132,7 +133,7 @@ class Notifier:
         except OSError as error:
             if isinstance(error, FileExistsError) and self._directory.is_dir():
                 return False
-            _log.warning("processes may each tell of the same cause: %s", error)
+            _log.warning("several processes may send a notice of the same cause: %s", error)
         return True
 
     def _try(self, notice: Notice) -> None:
@@ -158,8 +159,8 @@ def through_apprise(addresses: Sequence[str]) -> Callable[[Notice], None]:
         refused = [address for address in addresses if not told.add(address)]
         text = f"{notice.type}: {notice.message}"[:_MAX_MESSAGE]
         if not told.notify(title=f"failed: {notice.where}", body=text) or refused:
-            # An address may hold a password: it is not named.
-            _log.warning("the notice did not reach every one of %d addresses", len(addresses))
+            # The addresses are not logged, because they may hold a password.
+            _log.warning("the notice did not reach all of %d addresses", len(addresses))
 
     return send
 

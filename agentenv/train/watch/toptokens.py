@@ -1,4 +1,4 @@
-"""The trained tokens on which two policies differ most, to be read with their text."""
+"""The trained tokens on which two policies differ most, with the text before them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from agentenv.train.world import World
 __all__ = ["TokenKL", "top_tokens"]
 
 BEFORE = 12
-"""Tokens before it that are shown with a token."""
+"""Number of preceding tokens that are shown with a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenKL:
-    """One sampled token, with its share of a step's KL divergence."""
+    """One sampled token with its share of the step's KL divergence."""
 
     kl: float
-    """k3 estimate: to the reference if there is one, else of the policy from the sampler."""
+    """k3 estimate of KL(policy || reference); without a reference, of KL(sampler || policy)."""
     token_id: int
     before: tuple[int, ...]
-    """The tokens that came before it, at most twelve."""
+    """Up to twelve tokens that precede the token."""
     logprob: float
-    """Under the policy, in the last pass of the step."""
+    """Log-probability under the policy in the last pass of the step."""
     other_logprob: float
-    """Under the reference or the sampler."""
+    """Log-probability under the reference, or under the sampler if there is no reference."""
     group_id: str
     member: int
     position: int
-    """Place in its sequence."""
+    """Index of the token in its sequence."""
 
     def record(self, text_of: Callable[[Sequence[int]], str]) -> dict[str, object]:
-        """Return it as JSON values, with its text and what came before."""
+        """Return the token as JSON values, with its text and the text before it."""
         return {
             "kl": self.kl,
             "text": text_of([self.token_id]),
@@ -54,9 +54,9 @@ class TokenKL:
 def top_tokens(
     rows: Sequence[Row], groups: Sequence[TrajectoryGroup], count: int, world: World
 ) -> list[TokenKL]:
-    """Return the `count` tokens with the highest KL of what all processes just trained, highest first."""
-    found = world.gather(_highest(rows, groups, count))
-    return sorted(found, key=lambda one: -one.kl)[:count]
+    """Return the `count` tokens with the highest KL in the last step of all processes, highest first."""
+    candidates = world.gather(_highest(rows, groups, count))
+    return sorted(candidates, key=lambda token: -token.kl)[:count]
 
 
 def _highest(rows: Sequence[Row], groups: Sequence[TrajectoryGroup], count: int) -> list[TokenKL]:
@@ -66,17 +66,17 @@ def _highest(rows: Sequence[Row], groups: Sequence[TrajectoryGroup], count: int)
     values = torch.cat([_kl(row) for row in scored])
     owners = [(row, index) for row in scored for index in range(row.num_trained)]
     best = values.topk(min(count, len(values)))
-    found: list[TokenKL] = []
-    for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        row, index = owners[place]
-        found.append(_token(row, index, groups, value))
-    return found
+    tokens: list[TokenKL] = []
+    for value, rank in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        row, index = owners[rank]
+        tokens.append(_token(row, index, groups, value))
+    return tokens
 
 
 def _kl(row: Row) -> torch.Tensor:
     assert row.new_n is not None
     new_n, other_n = row.new_n.double().cpu(), _other(row)
-    # To the reference it is KL(policy || reference); from the sampler, what its samples say of the policy.
+    # With a reference this is KL(policy || reference), otherwise KL(sampler || policy).
     return kl_penalty(new_n, other_n) if row.ref_n is not None else kl_penalty(other_n, new_n)
 
 

@@ -1,4 +1,4 @@
-"""Trackers beside `metrics.jsonl`: trackio, Weights & Biases, TensorBoard; imported only when named."""
+"""Trackers: trackio, Weights & Biases and TensorBoard. A tracker is imported only when it is named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tracked(Protocol):
 class Trackers:
     """Sends the metrics of each step to the trackers named in `GRPOConfig.report_to`.
 
-    A tracker that fails during the run is given up with a warning: `metrics.jsonl` has the numbers.
+    A tracker that fails during the run is dropped with a warning; `metrics.jsonl` still has the metrics.
 
     Raises:
         UsageError: A tracker is unknown.
@@ -50,7 +50,13 @@ class Trackers:
             try:
                 run.log(plain, step=step)
             except Exception as error:  # noqa: BLE001 - a tracker's server must not end the run
-                log.warning("%s is given up at step %d: %s: %s", name, step, type(error).__name__, error)
+                log.warning(
+                    "tracker %s failed and is dropped at step %d: %s: %s",
+                    name,
+                    step,
+                    type(error).__name__,
+                    error,
+                )
                 del self._runs[name]
 
     def close(self) -> None:
@@ -58,8 +64,8 @@ class Trackers:
         for name, run in self._runs.items():
             try:
                 run.finish()
-            except Exception as error:  # noqa: BLE001 - it must not hide why the run ended
-                log.warning("%s did not end its run: %s: %s", name, type(error).__name__, error)
+            except Exception as error:  # noqa: BLE001 - it must not hide the error that ended the run
+                log.warning("tracker %s could not finish its run: %s: %s", name, type(error).__name__, error)
 
 
 class _TensorBoard:
@@ -78,13 +84,13 @@ class _TensorBoard:
 
 def _open(name: str, directory: Path, config: Mapping[str, Any]) -> Tracked:
     if name not in PACKAGES:
-        raise UsageError(f"unknown tracker {name!r} in report_to", remedy=f"one of {sorted(PACKAGES)}")
+        raise UsageError(f"unknown tracker {name!r} in report_to", remedy=f"use one of {sorted(PACKAGES)}")
     try:
         module = import_module(PACKAGES[name])
     except ImportError:
         raise DependencyMissing.of(name, "track", purpose=f"report_to={name!r}") from None
     if name == "tensorboard":
         return _TensorBoard(module.SummaryWriter(str(directory / "tensorboard")))
-    # Weights & Biases writes into the working directory unless it is told where.
-    where = {"dir": str(directory)} if name == "wandb" else {}
-    return module.init(project="agentenv", name=directory.name, config=dict(config), **where)
+    # Without `dir`, Weights & Biases writes into the working directory.
+    options = {"dir": str(directory)} if name == "wandb" else {}
+    return module.init(project="agentenv", name=directory.name, config=dict(config), **options)

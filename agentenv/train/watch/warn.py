@@ -1,4 +1,4 @@
-"""Early warnings: what a run's metrics say in words, before hours are lost."""
+"""Early warnings: sentences that name the problems which a run's metrics show."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ __all__ = ["TaskLedger", "early_warnings"]
 
 FIRST_STEPS = 3
 MAX_MISMATCH = 0.05
-"""k3 right after a sync is about 5e-3 with the right weights and 4 with wrong ones."""
+"""Largest k3 without a warning. Right after a sync, k3 is about 5e-3 with right weights and 4 with wrong
+ones."""
 MAX_OUTSIDE = 0.3
 MIN_ENTROPY = 0.01
 MAX_TRUNCATED = 0.5
 MAX_LEFT_OUT = 0.5
 MIN_TASKS = 8
-"""Different tasks to have met before it says something that only one of them earned a reward."""
+"""Number of different tasks that must be played before a warning that only one of them earned a reward."""
 
 
 class TaskLedger:
-    """Counts over a run which tasks ever earned more than the worst reward of all."""
+    """Counts, over a run, the tasks that ever earned more than the lowest reward of the run."""
 
     def __init__(self) -> None:
         self._best: dict[tuple[str, str], float] = {}
         self._worst = inf
 
     def add(self, world: World, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """Add the episodes of a step, of all processes, and return the counts so far.
+        """Add a step's episodes of all processes, and return the counts so far.
 
         Returns:
-            `tasks/met` and `tasks/rewarded`; of several environments also `envs/met`, `envs/rewarded`.
+            `tasks/met` and `tasks/rewarded`; with several environments also `envs/met`, `envs/rewarded`.
         """
         own = [
             ((one.env_id, one.task_id), one.reward)
@@ -55,7 +56,7 @@ class TaskLedger:
 
 
 def early_warnings(history: Sequence[dict[str, float]]) -> list[str]:
-    """Return what is wrong at the last step, each problem once when it begins.
+    """Return the problems of the last step that the step before it did not have.
 
     Args:
         history: metrics of the steps so far, the last one included.
@@ -121,7 +122,7 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
 
 
 def _left_out(metrics: dict[str, float]) -> dict[str, float]:
-    """Return how many episodes or rows were dropped, by reason; groups without spread are no loss."""
+    """Return the number of dropped episodes or rows by reason, except groups without spread."""
     others = ("dropped/zero_std_episodes", "dropped/demonstrations_")
     return {
         name.removeprefix("dropped/").replace("_", " "): count

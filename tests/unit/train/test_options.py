@@ -214,7 +214,7 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"epsilon": 1.5}, "epsilon must be 0 or more and below 1"),
         ({"delta": 1.1}, "delta must be above"),
         ({"dual_clip": 0.5}, "dual_clip must be more than 1"),
-        ({"importance_correction": "token_mask"}, "nothing with old_logprobs='sampler'"),
+        ({"importance_correction": "token_mask"}, "no effect with old_logprobs='sampler'"),
         ({"loss_type": "dr_grpo"}, "needs max_completion_length"),
         ({"overlong_penalty_tokens": 5}, "needs max_completion_length"),
         ({"importance_sampling_level": "sequence"}, "GSPO"),

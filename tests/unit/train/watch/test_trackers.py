@@ -161,7 +161,7 @@ class Broken:
         raise ConnectionError("gone")
 
     def finish(self):
-        raise AssertionError("finished after it was given up")
+        raise AssertionError("finished after it was dropped")
 
 
 def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tmp_path, caplog):
@@ -172,7 +172,7 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tmp_path, caplog):
     trackers.log(2, {"reward": 1.0})
     trackers.close()
 
-    assert caplog.text.count("wandb is given up at step 1: ConnectionError: gone") == 1
+    assert caplog.text.count("tracker wandb failed and is dropped at step 1: ConnectionError: gone") == 1
 
 
 class Endless(Broken):
@@ -197,8 +197,8 @@ def test_a_tracker_that_cannot_end_does_not_fail_a_finished_run(tmp_path, caplog
     with journal(tmp_path):
         pass
 
-    assert "wandb did not end its run: ConnectionError: gone at last" in caplog.text
-    assert "trackio did not end its run" in caplog.text
+    assert "tracker wandb could not finish its run: ConnectionError: gone at last" in caplog.text
+    assert "tracker trackio could not finish its run" in caplog.text
 
 
 def test_a_tracker_that_cannot_end_does_not_hide_why_the_run_failed(tmp_path):
