@@ -126,7 +126,7 @@ def _show(result: TrainResult, *, as_json: bool) -> None:
         head = {"run": run_id, "steps": result.steps_done, "interrupted": result.interrupted}
         sys.stdout.write(json.dumps({**head, **(result.history[-1] if result.history else {})}) + "\n")
     elif result.interrupted:
-        print(f" stopped after step {result.steps_done}; go on with: agentenv train --resume {run_id}")
+        print(f" stopped after step {result.steps_done}; continue with: agentenv train --resume {run_id}")
     else:
         if "eval/success" in scores:
             print(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.settings import build
+from agentenv.core.settings import build, options_of
 from agentenv.engine.factory import check_options, weights_and_engine
 from agentenv.engine.hf.engine import TransformersEngine
 from agentenv.engine.hf.load import locate
@@ -23,8 +23,6 @@ from agentenv.train.loop.checkpoint import last_checkpoint, step_of
 from agentenv.train.loop.mixture import Envs, weighted
 
 __all__ = ["TrainPlan", "TrainRequest"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +114,8 @@ class TrainRequest:
             path=Path(),
             envs={env if isinstance(env, str) else env.id: weight for env, weight in pairs},
             config=self._config(),
-            limits=_options(RunLimits, self.limits),
-            runner=_options(RunnerOptions, self.runner),
+            limits=options_of(RunLimits, self.limits),
+            runner=options_of(RunnerOptions, self.runner),
             env=dict(self.env),
             engine=dict(self.engine),
             demos=self.demos,
@@ -195,13 +193,6 @@ def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:
 
 def _spec(env: str | EnvSpec) -> EnvSpec:
     return find_spec(env) if isinstance(env, str) else env
-
-
-def _options(kind: type[T], given: T | Mapping[str, Any] | None) -> T:
-    """Return options that the caller passed as an object or as a mapping of its fields."""
-    if isinstance(given, kind):
-        return given
-    return build(kind, {} if given is None else dict(given))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _check_model(model: str) -> None:

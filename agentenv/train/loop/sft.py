@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from importlib import import_module
 from random import Random
 from typing import Literal, TypeAlias, TypedDict
 
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.core.errors import UsageError
+from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.seeds import derive_seed
@@ -53,14 +53,7 @@ def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | N
         return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
     if not demos:
         return None, ""
-    module, _, name = demos.partition(":")
-    try:
-        policy: DemonstrationPolicy = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"demos {demos!r} cannot be imported: {error}", remedy="pass module:function of a scripted policy"
-        ) from error
-    return policy, demos
+    return import_object(demos, where="demos"), demos
 
 
 def demonstrate(

@@ -514,7 +514,7 @@ def test_two_processes_that_are_interrupted_keep_their_episodes_and_a_checkpoint
     (trained,) = list_runs()
     steps = len(trained.metrics())
     assert code != 0
-    assert text.count("go on with: agentenv train --resume") == 1
+    assert text.count("continue with: agentenv train --resume") == 1
     assert trained.status is RunStatus.INTERRUPTED
     assert len(trained) >= 6 * steps >= 12
     assert len(list((trained.path / "checkpoints").glob("step-*"))) == 1
