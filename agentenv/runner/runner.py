@@ -68,7 +68,7 @@ class Runner:
             raise UsageError(f"{engine.name} only speaks text: it takes no renderer")
         if not chat and renderer is None:
             raise UsageError(f"{engine.name} works on tokens: pass the renderer of its tokenizer")
-        if sandbox is not None and not isinstance(sandbox, SandboxPool):
+        if sandbox is not None and not isinstance(sandbox, SandboxPool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"{type(sandbox).__name__} lends no sandboxes: it has no lease()")
         self.engine = engine
         self.renderer = renderer

@@ -80,7 +80,7 @@ def user_for(user: UserLike, task: Mapping[str, object]) -> User | None:
         UsageError: It is neither a user nor a function that gives one.
     """
     chosen = user if user is None or isinstance(user, User) else user(task)
-    if chosen is not None and not isinstance(chosen, User):
+    if chosen is not None and not isinstance(chosen, User):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"a user is an agentenv.User or a function of the task giving one, not {chosen!r}")
     return None if chosen is None else chosen.fresh()
 
