@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from math import isfinite
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentenv.core.errors import AlignmentError
 
@@ -66,7 +66,7 @@ class TokenSpan:
             raise AlignmentError(f"{len(self.token_ids)} sampled tokens but {len(self.logprobs)} logprobs")
         if _all_logprobs(self.logprobs):
             return
-        for index, logprob in enumerate(self.logprobs):
+        for index, logprob in enumerate(cast("tuple[object, ...]", self.logprobs)):
             if not isinstance(logprob, (int, float)) or not isfinite(logprob) or logprob > MAX_LOGPROB:
                 raise AlignmentError(f"logprob {logprob!r} of sampled token {index} is not ln(p) <= 0")
 

@@ -345,12 +345,12 @@ def _with_ids(rows: Iterable[object], where: str) -> Iterator[Task]:
             raise TaskError(
                 f"{where}, row {number} is {row!r:.200}", remedy="a task is a mapping of field to value"
             )
-        fields = cast("Mapping[str, object]", row)
-        unnamed = [name for name in fields if not isinstance(name, str)]
+        unnamed = [name for name in cast("Mapping[object, object]", row) if not isinstance(name, str)]
         if unnamed:
             raise TaskError(
                 f"{where}, row {number} has the field name {unnamed[0]!r}", remedy="names are text"
             )
+        fields = cast("Mapping[str, object]", row)
         named = fields.get("id")
         if named is not None:
             if str(named) in named_ids:
@@ -369,7 +369,7 @@ def _task(id: str, fields: Mapping[str, object]) -> Task:
 
 def _seeded(make: Callable[[int], Mapping[str, object]], seed: int) -> Task:
     fields = make(seed)
-    if not isinstance(fields, Mapping):
+    if not isinstance(fields, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TaskError(
             f"task of seed {seed} is {fields!r:.200}", remedy="a task is a mapping of field to value"
         )

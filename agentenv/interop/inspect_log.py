@@ -243,7 +243,7 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
         return content or ""
     parts: list[dict[str, Any]] = []
     for part in content:
-        image = part.get("image_url")
+        image: Any = part.get("image_url")
         if part.get("type") == "image_url" and image:
             parts.append({"type": "image", "image": image["url"] if isinstance(image, dict) else image})
         else:

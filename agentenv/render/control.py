@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
@@ -237,9 +237,13 @@ def _is_control_markup(content: str, template: str) -> bool:
     return "tool" in lowered or "think" in lowered or content in template
 
 
+_Trie: TypeAlias = "dict[str, _Trie]"
+"""By character, what may follow it; an empty key stands for the end of a string."""
+
+
 def _trie_pattern(strings: Iterable[str]) -> str:
     """Return a regular expression that matches the longest of the strings at each position."""
-    root: dict[str, dict] = {}
+    root: _Trie = {}
     for string in strings:
         node = root
         for character in string:
@@ -248,7 +252,7 @@ def _trie_pattern(strings: Iterable[str]) -> str:
     return _trie_branch(root)
 
 
-def _trie_branch(node: dict[str, dict]) -> str:
+def _trie_branch(node: _Trie) -> str:
     prefix = ""
     while len(node) == 1 and "" not in node:
         ((character, node),) = node.items()

@@ -71,7 +71,7 @@ class Runner:
                 f"{engine.name} works on tokens and needs a renderer",
                 remedy="pass the renderer of its tokenizer",
             )
-        if sandbox is not None and not isinstance(sandbox, SandboxPool):
+        if sandbox is not None and not isinstance(sandbox, SandboxPool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(
                 f"{type(sandbox).__name__} has no method lease(), so it cannot lend sandboxes",
                 remedy="pass an agentenv.sandbox.Sandbox",

@@ -80,7 +80,7 @@ def user_for(user: UserLike, task: Mapping[str, object]) -> User | None:
         UsageError: `user` is neither a user nor a function that returns one.
     """
     chosen = user if user is None or isinstance(user, User) else user(task)
-    if chosen is not None and not isinstance(chosen, User):
+    if chosen is not None and not isinstance(chosen, User):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(
             f"{chosen!r:.200} is not a user",
             remedy="pass an agentenv.User, or a function of the task that returns one",

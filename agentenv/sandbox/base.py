@@ -210,7 +210,7 @@ def create(
     if backend not in _BACKENDS:
         known = ", ".join([*_BACKENDS, "namespace", "landlock"])
         raise UsageError(f"unknown sandbox backend {backend!r}", remedy=f"use one of: {known}")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"size must be a whole number of at least 1, not {size!r}")
     module, name = _BACKENDS[backend]
     make = getattr(importlib.import_module(module), name)

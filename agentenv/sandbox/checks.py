@@ -1,10 +1,14 @@
-"""Check the arguments of sandbox calls in one place for all backends."""
+"""Check the arguments of sandbox calls in one place for all backends.
+
+Callers may be untyped, so the parameters here are wider than those of the public methods.
+"""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
 from math import isfinite
+from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.execution import ExecResult
@@ -26,7 +30,7 @@ MAX_JOB_BYTES = 32 << 20
 """Largest size of code, input and files of one execution together."""
 
 
-def clean_path(path: str) -> str:
+def clean_path(path: object) -> str:
     """Return a path relative to the working directory.
 
     Raises:
@@ -43,7 +47,7 @@ def clean_path(path: str) -> str:
     return clean
 
 
-def as_bytes(data: str | bytes, what: str) -> bytes:
+def as_bytes(data: object, what: str) -> bytes:
     """Return text as UTF-8, with lone surrogates replaced by question marks, and bytes unchanged."""
     if isinstance(data, str):
         return data.encode("utf-8", errors="replace")
@@ -62,7 +66,7 @@ def clean_input(stdin: str | bytes | None) -> bytes | None:
     return None if stdin is None else as_bytes(stdin, "stdin")
 
 
-def clean_environment(env: Mapping[str, str] | None) -> dict[str, str]:
+def clean_environment(env: Mapping[Any, Any] | None) -> dict[str, str]:
     """Return the environment variables, after checking that the kernel accepts them."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -72,7 +76,7 @@ def clean_environment(env: Mapping[str, str] | None) -> dict[str, str]:
     return dict(env or {})
 
 
-def clean_timeout(timeout_s: float | None, default_s: float) -> float:
+def clean_timeout(timeout_s: object, default_s: float) -> float:
     """Return the time limit in seconds; None means the default."""
     if timeout_s is None:
         return default_s
@@ -86,7 +90,7 @@ def clean_timeout(timeout_s: float | None, default_s: float) -> float:
     return float(timeout_s)
 
 
-def clean_command(cmd: str | Sequence[str]) -> list[str]:
+def clean_command(cmd: str | Sequence[Any]) -> list[str]:
     """Return a command as a list of arguments."""
     command = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
     if not command or not all(isinstance(part, str) for part in command):
@@ -94,7 +98,7 @@ def clean_command(cmd: str | Sequence[str]) -> list[str]:
     return command
 
 
-def clean_code(code: str) -> str:
+def clean_code(code: object) -> str:
     """Return the code, after checking that it is text; its syntax is not checked."""
     if not isinstance(code, str):
         raise UsageError(f"code must be text, not {type(code).__name__}")

@@ -300,7 +300,11 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     if function is not None:
         return _make(function, ToolOptions(), _caller())
     settings = ToolOptions(**options)
-    return lambda decorated: _make(decorated, settings, _caller())
+
+    def decorate(decorated: Callable[..., Any]) -> Tool[..., Any]:
+        return _make(decorated, settings, _caller())
+
+    return decorate
 
 
 def _find(module: str, qualname: str) -> Tool[..., Any]:

@@ -245,8 +245,8 @@ class RemoteWorkspace:
                     envs=request.env,
                     cwd=HOME,
                     timeout=timeout_s,
-                    on_stdout=lambda text: out.add(str(text).encode(errors="replace")),
-                    on_stderr=lambda text: err.add(str(text).encode(errors="replace")),
+                    on_stdout=out.add_text,
+                    on_stderr=err.add_text,
                 )
             )
         except self.cloud.exit_error as error:

@@ -51,7 +51,7 @@ class SharedRun(Generic[P]):
         self._before: Any = None
         if self._launch is not None and threading.current_thread() is threading.main_thread():
             # torchrun ends all processes when one fails. Exiting normally still writes what was sent by then.
-            self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            self._before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
 
         def opened() -> P:
             self._writer, plan = open_run()

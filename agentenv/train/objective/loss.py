@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -207,7 +208,7 @@ def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
 
     Without the check, a mean over the micro-batch would broadcast over the tokens without an error.
     """
-    loss_N: object = loss_fn(x)
+    loss_N = cast("object", loss_fn(x))
     wanted = tuple(x.logprobs_N.shape)
     if isinstance(loss_N, Tensor) and tuple(loss_N.shape) == wanted:
         return loss_N

@@ -77,7 +77,7 @@ class _Worker:
             user_namespace = _user_namespace(mapped=bool(config["mapped"]))
         else:
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            signal.signal(signal.SIGTERM, lambda *_: self.stop())
+            signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
             paths = make(config["base"], NOBODY if os.geteuid() == 0 else os.geteuid())
             user_namespace = -1
         prctl(_PR_SET_DUMPABLE, 0)
