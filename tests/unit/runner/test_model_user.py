@@ -9,6 +9,7 @@ from agentenv.engine import ChatCompletion, ScriptedEngine, ScriptedTurn, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import ModelUser, Runner, RunnerOptions, UserTurn
+from agentenv.testing import tool_call
 from agentenv.tools import tool
 
 TOKENIZER = byte_tokenizer()
@@ -45,7 +46,7 @@ async def sell(user: ModelUser, *script: str):
 
 async def test_the_model_sees_the_conversation_with_the_roles_turned_round_and_no_tools():
     user, engine = played_by("Apples, please.", "Thanks. ###STOP###")
-    call = '<tool_call>{"name": "stock", "arguments": {}}</tool_call>'
+    call = tool_call("stock")
 
     record = await sell(user, "What do you want?", call, "Here they are.")
 

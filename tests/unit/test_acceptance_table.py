@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ([A-D]\d+b?) \| .* \| `([\w/.]+)` `(\w+)` \|$", re.MULTILINE)
 MENTION = re.compile(r"^Acceptance ([A-D]\d+b?(?:, [A-D]\d+b?)*)[.:]")
 
