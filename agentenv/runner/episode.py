@@ -207,12 +207,14 @@ class Episode:
             self._record.repaired_calls += len(mended)
         # Invariant: each index of `calls` is either a key of `results` or in `runnable`.
         results, runnable, over = self._sort_out(calls)
-        step = StepResult()
+        step, finished = StepResult(), False
         if runnable:
-            step = await self._advance(turn, tuple(calls[index] for index in runnable))
+            step, finished = await self._advance(
+                turn, tuple(calls[index] for index in runnable), ask_done=True
+            )
             results.update(zip(runnable, marked(step.tool_results, mended), strict=True))
         answer = TurnAnswer(tuple(results[index] for index in range(len(calls))), step.messages)
-        reason = await self._stop_after(step, asked=bool(runnable))
+        reason = _stop_after(step, finished)
         return await self._observe(turn, answer, over if reason is None else reason)
 
     def _sort_out(self, calls: list[ToolCall]) -> tuple[dict[int, ToolResult], list[int], StopReason | None]:
@@ -245,17 +247,21 @@ class Episode:
         return results, runnable, over
 
     async def _answer_text(self, turn: OpenTurn) -> StopReason | None:
-        step = await self._advance(turn, ())
-        if self._env.ends_on_text and not step.truncated:
+        ends = self._env.ends_on_text
+        step, finished = await self._advance(turn, (), ask_done=not ends)
+        if ends and not step.truncated:
             return await self._observe(turn, TurnAnswer((), step.messages), StopReason.FINAL_ANSWER)
-        reason = await self._stop_after(step, asked=True)
+        reason = _stop_after(step, finished)
         messages = step.messages
         if reason is None and self._user is not None:
             words, reason = await self._ask_user(turn, self._user, messages)
             messages = (*messages, *words)
         return await self._observe(turn, TurnAnswer((), messages), reason or self._why_last(turn))
 
-    async def _advance(self, turn: OpenTurn, calls: tuple[ToolCall, ...]) -> StepResult:
+    async def _advance(
+        self, turn: OpenTurn, calls: tuple[ToolCall, ...], *, ask_done: bool
+    ) -> tuple[StepResult, bool]:
+        """Let the environment answer a turn; return its answer, and whether its `is_done()` is true."""
         limits, context = self._limits, self._context
         context.turn = turn.index
         if limits.max_tool_calls is not None:
@@ -264,6 +270,9 @@ class Episode:
         began = time.perf_counter()
         async with self.guard.waiting("env", limits.env_timeout_s):
             step = await self._env.advance(Action(turn.reply.message, calls))
+            # One wait for both, because a wait costs as much as a small environment's step.
+            goes_on = not (step.terminated or step.truncated)
+            finished = ask_done and goes_on and await self._env.is_finished()
         took = time.perf_counter() - began
         with at("env"):
             check_step(step, calls)
@@ -271,19 +280,7 @@ class Episode:
         turn.timings["tools_s"] += min(tools, took)
         turn.timings["env_s"] += took - min(tools, took)
         turn.reward += step.reward
-        return step
-
-    async def _stop_after(self, step: StepResult, *, asked: bool) -> StopReason | None:
-        """Return why the environment's answer ends the episode; None if the episode continues."""
-        if step.terminated:
-            return StopReason.ENV_TERMINATED
-        if step.truncated:
-            return StopReason.ENV_TRUNCATED
-        if not asked:
-            return None
-        async with self.guard.waiting("env", self._limits.env_timeout_s):
-            finished = await self._env.is_finished()
-        return StopReason.ENV_DONE if finished else None
+        return step, finished
 
     async def _ask_user(
         self, turn: OpenTurn, user: User, said: tuple[Message, ...]
@@ -394,3 +391,12 @@ class Episode:
                 )
         self._record.spare["reward_s"] += time.perf_counter() - began
         return Outcome(reward, parts)
+
+
+def _stop_after(step: StepResult, finished: bool) -> StopReason | None:
+    """Return why the environment's answer ends the episode; None if the episode continues."""
+    if step.terminated:
+        return StopReason.ENV_TERMINATED
+    if step.truncated:
+        return StopReason.ENV_TRUNCATED
+    return StopReason.ENV_DONE if finished else None

@@ -167,22 +167,25 @@ class _Wait:
         if left == 0:
             raise Halt(StopReason.DEADLINE)
         guard.due = None if left is None else guard.since + left
-        self._timeout = asyncio.timeout(left)
-        await self._timeout.__aenter__()
+        self._timeout = None if left is None else asyncio.timeout(left)
+        if self._timeout is not None:
+            await self._timeout.__aenter__()
         return left
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._guard.due = None
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            error = late
+        timeout = self._timeout
+        if timeout is not None:
+            try:
+                await timeout.__aexit__(kind, error, trace)
+            except TimeoutError as late:
+                error = late
         meaning = None if error is None else _meaning(self._boundary, error)
         if meaning is None:
             return
-        if isinstance(meaning, Failure) and self._timeout.expired():
+        if timeout is not None and timeout.expired() and isinstance(meaning, Failure):
             # The timeout cancelled the code; whatever the code raised then, the cause is the timeout.
             if self._is_deadline or self._boundary == "engine":
                 raise Halt(StopReason.DEADLINE) from error
