@@ -169,6 +169,8 @@ class Evaluation:
     ) -> None:
         self.config = config
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
+        for entry in self.specs:
+            entry.with_kwargs(config.env).check_kwargs()
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
         self.on_episode = on_episode

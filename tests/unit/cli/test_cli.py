@@ -501,3 +501,11 @@ def test_arguments_of_the_environment_are_settings_of_eval_and_check(digits, tmp
 def test_check_refuses_settings_that_it_does_not_know(digits, capsys):
     assert run("check", digits, "-o", "max_trns=2") == 2
     assert "did you mean 'limits.max_turns'" in capsys.readouterr().err
+
+
+def test_an_argument_that_the_environment_does_not_take_is_refused_before_a_run_is_made(adder, capsys):
+    code = run("eval", adder, "-n", "3", "-o", "env.digits=2")
+
+    assert code == 1
+    assert "cannot be made with ['digits']" in capsys.readouterr().err
+    assert not Path("runs").exists()
