@@ -506,6 +506,6 @@ def test_check_refuses_settings_that_it_does_not_know(digits, capsys):
 def test_an_argument_that_the_environment_does_not_take_is_refused_before_a_run_is_made(adder, capsys):
     code = run("eval", adder, "-n", "3", "-o", "env.digits=2")
 
-    assert code == 1
+    assert code == 2
     assert "cannot be made with ['digits']" in capsys.readouterr().err
     assert not Path("runs").exists()
