@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import inf
 
-from agentenv.core.bounds import PositiveInt, PositiveSeconds, check_bounds
+from agentenv.core.errors import UsageError
 
 __all__ = ["ExecRequest", "SandboxLimits"]
 
@@ -19,31 +20,37 @@ class SandboxLimits:
         UsageError: A limit is not a positive number.
     """
 
-    timeout_s: PositiveSeconds = 5.0
+    timeout_s: float = 5.0
     """Time limit in seconds, from the start of the code."""
-    cpu_s: PositiveInt = 10
+    cpu_s: int = 10
     """Processor time of one process in seconds; twice the time limit is allowed if that is more."""
-    address_space_bytes: PositiveInt = 512 * _MIB
+    address_space_bytes: int = 512 * _MIB
     """Address space of one process. Numerical libraries map much more memory than they use."""
-    memory_bytes: PositiveInt = 1024 * _MIB
+    memory_bytes: int = 1024 * _MIB
     """Memory of all processes of the execution together, checked every 100 ms."""
-    max_processes: PositiveInt = 32
+    max_processes: int = 32
     """Largest number of processes and threads together."""
-    max_open_files: PositiveInt = 128
-    work_bytes: PositiveInt = 32 * _MIB
+    max_open_files: int = 128
+    work_bytes: int = 32 * _MIB
     """Disk space in the working directory; /tmp has the same limit of its own."""
-    shm_bytes: PositiveInt = 16 * _MIB
-    max_inodes: PositiveInt = 8192
-    max_file_bytes: PositiveInt = 32 * _MIB
-    output_bytes: PositiveInt = 64 * 1024
+    shm_bytes: int = 16 * _MIB
+    max_inodes: int = 8192
+    max_file_bytes: int = 32 * _MIB
+    output_bytes: int = 64 * 1024
     """Bytes of stdout that are returned, half from the head and half from the tail; the same for stderr."""
-    max_output_bytes: PositiveInt = 8 * _MIB
+    max_output_bytes: int = 8 * _MIB
     """Largest output of an execution; one that writes more is ended."""
-    collect_bytes: PositiveInt = 8 * _MIB
+    collect_bytes: int = 8 * _MIB
     """Largest total size of the files that are kept from an execution for `read_file`."""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        # All fields have one bound. It is checked here and not by `core.bounds`, because sandboxes also run
+        # under interpreters that have only the standard library.
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            is_number = type(value) is int or (type(value) is float and limit.name == "timeout_s")
+            if not is_number or not 0 < value < inf:
+                raise UsageError(f"{limit.name} must be a positive number, not {value!r}")
 
     def as_dict(self) -> dict[str, int]:
         """Return the limits that the jail enforces."""

@@ -361,7 +361,7 @@ async def test_the_server_takes_full_weights_and_wrong_ones_are_told(remote, tra
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "weights-5", other)
     (other / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
-    with pytest.raises(EngineError, match="of another model, with hidden_size 64 instead of 576"):
+    with pytest.raises(EngineError, match="another model, whose hidden_size is 64 and not 576"):
         await remote.engine.load_weights(other)
     await remote.engine.load_weights(remote.engine.report.model_path, version=0)
 

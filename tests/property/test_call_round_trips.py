@@ -137,7 +137,7 @@ def check_round_trip(renderer: Renderer, examples: int = 15) -> None:
 
 def calls_in_a_turn(renderer: Renderer) -> int:
     """How many calls a template writes in one turn: some refuse a second one, or leave it out."""
-    if any("one call a turn" in warning for warning in renderer.report.warnings):
+    if any("one call per turn" in warning for warning in renderer.report.warnings):
         return 1
     marks = [f"mark{index}" for index in range(3)]
     written = cases.written_calls(renderer, "book", [{"city": mark, "n": 1} for mark in marks], [BOOK])

@@ -21,11 +21,10 @@ from agentenv.core.bounds import PositiveInt, PositiveSeconds, check_bounds
 from agentenv.engine import Sampling
 from agentenv.runner import RunnerOptions
 from agentenv.runs import EvalConfig
-from agentenv.sandbox.request import SandboxLimits
 from agentenv.tools.definition import ToolOptions
 from agentenv.train.config import GRPOConfig, LoraOptions
 
-OPTIONS = [RunLimits, Sampling, RunnerOptions, SandboxLimits, ToolOptions, GRPOConfig, LoraOptions]
+OPTIONS = [RunLimits, Sampling, RunnerOptions, ToolOptions, GRPOConfig, LoraOptions]
 
 
 @dataclass(frozen=True, slots=True)

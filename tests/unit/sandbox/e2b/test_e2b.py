@@ -110,7 +110,7 @@ async def test_a_service_that_cannot_be_reached_is_said(monkeypatch):
     monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("E2B_API_KEY", "e2b_" + "0" * 40)
 
-    with pytest.raises(SandboxUnavailable, match="e2b: no sandbox"):
+    with pytest.raises(SandboxUnavailable, match="e2b: cannot get a sandbox"):
         async with create("e2b"):
             pass
 
