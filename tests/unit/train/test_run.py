@@ -179,7 +179,7 @@ def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
         ({"runner": {"concurency": 1}}, "did you mean 'concurrency'"),
         ({"env": {"digts": 1}}, "takes no such arguments"),
         ({"engine": {"max_bach": 1}}, "did you mean 'max_batch'"),
-        ({"demos": "no_such_module:policy"}, "module:function"),
+        ({"demos": "no_such_module:policy"}, "cannot be loaded: No module named"),
         ({"envs": {"test/Echo-v0": 0}}, "must be more than 0"),
     ],
 )
