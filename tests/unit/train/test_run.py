@@ -12,9 +12,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
+from agentenv.cli import main
 from agentenv.core import StoreError, UsageError
 from agentenv.engine.hf.scheduler import Scheduler
-from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.render import byte_tokenizer
 from agentenv.runs.store import RunStatus
 from agentenv.train import GRPOConfig
@@ -98,6 +99,20 @@ def test_a_resumed_run_never_becomes_shorter(model):
     again = train(resume=first.run.path, steps=1)
 
     assert (again.steps_done, again.history) == (2, ())
+
+
+@pytest.mark.parametrize(("words", "steps"), [((), 1), (("--steps", "2"), 2)])
+def test_the_command_makes_a_resumed_run_longer_only_if_steps_are_typed(model, words, steps):
+    registry.add(echo("test/Recorded-v0"))
+    try:
+        first = train(model, {"test/Recorded-v0": 1.0}, steps=1)
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "--resume", first.run.id, *words])
+    finally:
+        registry.remove("test/Recorded-v0")
+
+    assert not stop.value.code
+    assert len(ae.find_run(first.run.id).metrics()) == steps
 
 
 def test_arguments_win_over_the_trainers_options(model):
