@@ -251,7 +251,8 @@ class GRPOTrainer:
         """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
         directory = Path(self.config.output_dir) / "checkpoints"
         path = self.save(directory / f"step-{self.steps_done}")
-        prune_checkpoints(directory, self.config.save_total_limit)
+        if self.world.rank == 0:  # the only process that writes
+            prune_checkpoints(directory, self.config.save_total_limit)
         return path
 
     def resume(self, path: str | Path) -> None:
