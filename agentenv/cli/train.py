@@ -73,13 +73,15 @@ def run(
     from agentenv.train.sections import TRAIN_SECTIONS
 
     given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
-    sources = [read_toml(config), _typed(ctx, given)] if config else []
+    chosen = _typed(ctx, given)
+    sources = [read_toml(config), chosen] if config else []
     options: dict[str, Any] = dict(
         read_settings([given, *sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
     )
     options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume}
     if resume:
-        options["steps"] = steps  # all other settings of a resumed run are kept
+        # A resumed run keeps its settings. The default of --steps must not make it longer.
+        options["steps"] = chosen.get("max_steps")
     named = options["train"].pop("model")
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
     watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agentenv.core.errors import TaskError as TaskError
     from agentenv.core.errors import ToolDefinitionError as ToolDefinitionError
     from agentenv.core.errors import ToolError as ToolError
+    from agentenv.core.errors import TrainingFailed as TrainingFailed
     from agentenv.core.errors import UnknownEnvironment as UnknownEnvironment
     from agentenv.core.errors import UsageError as UsageError
     from agentenv.core.execution import ExecResult as ExecResult
@@ -83,6 +84,7 @@ __all__ = door(
             "TaskError",
             "ToolDefinitionError",
             "ToolError",
+            "TrainingFailed",
             "UnknownEnvironment",
             "UsageError",
         ],

@@ -44,6 +44,7 @@ __all__ = [
     "TaskError",
     "ToolDefinitionError",
     "ToolError",
+    "TrainingFailed",
     "UnknownEnvironment",
     "UsageError",
 ]
@@ -150,3 +151,7 @@ class EnvironmentMisuse(AgentEnvError, RuntimeError):
 
 class StoreError(AgentEnvError, OSError):
     """A run directory cannot be written or read."""
+
+
+class TrainingFailed(AgentEnvError, RuntimeError):
+    """A training had nothing to train on; the message holds the cause."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
@@ -85,16 +86,32 @@ def read_task(task: TaskLike) -> tuple[str, Mapping[str, object]]:
     return whole.id, whole.data
 
 
-def jobs_of(tasks: Iterable[TaskLike], env_id: str, run_seed: int, round_index: int) -> Iterator[Job]:
-    """Yield a job for each task, with the group's id and seeds; a repeated task becomes another group."""
-    times_seen: dict[str, int] = {}
+def jobs_of(
+    tasks: Iterable[TaskLike],
+    env_id: str,
+    run_seed: int,
+    round_index: int,
+    repeats: Iterable[int] | None = None,
+) -> Iterator[Job]:
+    """Yield a job for each task, with the group's id and seeds; a repeated task becomes another group.
+
+    `repeats` holds how often each task came before in the round; without it they are counted over `tasks`.
+    """
     if round_index:
         run_seed = derive_seed(run_seed, "round", round_index)
-    for task in tasks:
+    counted = _counted(tasks) if repeats is None else zip(tasks, repeats, strict=True)
+    for task, repeat in counted:
         task_id, data = read_task(task)
-        repeat = times_seen.get(task_id, 0)
-        times_seen[task_id] = repeat + 1
         salted = run_seed if repeat == 0 else derive_seed(run_seed, "repeat", repeat)
         suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
         group_id = f"{env_id}:{task_id}{suffix}"
         yield Job(task_id, data, salted, group_id, derive_seed(salted, env_id, task_id))
+
+
+def _counted(tasks: Iterable[TaskLike]) -> Iterator[tuple[TaskLike, int]]:
+    """Yield each task with the number of times that it came before."""
+    times_seen: Counter[str] = Counter()
+    for task in tasks:
+        task_id, _ = read_task(task)
+        yield task, times_seen[task_id]
+        times_seen[task_id] += 1

@@ -181,6 +181,7 @@ class Runner:
         group_size: int = 1,
         *,
         round_index: int = 0,
+        repeats: Iterable[int] | None = None,
         limits: RunLimits | None = None,
         sampling: Sampling | None = None,
         user: UserLike = None,
@@ -200,6 +201,7 @@ class Runner:
             tasks: the tasks to play; read when there is room, so the iterable may be endless.
             group_size: number of episodes of each task, which differ only in their sampling seeds.
             round_index: round of a training run; a task that is repeated in another round gets new seeds.
+            repeats: how often each task came before in the round; by default counted over `tasks`.
             limits: further limits; the strictest of these, the spec's and the runner's apply.
             sampling: sampling settings that replace the runner's.
             user: user that replaces the spec's.
@@ -207,15 +209,13 @@ class Runner:
             score: adds a reward to the environment's own reward.
             env_kwargs: keyword arguments for `spec.make`.
             policy: what happens to failed members.
-            finished: group id and member number of each episode that an earlier run finished. These are not
-                played again: a group is yielded with its other members only, or not at all without others.
+            finished: group id and member of episodes to leave out; a group without others is left out too.
             on_trajectory: called with each episode as it finishes.
 
         Raises:
             UsageError: Groups of this size cannot satisfy the policy.
         """
-        policy = policy or GroupPolicy()
-        policy.check(group_size)
+        (policy := policy or GroupPolicy()).check(group_size)
         stage = self.stage(
             spec,
             limits=limits,
@@ -227,7 +227,7 @@ class Runner:
         )
         return play_groups(
             stage,
-            stage.jobs(tasks, round_index=round_index),
+            stage.jobs(tasks, round_index=round_index, repeats=repeats),
             group_size=group_size,
             policy=policy,
             concurrency=self.options.concurrency,

@@ -138,14 +138,17 @@ class Stage:
         self._stack.push_async_callback(self._closing.wait)
         await self._stack.aclose()
 
-    def jobs(self, tasks: Iterable[TaskLike], *, round_index: int = 0) -> Iterator[Job]:
+    def jobs(
+        self, tasks: Iterable[TaskLike], *, round_index: int = 0, repeats: Iterable[int] | None = None
+    ) -> Iterator[Job]:
         """Yield a job for each task, with the group's id and seeds; tasks are read lazily.
 
         Args:
             tasks: the tasks to play; a repeated task becomes another group.
             round_index: round of a training run; a task that is repeated in another round gets new seeds.
+            repeats: how often each task came before in the round; by default counted over `tasks`.
         """
-        return jobs_of(tasks, self.spec.id, self.template.run_seed, round_index)
+        return jobs_of(tasks, self.spec.id, self.template.run_seed, round_index, repeats)
 
     async def play(self, job: Job, member: int = 0) -> Trajectory:
         """Play one member of a group and return its record, whatever happens in it.

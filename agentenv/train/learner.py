@@ -7,8 +7,8 @@ episodes (engines, environments, text) and that report on a run (metrics, notes,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -89,6 +89,26 @@ class Learner:
         if self._optimizer is None:
             self._optimizer = MasterOptimizer(self.model.parameters(), self.config)
         return self._optimizer
+
+    @contextmanager
+    def separate_optimizer(self, config: GRPOConfig) -> Generator[MasterOptimizer]:
+        """Yield an optimiser for other updates than `update`, whose optimiser starts afresh afterwards.
+
+        Two optimisers must not exist at once: the hooks of the older one would take the gradients, and its
+        masters would later overwrite what the other one has learned.
+        """
+        self._drop_optimizer()
+        # Closed even after an interruption, because its hooks would take the gradients of the next optimiser.
+        with closing(MasterOptimizer(self.model.parameters(), config)) as optimizer:
+            try:
+                yield optimizer
+            finally:
+                self._drop_optimizer()  # a checkpoint in between has made one
+
+    def _drop_optimizer(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.close()
+            self._optimizer = None
 
     # From episodes to rows ----------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.errors import TrainingFailed
 from agentenv.core.limits import RunLimits
 from agentenv.core.threads import blocking
 from agentenv.core.trajectory import Trajectory
@@ -96,6 +97,9 @@ def train(
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations before the model is trained on them.
         on_metrics: called after each step with its number and metrics.
+
+    Raises:
+        TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
     """
     policy, shown_by = policy_of(demos)
     settings = (train, limits, runner, env or {}, engine or {})
@@ -103,10 +107,7 @@ def train(
     with SharedRun(request.open) as run:
         training = _Training(run, request.mixture(run.plan), on_start, on_metrics)
         training.begin(policy, num_demos, on_warmup)
-        try:
-            blocking()(training.trainer.run())
-        except KeyboardInterrupt:
-            training.interrupt()
+        training.play()
         return training.finish()
 
 
@@ -162,11 +163,22 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
-    def interrupt(self) -> None:
-        """Save a checkpoint of the last whole step."""
-        self._interrupted = True
-        if self.trainer.steps_done:
-            self.trainer.save_step()
+    def play(self) -> None:
+        """Train to the end; save a checkpoint of the last whole step if the run ends early.
+
+        Raises:
+            TrainingFailed: There was nothing to train on.
+        """
+        try:
+            blocking()(self.trainer.run())
+        except KeyboardInterrupt:
+            self._interrupted = True
+            if self.trainer.steps_done:
+                self.trainer.save_step()
+        except TrainingFailed:
+            if self.trainer.learner.updates_done:  # resumed once the cause is corrected
+                self.trainer.save_step()
+            raise
 
     def finish(self) -> TrainResult:
         """Close the run and return the result."""

@@ -42,6 +42,7 @@ from agentenv.train.loop.mixture import Mixture
 from agentenv.train.loop.rollouts import EpisodeBatch, PlayOptions, Rollouts
 from agentenv.train.loop.sft import WarmupOptions, warm_up
 from agentenv.train.loop.sync import held_still, open_engine
+from agentenv.train.loop.usable import UsableEpisodes
 from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.sums import Meter
 from agentenv.train.watch.metrics import episode_metrics, update_metrics
@@ -157,6 +158,7 @@ class GRPOTrainer:
 
         Raises:
             UsageError: There is no environment to play, or a group has one episode only.
+            TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
         """
         return run_blocking(self.run())
 
@@ -170,7 +172,7 @@ class GRPOTrainer:
             async with self.rollouts as rollouts:
                 await rollouts.sync.follow()
                 found = await rollouts.leave_out_long_prompts(self.cursors)
-                ledger = TaskLedger()
+                ledger, usable = TaskLedger(), UsableEpisodes(self.world)
                 batch: EpisodeBatch | None = None
                 while learner.steps_done < config.max_steps:
                     started = time.perf_counter()
@@ -179,9 +181,11 @@ class GRPOTrainer:
                     while rollouts.refill(batch):
                         await batch
                     waited = time.perf_counter() - started
+                    usable.check(learner.steps_done + 1, batch.groups)
                     ahead = rollouts.begin_ahead(batch)
                     train = partial(self._train_on, batch)
                     metrics = await beside_the_loop(train) if ahead else train()
+                    usable.count(metrics)
                     metrics |= ledger.add(self.world, batch.groups)
                     trained = time.perf_counter()
                     metrics |= await rollouts.sync.follow()
@@ -201,6 +205,7 @@ class GRPOTrainer:
                     if self._due(config.save_steps):
                         self.save_step()
                     batch, found = ahead, {}
+            usable.finish()
         return history
 
     def _train_on(self, batch: EpisodeBatch) -> dict[str, float]:
@@ -246,7 +251,8 @@ class GRPOTrainer:
         """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
         directory = Path(self.config.output_dir) / "checkpoints"
         path = self.save(directory / f"step-{self.steps_done}")
-        prune_checkpoints(directory, self.config.save_total_limit)
+        if self.world.rank == 0:  # the only process that writes
+            prune_checkpoints(directory, self.config.save_total_limit)
         return path
 
     def resume(self, path: str | Path) -> None:

@@ -30,7 +30,7 @@ class Long(ToolEnv):
 
 
 def trainer_of(
-    tmp_path, *, tasks=None, limits=None, spec_limits=None, on_metrics=None, **options
+    tmp_path, *, envs=None, tasks=None, limits=None, spec_limits=None, on_metrics=None, **options
 ) -> GRPOTrainer:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -50,7 +50,7 @@ def trainer_of(
         GRPOConfig(output_dir=str(tmp_path), **settings),
         model=model,
         tokenizer=byte_tokenizer(),
-        envs=EnvSpec.of("test/Long-v0", Long, tasks=tasks, limits=spec_limits),
+        envs=envs or EnvSpec.of("test/Long-v0", Long, tasks=tasks, limits=spec_limits),
         on_metrics=on_metrics,
         limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
     )

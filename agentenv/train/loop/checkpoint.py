@@ -2,12 +2,13 @@
 
 `model.safetensors`, `config.json` and the tokenizer's files load anywhere; `trainer_state.json` and
 `trainer_state.pt` hold the state for a bit-equal resume. A directory gets its final name only when it is
-complete.
+complete and on the disk; see `directories`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentenv.core.errors import StoreError, UsageError
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.learner import Learner
+from agentenv.train.loop.directories import find_whole, remove_stale, replace_whole
 from agentenv.train.model.adapters import adapter_of
 from agentenv.train.model.shards import whole_tree, whole_weights
 
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 STATE = "trainer_state.json"
+_NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
 
 
 def save_checkpoint(
@@ -77,20 +80,24 @@ def _write(  # noqa: PLR0917 - the parts of a checkpoint
     tokenizer: ChatTokenizer | None,
 ) -> None:
     """Write a checkpoint of these weights; None means the model's own."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    from safetensors import SafetensorError
+
+    def fill(directory: Path) -> None:
         with no_progress_bar():
-            model.save_pretrained(str(partial), state_dict=weights, safe_serialization=True)
+            model.save_pretrained(str(directory), state_dict=weights, safe_serialization=True)
         if tokenizer is not None:
-            save_tokenizer(tokenizer, partial)
-        torch.save({"optimizer": optimizer, "rng": torch.get_rng_state()}, partial / "trainer_state.pt")
-        (partial / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        shutil.rmtree(path, ignore_errors=True)
-        partial.replace(path)
-    except OSError as error:
-        raise StoreError(f"cannot write the checkpoint {path}: {error.strerror or error}") from error
+            save_tokenizer(tokenizer, directory)
+        try:
+            torch.save({"optimizer": optimizer, "rng": torch.get_rng_state()}, directory / "trainer_state.pt")
+        except RuntimeError as error:  # torch's own writer failed, as on a full disk
+            raise OSError(str(error)) from error
+        (directory / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+
+    try:
+        replace_whole(path, fill)
+    except (OSError, SafetensorError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise StoreError(f"cannot write the checkpoint {path}: {why}") from error
 
 
 def load_checkpoint(learner: Learner, path: Path) -> dict[str, int]:
@@ -99,6 +106,7 @@ def load_checkpoint(learner: Learner, path: Path) -> dict[str, int]:
     Raises:
         UsageError: The checkpoint does not exist, or it was made from another model.
     """
+    path = find_whole(path)
     if not (path / STATE).is_file():
         raise UsageError(f"{path} is not a checkpoint of a trainer: it has no {STATE}")
     counters = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -147,7 +155,10 @@ def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:
 
 def step_of(checkpoint: Path) -> int:
     """Return the step N of a checkpoint named `step-N`."""
-    return int(checkpoint.name.removeprefix("step-"))
+    named = _NAME.fullmatch(checkpoint.name)
+    if named is None:
+        raise UsageError(f"{checkpoint} is not a checkpoint of a run: its name is not step-N")
+    return int(named[1] or named[2])
 
 
 def last_checkpoint(run: Path) -> Path | None:
@@ -157,7 +168,11 @@ def last_checkpoint(run: Path) -> Path | None:
 
 
 def prune_checkpoints(directory: Path, keep: int | None) -> None:
-    """Delete the oldest `step-N` directories and keep `keep` of them, at least one; None keeps all."""
+    """Delete what kills left, and the oldest `step-N` directories but `keep`, at least one; None keeps all.
+
+    Only the process that writes the checkpoints may do this.
+    """
+    remove_stale(directory, "step-*")
     if keep is None:
         return
     paths = sorted(_numbered(directory), key=step_of)
@@ -166,4 +181,6 @@ def prune_checkpoints(directory: Path, keep: int | None) -> None:
 
 
 def _numbered(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    """Return the checkpoints of a run, also one that a kill left without its name."""
+    steps = {step_of(path) for path in directory.glob("*") if _NAME.fullmatch(path.name)}
+    return [find_whole(directory / f"step-{step}") for step in steps]

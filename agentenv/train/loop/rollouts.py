@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -23,7 +24,7 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
-from agentenv.train.loop.mixture import Mixture
+from agentenv.train.loop.mixture import Dealt, Mixture
 from agentenv.train.loop.prompts import too_long
 from agentenv.train.loop.sync import WeightSync
 from agentenv.train.model.adapters import adapter_of
@@ -203,20 +204,37 @@ class Rollouts:
         world = self.learner.world
         # Tasks are split over all environments together. Split for each one, the first rank would get every
         # remainder.
-        mine = dealt[world.rank :: world.size]
+        mine = self._with_repeats(dealt)[world.rank :: world.size]
         parts = [
-            (entry, [task for owner, task in mine if owner == index])
+            (entry, [(task, repeat) for owner, task, repeat in mine if owner == index])
             for index, entry in enumerate(self.mixture.specs)
         ]
         return after, [self._play(entry, tasks, round_index) for entry, tasks in parts if tasks]
 
-    async def _play(self, entry: EnvSpec, tasks: Sequence[Task], round_index: int) -> list[TrajectoryGroup]:
-        """Play a group for each task of one environment."""
+    def _with_repeats(self, dealt: Dealt) -> list[tuple[int, Task, int]]:
+        """Return the tasks of a round, each with the number of times that it came before.
+
+        This is counted before the tasks are split, so that a task that two processes get, or that two entries
+        of a mixture share, becomes two groups with ids and seeds of their own.
+        """
+        times_seen: Counter[tuple[str, str]] = Counter()
+        numbered: list[tuple[int, Task, int]] = []
+        for owner, task in dealt:
+            key = (self.mixture.specs[owner].id, task.id)
+            numbered.append((owner, task, times_seen[key]))
+            times_seen[key] += 1
+        return numbered
+
+    async def _play(
+        self, entry: EnvSpec, tasks: Sequence[tuple[Task, int]], round_index: int
+    ) -> list[TrajectoryGroup]:
+        """Play a group for each task of one environment; each task comes with its number of repeats."""
         played = self.runner.run_groups(
             entry,
-            tasks,
+            [task for task, _ in tasks],
             self.config.num_generations,
             round_index=round_index,
+            repeats=[repeat for _, repeat in tasks],
             on_trajectory=self._options.on_trajectory,
         )
         # Sorted, so that the order does not depend on which episode finished first.

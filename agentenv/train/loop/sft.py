@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from random import Random
 from typing import Literal, TypeAlias, TypedDict
@@ -29,7 +28,6 @@ from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
 from agentenv.train.batch import Row, TrainBatch, add_demonstrations
 from agentenv.train.learner import Learner
-from agentenv.train.model.optim import MasterOptimizer
 from agentenv.train.model.optim import learning_rate as scheduled_rate
 from agentenv.train.sums import Meter
 
@@ -182,8 +180,7 @@ def warm_up(
     random = Random(derive_seed(config.seed, "warmup"))
     queue: list[int] = []
     history: list[dict[str, float]] = []
-    # Closed even after an interruption, because its hooks would take the gradients of the next optimiser.
-    with closing(MasterOptimizer(learner.model.parameters(), config)) as optimizer:
+    with learner.separate_optimizer(config) as optimizer:
         for step in range(steps):
             started = time.perf_counter()
             while len(queue) < batch_size:

@@ -12,9 +12,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.core import StoreError, UsageError
+from agentenv.cli import main
+from agentenv.core import StoreError, TrainingFailed, UsageError
 from agentenv.engine.hf.scheduler import Scheduler
-from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.render import byte_tokenizer
 from agentenv.runs.store import RunStatus
 from agentenv.train import GRPOConfig
@@ -100,6 +101,20 @@ def test_a_resumed_run_never_becomes_shorter(model):
     assert (again.steps_done, again.history) == (2, ())
 
 
+@pytest.mark.parametrize(("words", "steps"), [((), 1), (("--steps", "2"), 2)])
+def test_the_command_makes_a_resumed_run_longer_only_if_steps_are_typed(model, words, steps):
+    registry.add(echo("test/Recorded-v0"))
+    try:
+        first = train(model, {"test/Recorded-v0": 1.0}, steps=1)
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "--resume", first.run.id, *words])
+    finally:
+        registry.remove("test/Recorded-v0")
+
+    assert not stop.value.code
+    assert len(ae.find_run(first.run.id).metrics()) == steps
+
+
 def test_arguments_win_over_the_trainers_options(model):
     config = GRPOConfig(max_steps=7, num_generations=3, groups_per_step=1, check_prompts=False)
     plans = []
@@ -147,6 +162,55 @@ def test_a_training_that_fails_leaves_a_failed_run(model):
         train(model, on_metrics=fail)
 
     assert ae.find_run("last").status is RunStatus.FAILED
+
+
+class Failing(Echo):
+    fails_after: ClassVar[int] = 0
+
+    def reward(self, answer: str) -> float:
+        if len(self.made) > self.fails_after:
+            raise ZeroDivisionError("the scorer is gone")
+        return len(answer) / 10
+
+
+def failing(after: int) -> EnvSpec:
+    Failing.fails_after = after
+    return EnvSpec.of("test/Failing-v0", Failing, tasks=[{"n": n} for n in range(4)])
+
+
+def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model, capsys):
+    words = "-k 2 --steps 5 -o groups_per_step=2 -o max_turns=1 -o max_tokens_per_turn=4"
+    registry.add(failing(after=0))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "test/Failing-v0", "-m", model, *words.split()])
+    finally:
+        registry.remove("test/Failing-v0")
+
+    told = capsys.readouterr().err
+    assert stop.value.code == 1
+    assert "none of the 4 episodes of step 1 can be trained on" in told
+    assert "ZeroDivisionError: the scorer is gone" in told
+    assert "where: test/Failing-v0, task" in told
+    assert ae.find_run("last").status is RunStatus.FAILED
+
+
+def test_what_was_learned_before_all_episodes_fail_is_kept(model):
+    settings = {"check_prompts": False, "save_steps": 0}
+
+    with pytest.raises(TrainingFailed, match="of step 2 can be trained on"):
+        train(model, failing(after=4), steps=3, settings=settings)
+
+    run = ae.find_run("last")
+    assert [line["step"] for line in run.metrics()] == [1]
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_a_run_that_drops_all_it_played_fails_at_its_end(model):
+    settings = {"mask_truncated_completions": True}
+
+    with pytest.raises(TrainingFailed, match="everything was dropped: 4 truncated episodes"):
+        train(model, steps=1, settings=settings)
 
 
 def say_ten(messages, task, random):

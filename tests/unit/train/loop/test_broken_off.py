@@ -31,6 +31,45 @@ def test_a_step_after_a_broken_warm_up_gets_its_gradients():
     assert trainer.step([group("a", [0.0, 1.0, 0.3])])["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_warm_up_after_a_step_or_a_resume_trains_and_is_kept(tmp_path, resumed):
+    trainer = trainer_of(tiny().bfloat16(), learning_rate=1e-5)
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+    if resumed:
+        path = trainer.save(tmp_path / "half")
+        trainer = trainer_of(tiny().bfloat16(), learning_rate=1e-5)
+        trainer.resume(path)
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    history = trainer.warmup([episode("d", 0, 1.0, tokens=7)], steps=4, learning_rate=0.01)
+    warm = [one.clone() for one in trainer.model.parameters()]
+    trainer.step([group("b", [0.0, 1.0, 0.7])])
+
+    assert all(metrics["grad_norm"] > 0 for metrics in history)
+    assert history[-1]["sft/nll"] < history[0]["sft/nll"]
+    assert distance(trainer.model.parameters(), warm) < 0.1 * distance(before, warm)
+
+
+def test_a_checkpoint_in_a_warm_up_does_not_undo_it(tmp_path):
+    trainer = trainer_of(tiny().bfloat16(), learning_rate=1e-5)
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    def save(step, metrics):
+        if step == 1:
+            trainer.save(tmp_path / "warm")
+
+    trainer.warmup([episode("d", 0, 1.0, tokens=7)], steps=4, learning_rate=0.01, on_metrics=save)
+    warm = [one.clone() for one in trainer.model.parameters()]
+    trainer.step([group("b", [0.0, 1.0, 0.7])])
+
+    assert distance(trainer.model.parameters(), warm) < 0.1 * distance(before, warm)
+
+
+def distance(some, others) -> float:
+    """Return the largest difference between two lists of parameters."""
+    return max((a - b).abs().max().item() for a, b in zip(some, others, strict=True))
+
+
 def test_a_step_after_a_broken_one_has_its_own_gradient_only():
     options = {"tokens_per_micro_batch": 1, "packing": "padded", "loss_type": "gpg"}
     broken, whole = trainer_of(**options), trainer_of(**options)
