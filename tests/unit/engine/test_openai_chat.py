@@ -123,10 +123,79 @@ async def test_parallel_calls_usage_and_thinking_are_read():
     assert (seen[0]["temperature"], seen[0]["seed"], seen[0]["max_tokens"]) == (0.3, 4, 9)
 
 
-async def test_length_is_said_and_other_endings_are_errors():
-    async with engine_on(answer("length"), answer("content_filter")) as (engine, _):
-        assert (await engine.chat(ASK, [], Sampling())).finish_reason == "length"
-        with pytest.raises(EngineError, match="content_filter"):
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        *[(reason, "length") for reason in ("length", "max_tokens", "MAX_TOKENS")],
+        *[(reason, "stop") for reason in ("content_filter", "eos", "STOP", "end_turn", None, "new_word")],
+    ],
+)
+async def test_no_finish_reason_discards_the_answer(said, read):
+    async with engine_on(answer(said)) as (engine, _):
+        done = await engine.chat(ASK, [], Sampling())
+
+    assert (done.finish_reason, done.message["content"]) == (read, "hello")
+
+
+async def test_an_answer_that_the_server_broke_off_may_be_tried_again():
+    async with engine_on(answer("error")) as (engine, _):
+        with pytest.raises(EngineUnavailable, match="broke off"):
+            await engine.chat(ASK, [], Sampling())
+
+
+async def test_a_single_call_in_the_old_form_is_read():
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    async with engine_on(answer("function_call", content=None, function_call=function)) as (engine, _):
+        done = await engine.chat(ASK, [TOOL], Sampling())
+
+    assert [call["function"] for call in done.message["tool_calls"]] == [function]
+    assert done.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("ids", [("x", "x"), ("x_2", "x", "x"), ("", ""), ("x", "x", "x_1", "x_1_")])
+async def test_calls_have_distinct_ids(ids):
+    calls = [call(0) | {"id": id} for id in ids]
+    async with engine_on(answer("tool_calls", tool_calls=calls)) as (engine, _):
+        done = await engine.chat(ASK, [TOOL], Sampling())
+
+    assert len({one["id"] for one in done.message["tool_calls"]}) == len(ids)
+
+
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": None, "completion_tokens": None}])
+async def test_counts_that_the_api_leaves_out_cost_nothing(usage):
+    async with engine_on(answer() | {"usage": usage}, price_in=2.0, price_out=4.0) as (engine, _):
+        done = await engine.chat(ASK, [], Sampling())
+
+    assert done.message["content"] == "hello"
+    assert not done.usage.cost_usd
+
+
+async def test_reasoning_is_not_sent_back_to_a_server_that_refuses_it():
+    refused = refusal(400, "'messages.1' : property 'reasoning_content' is unsupported")
+    history = [*ASK, {"role": "assistant", "content": "a", "reasoning_content": "hm"}, *ASK]
+    async with engine_on(refused, answer(), answer()) as (engine, seen):
+        await engine.chat(history, [], Sampling())
+        await engine.chat(history, [], Sampling())
+
+    assert ["reasoning_content" in body["messages"][1] for body in seen] == [True, False, False]
+    assert history[1]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (413, "Request Entity Too Large"),
+        (400, "prompt is too long: 208310 tokens > 200000 maximum"),
+        (400, "The input token count (1048577) exceeds the maximum number of tokens allowed (1048576)."),
+        (400, "the request exceeds the available context size, try increasing it"),
+        (400, "This model's maximum prompt length is 131072 but the request contains 140000 tokens."),
+        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097"),
+        (400, "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000"),
+    ],
+)
+async def test_a_conversation_that_does_not_fit_is_said_in_one_way(status, said):
+    async with engine_on(refusal(status, said)) as (engine, _):
+        with pytest.raises(ContextTooLong):
             await engine.chat(ASK, [], Sampling())
 
 
