@@ -3,7 +3,8 @@
 1. Tools go through the API. If a server refuses them, this request and all later ones use the text
    protocol.
 2. A parameter that a model refuses, such as temperature on reasoning models, is left out from then
-   on, and a warning is logged once.
+   on, and a warning is logged once. What the server has accepted once is never given up again: an
+   error is then about the one conversation.
 3. Reasoning text goes back to the server with the history, unless the server refuses it.
 4. The SDK retries after rate limits, connection errors and server errors, and honours `Retry-After`;
    a deadline ends the waiting.
@@ -22,6 +23,7 @@ from agentenv.core.errors import ContextTooLong, DependencyMissing, EngineError,
 from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import ChatCompletion, Sampling, Usage
 from agentenv.engine.chat_answer import finish_of, joined, message_in
+from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
 from agentenv.engine.vllm.pool import message_of
 
 if TYPE_CHECKING:
@@ -42,9 +44,6 @@ PASSING = {
     "overloaded_error",
 }
 """Codes and types of errors after which a retry may succeed; they may also occur within a stream."""
-MAY_BE_LEFT_OUT = ("temperature", "top_p", "seed", "stream_options", "top_k", "min_p")
-REASONING = "reasoning_content"
-"""Key of a message's reasoning text, which some servers give and refuse to take back."""
 TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length")
 """Codes and types of errors of conversations that are too long: of OpenAI and of llama.cpp."""
 TOO_LONG = re.compile(
@@ -116,6 +115,7 @@ class OpenAIChatEngine:
         self._prices = (price_in, price_out)
         self._extra = dict(extra or {})
         self._refused: set[str] = set()
+        self._accepted: set[str] = set()
         self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
         self._client: AsyncOpenAI | None = None
@@ -160,10 +160,12 @@ class OpenAIChatEngine:
         while True:
             body = self._body(messages, tools, sampling)
             try:
-                return self._completion(await self._send(body))
+                answer = await self._send(body)
+                self._accepted.update(features_of(body))
+                return self._completion(answer)
             except openai.APIError as error:
                 refused = isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError))
-                if too_long(error) or not (refused and self._adapt(error.message, body)):
+                if too_long(error) or not (refused and self._adapt(error, body)):
                     raise error_of(self.name, error) from error
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineError(
@@ -223,26 +225,19 @@ class OpenAIChatEngine:
             extra.pop(name, None)
         return {**body, "extra_body": extra} if extra else body
 
-    def _adapt(self, reason: str, body: Mapping[str, Any]) -> bool:
+    def _adapt(self, error: Any, body: Mapping[str, Any]) -> bool:
         """Change later requests so that the API may accept them; return False if nothing can be changed."""
-        lower = reason.lower()
-        for name in MAY_BE_LEFT_OUT:
-            sent = name in body or name in body.get("extra_body", {})
-            if sent and re.search(rf"\b{name}\b", lower):
-                self._refused.add(name)
-                _log.warning("%s refuses %r (%s); it is left out from now on", self.name, name, reason)
-                return True
-        if REASONING in lower and any(REASONING in message for message in body["messages"]):
-            self._refused.add(REASONING)
-            _log.warning("%s refuses reasoning text (%s); it is not sent back from now on", self.name, reason)
-            return True
-        if "tools" in body and re.search(r"\btools?\b|function.?call", lower):
+        name = refused_feature(error, features_of(body) - self._accepted)
+        if not name:
+            return False
+        if name == TOOLS:
             self._text_tools = True
-            _log.warning(
-                "%s takes no tools (%s); they are described in the system message", self.name, reason
-            )
-            return True
-        return False
+            how = "they are described in the system message"
+        else:
+            self._refused.add(name)
+            how = "it is left out from now on"
+        _log.warning("%s refuses %r (%s); %s", self.name, name, words_of(error), how)
+        return True
 
     def _completion(self, answer: Any) -> ChatCompletion:
         if not answer.choices:
@@ -295,12 +290,12 @@ def error_of(name: str, error: Any) -> EngineError:
     """Return our error for an error of the SDK."""
     openai = openai_module()
     if too_long(error):
-        return ContextTooLong(f"{name}: {error.message}")
+        return ContextTooLong(f"{name}: {words_of(error)}")
     if isinstance(error, openai.BadRequestError):
-        return EngineError(f"{name} refused the request: {error.message}")
+        return EngineError(f"{name} refused the request: {words_of(error)}")
     later = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
     wrong = EngineUnavailable if isinstance(error, later) or passing(error.body) else EngineError
-    return wrong(f"{name}: {type(error).__name__}: {error.message}")
+    return wrong(f"{name}: {type(error).__name__}: {words_of(error)}")
 
 
 def too_long(error: Any) -> bool:
@@ -309,7 +304,7 @@ def too_long(error: Any) -> bool:
     if status == 413 or error.code in TOO_LONG_CODES or error.type in TOO_LONG_CODES:
         return True
     # A rate limit may count the tokens of a minute, in words like those of a context limit.
-    return status != 429 and TOO_LONG.search(error.message) is not None
+    return status != 429 and TOO_LONG.search(words_of(error)) is not None
 
 
 def passing(body: object) -> bool:

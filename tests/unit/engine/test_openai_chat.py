@@ -48,8 +48,8 @@ def answer(finish="stop", **message):
     }
 
 
-def refusal(status, message, **headers):
-    body = {"error": {"message": message, "type": "invalid_request_error", "code": None, "param": None}}
+def refusal(status, message, param=None, code=None, **headers):
+    body = {"error": {"message": message, "type": "invalid_request_error", "code": code, "param": param}}
     return web.json_response(body, status=status, headers=headers)
 
 
@@ -233,6 +233,105 @@ async def test_a_refused_parameter_is_left_out_from_then_on():
         await engine.chat(ASK, [], Sampling(temperature=0.5))
 
     assert ["temperature" in body for body in seen] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "code"),
+    [
+        ("Unsupported value.", "temperature", "unsupported_value"),
+        ("temperature is not supported with this model", None, None),
+        ("Unsupported parameter: temperature", None, None),
+        ("This model does not support the parameter `temperature`.", None, None),
+    ],
+)
+async def test_a_parameter_is_refused_by_name_or_in_words(said, param, code):
+    async with engine_on(refusal(400, said, param, code), answer()) as (engine, seen):
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+
+    assert ["temperature" in body for body in seen] == [True, False]
+    assert "tools" in seen[1]
+
+
+UNPAIRED = "An assistant message with 'tool_calls' must be followed by tool messages responding to each id."
+QUOTED = "Invalid arguments of the call: {'temperature': 20} is not an object that heat takes; tools: heat"
+
+
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        (UNPAIRED, "messages.[2].role"),
+        (UNPAIRED, None),
+        (QUOTED, None),
+        ("Invalid schema of 'temperature'", "tools[0].function.parameters"),
+        ('Invalid message: {"temperature": 20}', None),
+    ],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+async def test_an_error_about_one_conversation_changes_no_later_request(said, param, later):
+    plan = [answer()] * later + [refusal(400, said, param), answer()]
+    async with engine_on(*plan) as (engine, seen):
+        if later:
+            await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        with pytest.raises(EngineError, match="refused the request"):
+            await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+
+    assert all(body["tools"] == [TOOL] and body["temperature"] == 0.5 for body in seen)
+
+
+async def test_what_a_server_has_accepted_once_is_not_given_up():
+    plan = [answer(), refusal(400, "does not support tools"), refusal(400, "no", "temperature"), answer()]
+    async with engine_on(*plan) as (engine, seen):
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        for _ in range(2):
+            with pytest.raises(EngineError, match="refused the request"):
+                await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+
+    assert all("tools" in body and "temperature" in body for body in seen)
+
+
+async def test_a_value_out_of_range_is_an_error_and_not_left_out():
+    refused = refusal(400, "Expected a value <= 2", "temperature", "decimal_above_max_value")
+    async with engine_on(refused) as (engine, _):
+        with pytest.raises(EngineError, match="Expected a value"):
+            await engine.chat(ASK, [], Sampling(temperature=5.0))
+
+
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ("gemma:latest does not support tools", None),
+        ("No", "tools"),
+        ("Tool calling is not supported with this model", None),
+    ],
+)
+async def test_tools_that_a_server_does_not_take_are_sent_as_text(said, param):
+    async with engine_on(refusal(400, said, param), answer()) as (engine, seen):
+        await engine.chat(ASK, [TOOL], Sampling())
+
+    assert ["tools" in body for body in seen] == [True, False]
+
+
+async def test_an_error_that_is_only_a_text_is_read():
+    body = {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097"}
+    async with engine_on(web.json_response(body, status=422)) as (engine, _):
+        with pytest.raises(ContextTooLong, match="4097"):
+            await engine.chat(ASK, [], Sampling())
+
+
+def invalid(kind):
+    detail = {"type": kind, "loc": ["body", "temperature"], "msg": "No"}
+    return web.json_response({"detail": [detail]}, status=422)
+
+
+async def test_a_validation_error_refuses_only_what_it_forbids():
+    async with engine_on(invalid("less_than_equal"), invalid("extra_forbidden"), answer()) as (engine, seen):
+        with pytest.raises(EngineError, match="less_than_equal"):
+            await engine.chat(ASK, [], Sampling(temperature=0.5))
+        await engine.chat(ASK, [], Sampling(temperature=0.5))
+
+    assert ["temperature" in body for body in seen] == [True, True, False]
 
 
 async def test_a_server_without_tools_gets_them_as_text():
