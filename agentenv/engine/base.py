@@ -86,6 +86,8 @@ class Completion:
     """Seconds that the request waited before the engine began to work on it."""
     sampled_by_policy: bool = True
     """False if a model other than the policy wrote the tokens, which are then recorded but not trained on."""
+    replayed: bool = False
+    """True if the completion is from a record, so its length and end obey an earlier request's settings."""
 
 
 class Engine(Protocol):
@@ -117,7 +119,9 @@ class Engine(Protocol):
             deadline_s: seconds after which the engine gives up and returns "abort".
 
         Raises:
-            EngineError: The engine could not return exact tokens with logprobs.
+            EngineError: The engine could not return exact tokens with logprobs. The runner raises it
+                too if there are more tokens than `max_tokens`, if tokens follow a stop token, or if
+                "stop" is the finish reason without one.
         """
         ...
 

@@ -10,12 +10,14 @@ from typing import cast
 from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.engine.base import Completion, FinishReason
 
-__all__ = ["VERSION_LABEL", "exact_completion", "room_for", "version_ranges"]
+__all__ = ["VERSION_LABEL", "exact_completion", "faulty_end", "faulty_ids", "room_for", "version_ranges"]
 
 LOWEST_LOGPROB = -9000.0
 """Lower log-probabilities count as minus infinity, which vLLM writes as -9999 because JSON has none."""
 VERSION_LABEL = "agentenv-"
 """Prefix of the labels under which a server stores our weights versions."""
+VOCAB_PADDING = 0.02
+"""Share by which a model's vocabulary may exceed its tokenizer's. Models pad it; Phi-2 pads it by 1.8 %."""
 
 
 def room_for(name: str, prompt: Sequence[int], max_tokens: int, limit: int | None) -> int:
@@ -43,14 +45,16 @@ def exact_completion(
     reason: str | None,
     *,
     stop: Collection[int],
+    max_tokens: int,
     ranges: tuple[tuple[int, int, int], ...],
     queue_s: float = 0.0,
 ) -> Completion:
     """Check the output of an engine and return it as a completion.
 
     Raises:
-        EngineError: Tokens and log-probabilities differ in number, a log-probability is not finite,
-            or the completion did not end in a valid way.
+        EngineError: Tokens and log-probabilities differ in number, a log-probability is not finite, a
+            token is not an id, there are more tokens than were asked for, or the completion did not
+            end in a valid way.
     """
     if len(logprobs) != len(tokens):
         raise EngineError(f"{name} returned {len(tokens)} tokens, but {len(logprobs)} log-probabilities")
@@ -60,9 +64,39 @@ def exact_completion(
         raise EngineError(
             f"{name} returned {len(tokens)} tokens with the finish reason {reason!r}, which is not valid"
         )
-    if reason == "stop" and tokens[-1] not in stop:
-        raise EngineError(f"{name} stopped at token {tokens[-1]}, which is not a stop token of the request")
+    if fault := faulty_ids(tokens) or faulty_end(tokens, reason, stop=stop, max_tokens=max_tokens):
+        raise EngineError(f"{name} returned {fault}")
     return Completion(tuple(tokens), tuple(logprobs), cast("FinishReason", reason), ranges, queue_s=queue_s)
+
+
+def faulty_ids(tokens: Sequence[object], vocab_size: int | None = None) -> str:
+    """Return which token is not an id of the vocabulary; empty if all are.
+
+    Args:
+        tokens: the sampled tokens as an engine returned them.
+        vocab_size: size of the tokenizer's vocabulary; None if it is not known. The model may have up to
+            `VOCAB_PADDING` more, and the trainer knows its exact size.
+    """
+    limit = None if vocab_size is None else vocab_size + int(vocab_size * VOCAB_PADDING)
+    for index, token in enumerate(tokens):
+        # A boolean is an `int` to isinstance, and would be trained on as the token 0 or 1.
+        if type(token) is not int:
+            return f"token {index} as {token!r}, a {type(token).__name__} and not an integer"
+        if token < 0 or (limit is not None and token >= limit):
+            return f"token id {token}, which is outside the vocabulary of {vocab_size or 'the model'}"
+    return ""
+
+
+def faulty_end(tokens: Sequence[int], reason: str, *, stop: Collection[int], max_tokens: int) -> str:
+    """Return what is wrong with the length or the end of a completion; empty if nothing is."""
+    if len(tokens) > max_tokens:
+        return f"{len(tokens)} tokens, but at most {max_tokens} were asked for"
+    early = next((index for index, token in enumerate(tokens[:-1]) if token in stop), None)
+    if early is not None:
+        return f"{len(tokens) - early - 1} tokens after the stop token {tokens[early]}"
+    if reason == "stop" and tokens[-1] not in stop:
+        return f"the finish reason 'stop' after token {tokens[-1]}, which is not a stop token of the request"
+    return ""
 
 
 def version_ranges(

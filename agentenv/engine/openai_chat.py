@@ -3,25 +3,27 @@
 1. Tools go through the API. If a server refuses them, this request and all later ones use the text
    protocol.
 2. A parameter that a model refuses, such as temperature on reasoning models, is left out from then
-   on, and a warning is logged once.
-3. The SDK retries after rate limits, connection errors and server errors, and honours `Retry-After`;
+   on, and a warning is logged once. What the server has accepted once is never given up again: an
+   error is then about the one conversation.
+3. Reasoning text goes back to the server with the history, unless the server refuses it.
+4. The SDK retries after rate limits, connection errors and server errors, and honours `Retry-After`;
    a deadline ends the waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from agentenv.core.errors import ContextTooLong, DependencyMissing, EngineError, EngineUnavailable, UsageError
-from agentenv.core.messages import JsonValue, Message, ToolCallMessage
-from agentenv.engine.base import ChatCompletion, FinishReason, Sampling, Usage
+from agentenv.core.messages import JsonValue, Message
+from agentenv.engine.base import ChatCompletion, Sampling, Usage
+from agentenv.engine.chat_answer import finish_of, joined, message_in
+from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
 from agentenv.engine.vllm.pool import message_of
 
 if TYPE_CHECKING:
@@ -30,11 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["OpenAIChatEngine"]
 
 OFFICIAL = "api.openai.com"
-FINISHES: dict[str | None, FinishReason] = {
-    "stop": "stop",
-    "tool_calls": "stop",
-    "length": "length",
-}
 PASSING = {
     "429",
     "500",
@@ -47,8 +44,16 @@ PASSING = {
     "overloaded_error",
 }
 """Codes and types of errors after which a retry may succeed; they may also occur within a stream."""
-MAY_BE_LEFT_OUT = ("temperature", "top_p", "seed", "stream_options", "top_k", "min_p")
-CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error", "string_above_max_length")
+"""Codes and types of errors of conversations that are too long: of OpenAI and of llama.cpp."""
+TOO_LONG = re.compile(
+    r"context[ _](length|window|size|limit)|maximum (prompt|input|model) length"
+    r"|(prompt|input) is too long|(prompt|input) (token count|length)\b.*\bexceed"
+    r"|inputs` tokens \+ `max_new_tokens|range of input length|too many tokens:",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How servers say it: OpenAI, vLLM, SGLang, Mistral, llama.cpp; xAI; Anthropic and Bedrock; Gemini; TGI;
+DashScope; Cohere."""
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +115,7 @@ class OpenAIChatEngine:
         self._prices = (price_in, price_out)
         self._extra = dict(extra or {})
         self._refused: set[str] = set()
+        self._accepted: set[str] = set()
         self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
         self._client: AsyncOpenAI | None = None
@@ -154,15 +160,13 @@ class OpenAIChatEngine:
         while True:
             body = self._body(messages, tools, sampling)
             try:
-                return self._completion(await self._send(body))
-            except openai.BadRequestError as error:
-                if not self._adapt(error.message, body):
-                    raise refused(self.name, error.message) from error
-            except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
-                raise EngineUnavailable(f"{self.name}: {type(error).__name__}: {error.message}") from error
+                answer = await self._send(body)
+                self._accepted.update(features_of(body))
+                return self._completion(answer)
             except openai.APIError as error:
-                wrong = EngineUnavailable if passing(error.body) else EngineError
-                raise wrong(f"{self.name}: {type(error).__name__}: {error.message}") from error
+                refused = isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError))
+                if too_long(error) or not (refused and self._adapt(error, body)):
+                    raise error_of(self.name, error) from error
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineError(
                     f"{self.name} did not answer with a chat completion: {type(error).__name__}: {error}"
@@ -196,6 +200,8 @@ class OpenAIChatEngine:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]], sampling: Sampling
     ) -> dict[str, Any]:
         official = OFFICIAL in self._address
+        if REASONING in self._refused:
+            messages = [without_reasoning(message) for message in messages]
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(messages),
@@ -219,22 +225,19 @@ class OpenAIChatEngine:
             extra.pop(name, None)
         return {**body, "extra_body": extra} if extra else body
 
-    def _adapt(self, reason: str, body: Mapping[str, Any]) -> bool:
+    def _adapt(self, error: Any, body: Mapping[str, Any]) -> bool:
         """Change later requests so that the API may accept them; return False if nothing can be changed."""
-        lower = reason.lower()
-        for name in MAY_BE_LEFT_OUT:
-            sent = name in body or name in body.get("extra_body", {})
-            if sent and re.search(rf"\b{name}\b", lower):
-                self._refused.add(name)
-                _log.warning("%s refuses %r (%s); it is left out from now on", self.name, name, reason)
-                return True
-        if "tools" in body and re.search(r"\btools?\b|function.?call", lower):
+        name = refused_feature(error, features_of(body) - self._accepted)
+        if not name:
+            return False
+        if name == TOOLS:
             self._text_tools = True
-            _log.warning(
-                "%s takes no tools (%s); they are described in the system message", self.name, reason
-            )
-            return True
-        return False
+            how = "they are described in the system message"
+        else:
+            self._refused.add(name)
+            how = "it is left out from now on"
+        _log.warning("%s refuses %r (%s); %s", self.name, name, words_of(error), how)
+        return True
 
     def _completion(self, answer: Any) -> ChatCompletion:
         if not answer.choices:
@@ -242,34 +245,26 @@ class OpenAIChatEngine:
             body: Any = getattr(answer, "error", None)
             wrong = EngineUnavailable if passing(body) else EngineError
             reason = message_of({"error": body}) if body else "no reason given"
+            if TOO_LONG.search(reason):
+                raise ContextTooLong(f"{self.name}: {reason}")
             raise wrong(f"{self.name} answered without a choice: {reason}")
         choice = answer.choices[0]
-        if choice.finish_reason not in FINISHES:
-            raise EngineError(
-                f"{self.name} ended the answer with the unknown finish reason {choice.finish_reason!r}"
-            )
-        answered = choice.message
-        text = answered.content or getattr(answered, "refusal", None) or ""
-        message: Message = {"role": "assistant", "content": text}
-        if thought := thinking(answered):
-            message["reasoning_content"] = thought
-        calls = [call_message(call, index) for index, call in enumerate(answered.tool_calls or ())]
-        if self._text_tools and not calls:
-            message["content"], calls = calls_in(text)
-        if calls:
-            message["tool_calls"] = calls
-        return ChatCompletion(message, self._usage(answer.usage), FINISHES[choice.finish_reason])
+        if choice.finish_reason == "error":
+            raise EngineUnavailable(f"{self.name} broke off its answer with the finish reason 'error'")
+        message = message_in(choice.message, text_tools=self._text_tools)
+        return ChatCompletion(message, self._usage(answer.usage), finish_of(choice.finish_reason, self.name))
 
     def _usage(self, usage: Any) -> Usage:
         if usage is None:
             return Usage()
         cost = getattr(usage, "cost", None)
+        num_prompt, num_completion = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
         price_in, price_out = self._prices
         if cost is None and price_in is not None and price_out is not None:
-            cost = (usage.prompt_tokens * price_in + usage.completion_tokens * price_out) / 1e6
+            cost = (num_prompt * price_in + num_completion * price_out) / 1e6
         return Usage(
-            prompt_tokens=usage.prompt_tokens or 0,
-            completion_tokens=usage.completion_tokens or 0,
+            prompt_tokens=num_prompt,
+            completion_tokens=num_completion,
             reasoning_tokens=detail(usage, "completion_tokens_details", "reasoning_tokens"),
             cached_tokens=detail(usage, "prompt_tokens_details", "cached_tokens"),
             cost_usd=cost,
@@ -291,11 +286,25 @@ def openai_module() -> Any:
     return openai
 
 
-def refused(name: str, said: str) -> EngineError:
-    """Return the error for a request that the API refused."""
-    if "context length" in said.lower() or "context_length" in said.lower():
-        return ContextTooLong(f"{name}: {said}")
-    return EngineError(f"{name} refused the request: {said}")
+def error_of(name: str, error: Any) -> EngineError:
+    """Return our error for an error of the SDK."""
+    openai = openai_module()
+    if too_long(error):
+        return ContextTooLong(f"{name}: {words_of(error)}")
+    if isinstance(error, openai.BadRequestError):
+        return EngineError(f"{name} refused the request: {words_of(error)}")
+    later = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
+    wrong = EngineUnavailable if isinstance(error, later) or passing(error.body) else EngineError
+    return wrong(f"{name}: {type(error).__name__}: {words_of(error)}")
+
+
+def too_long(error: Any) -> bool:
+    """Return True if an API refused a request because the conversation does not fit into the context."""
+    status = getattr(error, "status_code", None)
+    if status == 413 or error.code in TOO_LONG_CODES or error.type in TOO_LONG_CODES:
+        return True
+    # A rate limit may count the tokens of a minute, in words like those of a context limit.
+    return status != 429 and TOO_LONG.search(words_of(error)) is not None
 
 
 def passing(body: object) -> bool:
@@ -304,28 +313,19 @@ def passing(body: object) -> bool:
     return any(str(said.get(name)) in PASSING for name in ("code", "type"))
 
 
-def thinking(said: Any) -> str:
-    """Return the reasoning text of a message or of a piece of one; APIs have two names for it."""
-    for name in ("reasoning_content", "reasoning"):
-        text = getattr(said, name, None)
-        if isinstance(text, str) and text:
-            return text
-    return ""
+def without_reasoning(message: Message) -> Message:
+    """Return a message without its reasoning text."""
+    return cast("Message", {key: value for key, value in message.items() if key != REASONING})
+
+
+def count(usage: Any, field: str) -> int:
+    """Return a count of a usage, or 0 if the API gives none."""
+    return getattr(usage, field, None) or 0
 
 
 def detail(usage: Any, group: str, field: str) -> int:
     """Return a count from the details of a usage, or 0 if the API leaves it out."""
-    return getattr(getattr(usage, group, None), field, None) or 0
-
-
-def call_message(call: Any, index: int) -> ToolCallMessage:
-    """Return a tool call of the API as a message entry; a call without id gets one."""
-    function = call.function
-    return {
-        "id": call.id or f"call_{index}",
-        "type": "function",
-        "function": {"name": function.name or "", "arguments": function.arguments or ""},
-    }
+    return count(getattr(usage, group, None), field)
 
 
 def in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> list[Any]:
@@ -334,61 +334,3 @@ def in_text(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]
 
     plain = [dict(message) for message in messages]
     return TextProtocol().plain(plain, tools, system_role=True, opening=True)
-
-
-def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
-    """Return a text without its valid `<tool_call>` blocks, and the calls from these blocks."""
-    calls: list[ToolCallMessage] = []
-
-    def read(match: re.Match[str]) -> str:
-        try:
-            written = json.loads(match.group(1))
-            name, arguments = str(written["name"]), json.dumps(written.get("arguments", {}))
-        except (ValueError, KeyError):
-            return match.group(0)
-        calls.append(
-            {
-                "id": f"call_{len(calls)}",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-        )
-        return ""
-
-    return CALL.sub(read, text).strip(), calls
-
-
-async def joined(chunks: AsyncIterator[Any]) -> Any:
-    """Join the chunks of a streamed answer into one answer of the usual form."""
-    content: list[str] = []
-    thought: list[str] = []
-    calls: dict[int, SimpleNamespace] = {}
-    finish: str | None = None
-    usage: Any = None
-    async for chunk in chunks:
-        usage = getattr(chunk, "usage", None) or usage
-        for choice in chunk.choices or ():
-            finish = choice.finish_reason or finish
-            content.append(choice.delta.content or "")
-            thought.append(thinking(choice.delta))
-            for part in choice.delta.tool_calls or ():
-                add_call_part(calls, part)
-    if finish is None:
-        raise ValueError("the stream ended in the middle of the answer")
-    message = SimpleNamespace(
-        content="".join(content),
-        reasoning_content="".join(thought),
-        tool_calls=[calls[index] for index in sorted(calls)],
-    )
-    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish)], usage=usage)
-
-
-def add_call_part(calls: dict[int, SimpleNamespace], part: Any) -> None:
-    """Add a streamed piece of a tool call to the pieces before it."""
-    call = calls.setdefault(
-        part.index, SimpleNamespace(id="", function=SimpleNamespace(name="", arguments=""))
-    )
-    call.id = call.id or part.id or ""
-    if part.function is not None:
-        call.function.name += part.function.name or ""
-        call.function.arguments += part.function.arguments or ""

@@ -54,6 +54,11 @@ class RendererProtocol(Protocol):
     report: TemplateReport
     stop_token_ids: tuple[int, ...]
 
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token id of the tokenizer."""
+        ...
+
     def bind(self, tools: Sequence[Mapping[str, JsonValue]]) -> RendererProtocol:
         """Return a renderer for these tool schemas; this is cheap, because the diagnosis is shared."""
         ...

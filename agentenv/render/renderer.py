@@ -96,6 +96,11 @@ class Renderer:
         bound._set_tools(tools)  # noqa: SLF001 - of the same class
         return bound
 
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token id of the tokenizer."""
+        return self.tokenizer.id_limit
+
     def start(self, messages: Sequence[Message]) -> list[int]:
         """Render the first prompt of an episode; nothing later in the episode is rendered in full.
 

@@ -123,6 +123,11 @@ class ChatTokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
+    def id_limit(self) -> int:
+        """One more than the highest token id, which exceeds `vocab_size` where the ids have gaps."""
+        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @cached_property
     def added_tokens(self) -> dict[int, AddedToken]:
         """Tokens added to the vocabulary, by id: control tokens and some plain text."""
         return self.backend.get_added_tokens_decoder()

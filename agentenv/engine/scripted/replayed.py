@@ -113,11 +113,11 @@ def _completion(record: Trajectory, turn: Turn) -> Completion:
     spans = [span for span in sequence.spans if span.turn == turn.index and span.source in {"model", "other"}]
     ids = tuple(sequence.token_ids[turn.start : turn.end])
     if not all(span.trained for span in spans):
-        return Completion(ids, (), turn.finish_reason, sampled_by_policy=False)
+        return Completion(ids, (), turn.finish_reason, sampled_by_policy=False, replayed=True)
     ranges: list[tuple[int, int, int]] = []
     start = 0
     for span in spans:
         ranges.append((span.weights_version or 0, start, start + len(span)))
         start += len(span)
     logprobs = tuple(sequence.logprobs[turn.start : turn.end])
-    return Completion(ids, logprobs, turn.finish_reason, tuple(ranges))
+    return Completion(ids, logprobs, turn.finish_reason, tuple(ranges), replayed=True)

@@ -116,13 +116,13 @@ class VLLMEngine:
                     last = output
         except TimeoutError:
             # Leaving the generator aborts the request; the tokens sampled until then are exact.
-            return self._completion(last, version, stop_token_ids, aborted=True)
+            return self._completion(last, version, stop_token_ids, room, aborted=True)
         except ValueError as error:
             wrong = ContextTooLong if "context length" in str(error) else EngineError
             raise wrong(f"{self.name}: {error}") from error
         except Exception as error:
             raise EngineError(f"{self.name} failed: {type(error).__name__}: {error}") from error
-        return self._completion(last, version, stop_token_ids)
+        return self._completion(last, version, stop_token_ids, room)
 
     async def release(self, session_id: str) -> None:
         """Do nothing, because vLLM limits its prefix cache itself."""
@@ -202,7 +202,7 @@ class VLLMEngine:
         return self._engine
 
     def _completion(
-        self, output: Any, version: int, stop: Sequence[int], *, aborted: bool = False
+        self, output: Any, version: int, stop: Sequence[int], room: int, *, aborted: bool = False
     ) -> Completion:
         if output is None:
             return Completion((), (), "abort")
@@ -217,6 +217,7 @@ class VLLMEngine:
             logprobs,
             "abort" if aborted else choice.finish_reason,
             stop=frozenset(stop),
+            max_tokens=room,
             ranges=version_ranges(spans, len(tokens), version),
         )
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import SystemRandom
 from time import monotonic
 from typing import Any
 
@@ -75,6 +76,7 @@ class ServerPool:
         self.servers = [Server(url) for url in urls]
         self._concurrency = concurrency
         self._retry_s = retry_s
+        self._ties = SystemRandom()
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._restore = restore
         self._sticky: dict[str, Server] = {}
@@ -219,7 +221,9 @@ class ServerPool:
         live = [server for server in self.servers if server.alive and server.in_flight < self._concurrency]
         if not live:
             return None
-        server = min(live, key=lambda server: (server.sessions, server.in_flight))
+        # Each process counts only its own requests, so without a random order the ties of all processes
+        # would go to the first server.
+        server = min(live, key=lambda server: (server.sessions, server.in_flight, self._ties.random()))
         if session_id is not None:
             self.release(session_id)
             self._sticky[session_id] = server

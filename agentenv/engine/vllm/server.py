@@ -101,7 +101,7 @@ class VLLMServerEngine:
         except TimeoutError:
             return Completion((), (), "abort")
         try:
-            return self._completion(answer, frozenset(stop_token_ids), version, waited)
+            return self._completion(answer, frozenset(stop_token_ids), room, version, waited)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise EngineError(
                 f"the answer of {self.name} is not a completion: {type(error).__name__}: {error}"
@@ -240,7 +240,7 @@ class VLLMServerEngine:
         return "/v1/completions", {"model": model, "prompt": prompt, "return_token_ids": True, **drawn}
 
     def _completion(
-        self, answer: Mapping[str, Any], stop: frozenset[int], version: int, waited: float
+        self, answer: Mapping[str, Any], stop: frozenset[int], room: int, version: int, waited: float
     ) -> Completion:
         choice = answer["choices"][0]
         tokens = tuple(choice["token_ids"])
@@ -258,6 +258,7 @@ class VLLMServerEngine:
             logprobs,
             choice["finish_reason"],
             stop=stop,
+            max_tokens=room,
             ranges=version_ranges(spans, len(tokens), version),
             queue_s=waited,
         )

@@ -18,6 +18,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolCallMessage, ToolErrorKind
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling
+from agentenv.engine.chat_answer import distinct_calls
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
@@ -170,16 +171,8 @@ class ChatConversation:
 
 
 def _distinct_ids(message: Message) -> Message:
-    """Return the message with distinct call ids: answers are matched by id, and some servers repeat them."""
     calls = message.get("tool_calls") or ()
-    if len({call["id"] for call in calls}) == len(calls):
-        return message
-    taken: set[str] = set()
-    renamed: list[ToolCallMessage] = []
-    for index, call in enumerate(calls):
-        renamed.append({**call, "id": f"{call['id']}_{index}"} if call["id"] in taken else call)
-        taken.add(renamed[-1]["id"])
-    return {**message, "tool_calls": renamed}
+    return {**message, "tool_calls": distinct_calls(calls)} if calls else message
 
 
 def _estimated_ids(answer: TurnAnswer) -> list[int]:

@@ -14,6 +14,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
+from agentenv.engine.exact import faulty_end, faulty_ids
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
@@ -51,6 +52,7 @@ class TokenConversation:
         self._history: list[Message] = []
         self._turn = -1
         self._asked_version = 0
+        self._asked_tokens = 0
         self.untrainable_reason = engine.untrainable_reason if isinstance(engine, MayBeUntrainable) else ""
         self.has_policy_tokens = False
 
@@ -70,6 +72,7 @@ class TokenConversation:
         """Ask the engine for a completion of the whole context."""
         self._turn = turn
         self._asked_version = self._engine.weights_version
+        self._asked_tokens = sampling.max_tokens
         return self._engine.generate(
             self._builder.token_ids,
             sampling,
@@ -80,11 +83,8 @@ class TokenConversation:
 
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
         """Append the sampled tokens unchanged and parse them."""
-        if not isinstance(sampled, Completion):
-            with at("engine"):
-                raise EngineError(
-                    f"turn {turn}: the engine returned a {type(sampled).__name__}, not a Completion"
-                )
+        with at("engine"):
+            sampled = self._checked(sampled, turn)
         start = len(self._builder)
         # Parse before recording: if parsing fails, the record holds no completion without a turn.
         with at("parser"):
@@ -102,14 +102,27 @@ class TokenConversation:
             sampled.queue_s,
         )
 
-    def _append(self, completion: Completion, turn: int) -> None:
-        ids = completion.token_ids
+    def _checked(self, sampled: Completion | ChatCompletion, turn: int) -> Completion:
+        """Return the completion if its tokens can be what the policy sampled for this request."""
+        if not isinstance(sampled, Completion):
+            raise EngineError(
+                f"turn {turn}: the engine returned a {type(sampled).__name__}, not a Completion"
+            )
+        ids, reason = sampled.token_ids, sampled.finish_reason
         if not ids:
             raise EngineUnavailable(f"turn {turn}: the engine returned no token, not even a stop token")
-        if completion.finish_reason not in {"stop", "length"}:
-            raise EngineError(
-                f"turn {turn}: the engine returned the unknown finish reason {completion.finish_reason!r}"
-            )
+        if reason not in {"stop", "length"}:
+            raise EngineError(f"turn {turn}: the engine returned the unknown finish reason {reason!r}")
+        fault = faulty_ids(ids, self._renderer.vocab_size)
+        if not fault and sampled.sampled_by_policy and not sampled.replayed:
+            stop = self._renderer.stop_token_ids
+            fault = faulty_end(ids, reason, stop=stop, max_tokens=self._asked_tokens)
+        if fault:
+            raise EngineError(f"turn {turn}: the engine returned {fault}")
+        return sampled
+
+    def _append(self, completion: Completion, turn: int) -> None:
+        ids = completion.token_ids
         if not completion.sampled_by_policy:
             self._builder.append("other", ids, turn=turn)
             return

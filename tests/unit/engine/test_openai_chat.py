@@ -48,8 +48,8 @@ def answer(finish="stop", **message):
     }
 
 
-def refusal(status, message, **headers):
-    body = {"error": {"message": message, "type": "invalid_request_error", "code": None, "param": None}}
+def refusal(status, message, param=None, code=None, **headers):
+    body = {"error": {"message": message, "type": "invalid_request_error", "code": code, "param": param}}
     return web.json_response(body, status=status, headers=headers)
 
 
@@ -123,10 +123,79 @@ async def test_parallel_calls_usage_and_thinking_are_read():
     assert (seen[0]["temperature"], seen[0]["seed"], seen[0]["max_tokens"]) == (0.3, 4, 9)
 
 
-async def test_length_is_said_and_other_endings_are_errors():
-    async with engine_on(answer("length"), answer("content_filter")) as (engine, _):
-        assert (await engine.chat(ASK, [], Sampling())).finish_reason == "length"
-        with pytest.raises(EngineError, match="content_filter"):
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        *[(reason, "length") for reason in ("length", "max_tokens", "MAX_TOKENS")],
+        *[(reason, "stop") for reason in ("content_filter", "eos", "STOP", "end_turn", None, "new_word")],
+    ],
+)
+async def test_no_finish_reason_discards_the_answer(said, read):
+    async with engine_on(answer(said)) as (engine, _):
+        done = await engine.chat(ASK, [], Sampling())
+
+    assert (done.finish_reason, done.message["content"]) == (read, "hello")
+
+
+async def test_an_answer_that_the_server_broke_off_may_be_tried_again():
+    async with engine_on(answer("error")) as (engine, _):
+        with pytest.raises(EngineUnavailable, match="broke off"):
+            await engine.chat(ASK, [], Sampling())
+
+
+async def test_a_single_call_in_the_old_form_is_read():
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    async with engine_on(answer("function_call", content=None, function_call=function)) as (engine, _):
+        done = await engine.chat(ASK, [TOOL], Sampling())
+
+    assert [call["function"] for call in done.message["tool_calls"]] == [function]
+    assert done.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("ids", [("x", "x"), ("x_2", "x", "x"), ("", ""), ("x", "x", "x_1", "x_1_")])
+async def test_calls_have_distinct_ids(ids):
+    calls = [call(0) | {"id": id} for id in ids]
+    async with engine_on(answer("tool_calls", tool_calls=calls)) as (engine, _):
+        done = await engine.chat(ASK, [TOOL], Sampling())
+
+    assert len({one["id"] for one in done.message["tool_calls"]}) == len(ids)
+
+
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": None, "completion_tokens": None}])
+async def test_counts_that_the_api_leaves_out_cost_nothing(usage):
+    async with engine_on(answer() | {"usage": usage}, price_in=2.0, price_out=4.0) as (engine, _):
+        done = await engine.chat(ASK, [], Sampling())
+
+    assert done.message["content"] == "hello"
+    assert not done.usage.cost_usd
+
+
+async def test_reasoning_is_not_sent_back_to_a_server_that_refuses_it():
+    refused = refusal(400, "'messages.1' : property 'reasoning_content' is unsupported")
+    history = [*ASK, {"role": "assistant", "content": "a", "reasoning_content": "hm"}, *ASK]
+    async with engine_on(refused, answer(), answer()) as (engine, seen):
+        await engine.chat(history, [], Sampling())
+        await engine.chat(history, [], Sampling())
+
+    assert ["reasoning_content" in body["messages"][1] for body in seen] == [True, False, False]
+    assert history[1]["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (413, "Request Entity Too Large"),
+        (400, "prompt is too long: 208310 tokens > 200000 maximum"),
+        (400, "The input token count (1048577) exceeds the maximum number of tokens allowed (1048576)."),
+        (400, "the request exceeds the available context size, try increasing it"),
+        (400, "This model's maximum prompt length is 131072 but the request contains 140000 tokens."),
+        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097"),
+        (400, "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000"),
+    ],
+)
+async def test_a_conversation_that_does_not_fit_is_said_in_one_way(status, said):
+    async with engine_on(refusal(status, said)) as (engine, _):
+        with pytest.raises(ContextTooLong):
             await engine.chat(ASK, [], Sampling())
 
 
@@ -164,6 +233,105 @@ async def test_a_refused_parameter_is_left_out_from_then_on():
         await engine.chat(ASK, [], Sampling(temperature=0.5))
 
     assert ["temperature" in body for body in seen] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "param", "code"),
+    [
+        ("Unsupported value.", "temperature", "unsupported_value"),
+        ("temperature is not supported with this model", None, None),
+        ("Unsupported parameter: temperature", None, None),
+        ("This model does not support the parameter `temperature`.", None, None),
+    ],
+)
+async def test_a_parameter_is_refused_by_name_or_in_words(said, param, code):
+    async with engine_on(refusal(400, said, param, code), answer()) as (engine, seen):
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+
+    assert ["temperature" in body for body in seen] == [True, False]
+    assert "tools" in seen[1]
+
+
+UNPAIRED = "An assistant message with 'tool_calls' must be followed by tool messages responding to each id."
+QUOTED = "Invalid arguments of the call: {'temperature': 20} is not an object that heat takes; tools: heat"
+
+
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        (UNPAIRED, "messages.[2].role"),
+        (UNPAIRED, None),
+        (QUOTED, None),
+        ("Invalid schema of 'temperature'", "tools[0].function.parameters"),
+        ('Invalid message: {"temperature": 20}', None),
+    ],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+async def test_an_error_about_one_conversation_changes_no_later_request(said, param, later):
+    plan = [answer()] * later + [refusal(400, said, param), answer()]
+    async with engine_on(*plan) as (engine, seen):
+        if later:
+            await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        with pytest.raises(EngineError, match="refused the request"):
+            await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+
+    assert all(body["tools"] == [TOOL] and body["temperature"] == 0.5 for body in seen)
+
+
+async def test_what_a_server_has_accepted_once_is_not_given_up():
+    plan = [answer(), refusal(400, "does not support tools"), refusal(400, "no", "temperature"), answer()]
+    async with engine_on(*plan) as (engine, seen):
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        for _ in range(2):
+            with pytest.raises(EngineError, match="refused the request"):
+                await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+        await engine.chat(ASK, [TOOL], Sampling(temperature=0.5))
+
+    assert all("tools" in body and "temperature" in body for body in seen)
+
+
+async def test_a_value_out_of_range_is_an_error_and_not_left_out():
+    refused = refusal(400, "Expected a value <= 2", "temperature", "decimal_above_max_value")
+    async with engine_on(refused) as (engine, _):
+        with pytest.raises(EngineError, match="Expected a value"):
+            await engine.chat(ASK, [], Sampling(temperature=5.0))
+
+
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ("gemma:latest does not support tools", None),
+        ("No", "tools"),
+        ("Tool calling is not supported with this model", None),
+    ],
+)
+async def test_tools_that_a_server_does_not_take_are_sent_as_text(said, param):
+    async with engine_on(refusal(400, said, param), answer()) as (engine, seen):
+        await engine.chat(ASK, [TOOL], Sampling())
+
+    assert ["tools" in body for body in seen] == [True, False]
+
+
+async def test_an_error_that_is_only_a_text_is_read():
+    body = {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097"}
+    async with engine_on(web.json_response(body, status=422)) as (engine, _):
+        with pytest.raises(ContextTooLong, match="4097"):
+            await engine.chat(ASK, [], Sampling())
+
+
+def invalid(kind):
+    detail = {"type": kind, "loc": ["body", "temperature"], "msg": "No"}
+    return web.json_response({"detail": [detail]}, status=422)
+
+
+async def test_a_validation_error_refuses_only_what_it_forbids():
+    async with engine_on(invalid("less_than_equal"), invalid("extra_forbidden"), answer()) as (engine, seen):
+        with pytest.raises(EngineError, match="less_than_equal"):
+            await engine.chat(ASK, [], Sampling(temperature=0.5))
+        await engine.chat(ASK, [], Sampling(temperature=0.5))
+
+    assert ["temperature" in body for body in seen] == [True, True, False]
 
 
 async def test_a_server_without_tools_gets_them_as_text():

@@ -8,8 +8,9 @@ import jinja2.sandbox
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agentenv.core import AlignmentError, SequenceBuilder, StopReason, TokenSpan, Trajectory
+from agentenv.core import AlignmentError, RunLimits, SequenceBuilder, StopReason, TokenSpan, Trajectory
 from agentenv.engine import Completion, ScriptedEngine
+from agentenv.engine.exact import faulty_ids
 from agentenv.envs import ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
@@ -75,8 +76,10 @@ async def test_each_prompt_starts_with_the_one_before_and_what_was_sampled():
 
 
 async def test_control_strings_of_a_tool_never_become_control_tokens():
-    record, _ = await play([tool_call("echo", text="x<|im_end|>y"), "done"])
+    escaped = r'<tool_call>{"name": "echo", "arguments": {"text": "x<\u007cim_end|>y"}}</tool_call>'
+    record, _ = await play([escaped, "done"])
 
+    assert record.turns[0].tool_results[0].text == "x<|im_end|>y"
     sequence = record.sequences[0]
     env = [span for span in sequence.spans if span.source == "env"]
     assert [list(span.token_ids).count(258) for span in env] == [1]
@@ -206,6 +209,36 @@ async def test_a_completion_without_exact_logprobs_aborts(logprobs):
     assert record.reward is None
 
 
+@pytest.mark.parametrize(
+    ("ids", "reason", "said"),
+    [
+        ((104, 5000, 258), "stop", "token id 5000, which is outside the vocabulary"),
+        ((104, -1, 258), "stop", "token id -1, which is outside the vocabulary"),
+        ((104, True, 258), "stop", "token 1 as True, a bool and not an integer"),
+        ((104, 258, 105, 106), "length", "2 tokens after the stop token 258"),
+        ((104, 105), "stop", "'stop' after token 105, which is not a stop token"),
+        ((104,) * 21, "length", "21 tokens, but at most 20 were asked for"),
+    ],
+    ids=["outside", "negative", "boolean", "after-stop", "no-stop", "too-many"],
+)
+async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, said):
+    """Acceptance B3, A6, D2."""
+    engine = Raw([Completion(ids, (-0.5,) * len(ids), reason)])
+    runner = Runner(engine, RENDERER, RunLimits(max_tokens_per_turn=20), options=RunnerOptions(retries=0))
+
+    record = await runner.run_episode(Echo(), {})
+
+    assert record.stop_reason is StopReason.ABORTED
+    assert record.error.boundary == "engine"
+    assert said in record.error.message
+    assert not any(record.sequences[0].loss_mask)
+
+
+def test_ids_in_the_padding_of_a_models_vocabulary_are_accepted():
+    assert faulty_ids([258, 151_900], vocab_size=151_665) == ""
+    assert faulty_ids([258, 200_000], vocab_size=151_665)
+
+
 async def test_no_tokens_at_all_abort_and_are_never_the_prompt():
     """Acceptance D3."""
     engine = Raw([Completion((), (), "stop")])
@@ -230,8 +263,7 @@ async def test_only_a_stop_token_is_an_empty_answer_and_not_truncated():
 
 async def test_truncation_is_what_the_engine_says_and_not_what_the_last_token_is():
     """Acceptance C11."""
-    ids = (104, 105)
-    stopped = Raw([Completion(ids, (-0.1, -0.1), "stop")])
+    stopped = Raw([Completion((104, 258), (-0.1, -0.1), "stop")])
     cut = Raw([Completion((104, 258), (-0.1, -0.1), "length")])
 
     ended = await Runner(stopped, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})

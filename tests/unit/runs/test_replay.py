@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from agentenv.core import RunLimits, StopReason, UsageError
-from agentenv.engine import ChatCompletion, Completion, ScriptedEngine, Usage
+from agentenv.engine import ChatCompletion, Completion, Sampling, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
@@ -59,6 +59,15 @@ async def test_a_recorded_episode_plays_again_to_the_same_record():
     assert again.trajectory.sequences == first.sequences
     assert again.trajectory.messages == first.messages
     assert again.trajectory.reward == first.reward
+
+
+async def test_a_turn_longer_than_the_sampling_settings_of_the_replay_plays_again():
+    first = await record()
+
+    again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS, sampling=Sampling(max_tokens=4))
+
+    assert again.same
+    assert again.trajectory.sequences == first.sequences
 
 
 async def test_a_nondeterministic_environment_is_reported_at_its_first_difference():

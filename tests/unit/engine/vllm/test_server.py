@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -16,6 +17,7 @@ from aiohttp import web
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound
 from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.vllm import ServerReport, connect, probe
+from agentenv.engine.vllm.pool import ServerPool
 from helpers.waiting import until
 
 STOP = 7
@@ -509,3 +511,14 @@ def test_the_report_names_the_flag_for_each_lack():
 
     for flag in ("processed_logprobs", "--enable-lora", "VLLM_SERVER_DEV_MODE=1"):
         assert flag in said
+
+
+def test_many_processes_with_few_episodes_use_all_servers():
+    urls = [f"http://server-{number}" for number in range(8)]
+    used = Counter()
+    for _ in range(64):
+        pool = ServerPool(urls)
+        used.update(pool._choose(f"episode-{number}").url for number in range(3))
+
+    assert sorted(used) == urls
+    assert max(used.values()) < 48
