@@ -86,8 +86,10 @@ class Completion:
     """Seconds that the request waited before the engine began to work on it."""
     sampled_by_policy: bool = True
     """False if a model other than the policy wrote the tokens, which are then recorded but not trained on."""
+    vocab_size: int | None = None
+    """Size of the vocabulary of the model that sampled the tokens; None if the engine does not know it."""
     replayed: bool = False
-    """True if the completion is from a record, so its length and end obey an earlier request's settings."""
+    """True if the completion is from a record, so an earlier request's settings and model apply to it."""
 
 
 class Engine(Protocol):

@@ -10,7 +10,15 @@ from typing import cast
 from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.engine.base import Completion, FinishReason
 
-__all__ = ["VERSION_LABEL", "exact_completion", "faulty_end", "faulty_ids", "room_for", "version_ranges"]
+__all__ = [
+    "VERSION_LABEL",
+    "exact_completion",
+    "faulty_end",
+    "faulty_ids",
+    "padded",
+    "room_for",
+    "version_ranges",
+]
 
 LOWEST_LOGPROB = -9000.0
 """Lower log-probabilities count as minus infinity, which vLLM writes as -9999 because JSON has none."""
@@ -47,6 +55,7 @@ def exact_completion(
     stop: Collection[int],
     max_tokens: int,
     ranges: tuple[tuple[int, int, int], ...],
+    vocab_size: int | None = None,
     queue_s: float = 0.0,
 ) -> Completion:
     """Check the output of an engine and return it as a completion.
@@ -64,27 +73,40 @@ def exact_completion(
         raise EngineError(
             f"{name} returned {len(tokens)} tokens with the finish reason {reason!r}, which is not valid"
         )
-    if fault := faulty_ids(tokens) or faulty_end(tokens, reason, stop=stop, max_tokens=max_tokens):
+    if fault := faulty_ids(tokens, vocab_size) or faulty_end(
+        tokens, reason, stop=stop, max_tokens=max_tokens
+    ):
         raise EngineError(f"{name} returned {fault}")
-    return Completion(tuple(tokens), tuple(logprobs), cast("FinishReason", reason), ranges, queue_s=queue_s)
+    return Completion(
+        tuple(tokens),
+        tuple(logprobs),
+        cast("FinishReason", reason),
+        ranges,
+        queue_s=queue_s,
+        vocab_size=vocab_size,
+    )
 
 
-def faulty_ids(tokens: Sequence[object], vocab_size: int | None = None) -> str:
-    """Return which token is not an id of the vocabulary; empty if all are.
+def faulty_ids(tokens: Sequence[object], limit: int | None) -> str:
+    """Return which token is not an id below the limit; empty if all are.
 
     Args:
         tokens: the sampled tokens as an engine returned them.
-        vocab_size: size of the tokenizer's vocabulary; None if it is not known. The model may have up to
-            `VOCAB_PADDING` more, and the trainer knows its exact size.
+        limit: size of the model's vocabulary; None if it is not known.
     """
-    limit = None if vocab_size is None else vocab_size + int(vocab_size * VOCAB_PADDING)
     for index, token in enumerate(tokens):
         # A boolean is an `int` to isinstance, and would be trained on as the token 0 or 1.
         if type(token) is not int:
             return f"token {index} as {token!r}, a {type(token).__name__} and not an integer"
         if token < 0 or (limit is not None and token >= limit):
-            return f"token id {token}, which is outside the vocabulary of {vocab_size or 'the model'}"
+            size = "" if limit is None else f" of {limit}"
+            return f"token id {token}, which is outside the vocabulary{size}"
     return ""
+
+
+def padded(vocab_size: int) -> int:
+    """Return the largest vocabulary that a model whose tokenizer has this size is taken to have."""
+    return vocab_size + int(vocab_size * VOCAB_PADDING)
 
 
 def faulty_end(tokens: Sequence[int], reason: str, *, stop: Collection[int], max_tokens: int) -> str:

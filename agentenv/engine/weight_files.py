@@ -9,7 +9,7 @@ from typing import Any
 
 from agentenv.core.errors import EngineError
 
-__all__ = ["context_limit", "require_weights"]
+__all__ = ["context_limit", "require_weights", "vocab_size"]
 
 # Entries of `config.json` that must agree for weights to fit a running model.
 SHAPE = (
@@ -52,10 +52,19 @@ def require_weights(path: str | Path, served: str | Path | None, *, remote: bool
 
 def context_limit(path: str | Path) -> int | None:
     """Return the context limit in the configuration of a model directory, or None if it has none."""
+    return _size(path, "max_position_embeddings")
+
+
+def vocab_size(path: str | Path) -> int | None:
+    """Return the vocabulary size in the configuration of a model directory, or None if it has none."""
+    return _size(path, "vocab_size")
+
+
+def _size(path: str | Path, name: str) -> int | None:
     config = _config(Path(path))
     text = config.get("text_config")
-    limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
-    return limit if isinstance(limit, int) else None
+    size = (text if isinstance(text, dict) else config).get(name)
+    return size if isinstance(size, int) else None
 
 
 def _config(directory: Path) -> Mapping[str, Any]:

@@ -215,6 +215,7 @@ class TransformersEngine:
             loop=loop,
             future=loop.create_future(),
             created=now,
+            vocab_size=self._vocab_size,
         )
 
     def _start_worker(self) -> None:

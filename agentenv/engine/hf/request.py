@@ -30,6 +30,7 @@ class GenerationRequest:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
     created: float
+    vocab_size: int | None = None
     started: float | None = None
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -81,7 +82,12 @@ class GenerationRequest:
         started = time.monotonic() if self.started is None else self.started
         self._answer(
             Completion(
-                tuple(self.tokens), tuple(self.logprobs), reason, ranges, queue_s=started - self.created
+                tuple(self.tokens),
+                tuple(self.logprobs),
+                reason,
+                ranges,
+                queue_s=started - self.created,
+                vocab_size=self.vocab_size,
             )
         )
 

@@ -16,7 +16,7 @@ from agentenv.core.errors import ContextTooLong, DependencyMissing, EngineError,
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.hf.load import ModelFiles
-from agentenv.engine.weight_files import context_limit, require_weights
+from agentenv.engine.weight_files import context_limit, require_weights, vocab_size
 
 __all__ = ["VLLMEngine"]
 
@@ -54,6 +54,7 @@ class VLLMEngine:
         self.weights_version = 0
         # vLLM reports its limit once it runs, but the budgets of the first episodes are computed before.
         self.max_context_tokens: int | None = max_model_len or context_limit(files.path)
+        self._vocab_size = vocab_size(files.path)
         path = str(Path(files.path) / files.gguf_file) if files.gguf_file else files.path
         self._arguments: dict[str, Any] = {
             "model": path,
@@ -219,6 +220,7 @@ class VLLMEngine:
             stop=frozenset(stop),
             max_tokens=room,
             ranges=version_ranges(spans, len(tokens), version),
+            vocab_size=self._vocab_size,
         )
 
 

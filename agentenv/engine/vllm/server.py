@@ -23,7 +23,7 @@ from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.pool import Server, ServerPool
 from agentenv.engine.vllm.probe import ServerReport, probe
-from agentenv.engine.weight_files import require_weights
+from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
 
@@ -62,6 +62,7 @@ class VLLMServerEngine:
             restore=self._restore,
         )
         self._remote = report.model_path is None or not Path(report.model_path).exists()
+        self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
         self._adapters: dict[str, str] = {}
         self._weights_path: str | None = None
 
@@ -260,6 +261,7 @@ class VLLMServerEngine:
             stop=stop,
             max_tokens=room,
             ranges=version_ranges(spans, len(tokens), version),
+            vocab_size=self._vocab_size,
             queue_s=waited,
         )
 

@@ -14,7 +14,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
-from agentenv.engine.exact import faulty_end, faulty_ids
+from agentenv.engine.exact import faulty_end, faulty_ids, padded
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
@@ -113,7 +113,9 @@ class TokenConversation:
             raise EngineUnavailable(f"turn {turn}: the engine returned no token, not even a stop token")
         if reason not in {"stop", "length"}:
             raise EngineError(f"turn {turn}: the engine returned the unknown finish reason {reason!r}")
-        fault = faulty_ids(ids, self._renderer.vocab_size)
+        # Models pad the vocabulary of their tokenizer, so its size is only a guess at that of the model.
+        limit = sampled.vocab_size or padded(self._renderer.vocab_size)
+        fault = faulty_ids(ids, None if sampled.replayed else limit)
         if not fault and sampled.sampled_by_policy and not sampled.replayed:
             stop = self._renderer.stop_token_ids
             fault = faulty_end(ids, reason, stop=stop, max_tokens=self._asked_tokens)

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentenv.core import AlignmentError, RunLimits, SequenceBuilder, StopReason, TokenSpan, Trajectory
 from agentenv.engine import Completion, ScriptedEngine
-from agentenv.engine.exact import faulty_ids
+from agentenv.engine.exact import faulty_ids, padded
 from agentenv.envs import ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
@@ -234,9 +234,19 @@ async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, sai
     assert not any(record.sequences[0].loss_mask)
 
 
+@pytest.mark.parametrize(("limit", "accepted"), [(None, False), (5000, False), (5001, True)])
+async def test_the_vocabulary_of_the_model_is_what_its_engine_says(limit, accepted):
+    engine = Raw([Completion((104, 5000, 258), (-0.5,) * 3, "stop", vocab_size=limit)])
+
+    record = await Runner(engine, RENDERER, options=RunnerOptions(retries=0)).run_episode(Echo(), {})
+
+    assert (record.stop_reason is StopReason.FINAL_ANSWER) == accepted
+    assert any(record.sequences[0].loss_mask) == accepted
+
+
 def test_ids_in_the_padding_of_a_models_vocabulary_are_accepted():
-    assert faulty_ids([258, 151_900], vocab_size=151_665) == ""
-    assert faulty_ids([258, 200_000], vocab_size=151_665)
+    assert faulty_ids([258, 151_900], padded(151_665)) == ""
+    assert faulty_ids([258, 200_000], padded(151_665))
 
 
 async def test_no_tokens_at_all_abort_and_are_never_the_prompt():
