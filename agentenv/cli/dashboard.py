@@ -26,29 +26,30 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
 
 
 def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]]) -> str:
-    """Return the line of one training step."""
+    """Return the line of one training step; what was not computed in it is shown as `-`."""
     last = history[-1]
 
-    def get(name: str) -> float:
-        return float(last.get(name, 0.0))
+    def shown(name: str, form: str) -> str:
+        return format(last[name], form) if name in last else "-"
 
-    context = get("tokens/action") + get("tokens/context")
-    curve = sparkline([metrics.get("reward", 0.0) for metrics in history])
+    trained, context = last.get("tokens/action", 0.0), last.get("tokens/context", 0.0)
+    share = f"{trained / (trained + context):.0%}" if trained + context else "-"
+    curve = sparkline([metrics["reward"] for metrics in history if "reward" in metrics])
     parts = [
-        f"step {step:>{len(str(num_steps))}}/{num_steps}  reward {get('reward'):.2f} {curve}",
-        f"spread {get('groups/frac_mixed'):.0%}",
-        f"entropy {get('entropy'):.2f}",
-        f"clip {get('clip_ratio/region_mean'):.0%}",
-        f"grad {get('grad_norm'):.2g}",
-        f"gap max {get('mismatch/abs_max'):.2g}",
-        f"trained {get('tokens/action') / context if context else 0.0:.0%}",
-        f"truncated {get('completions/clipped_ratio'):.0%}",
-        f"play {get('time/rollout'):.1f} s, update {get('time/update'):.1f} s",
+        f"step {step:>{len(str(num_steps))}}/{num_steps}  reward {shown('reward', '.2f')} {curve}",
+        f"spread {shown('groups/frac_mixed', '.0%')}",
+        f"entropy {shown('entropy', '.2f')}",
+        f"clip {shown('clip_ratio/region_mean', '.0%')}",
+        f"grad {shown('grad_norm', '.2g')}",
+        f"gap max {shown('mismatch/abs_max', '.2g')}",
+        f"trained {share}",
+        f"truncated {shown('completions/clipped_ratio', '.0%')}",
+        f"play {shown('time/rollout', '.1f')} s, update {shown('time/update', '.1f')} s",
     ]
     if "kl" in last:
-        parts.insert(3, f"KL {get('kl'):.3f}")
+        parts.insert(3, f"KL {shown('kl', '.3f')}")
     if "eval/success" in last:
-        parts.append(f"held-out {get('eval/success'):.2f}")
+        parts.append(f"held-out {shown('eval/success', '.2f')}")
     return "  ".join(parts)
 
 

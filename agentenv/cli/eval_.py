@@ -17,6 +17,7 @@ from agentenv.cli.options import (
     RunsDirOption,
     SeedOption,
     SettingsOption,
+    in_runs_dir,
     typed,
 )
 from agentenv.core.errors import UsageError
@@ -138,26 +139,29 @@ def _evaluate(
         status = RunStatus.FAILED if result.stopped else RunStatus.FINISHED
         status = RunStatus.INTERRUPTED if interrupted else status
         writer.close(status, result.stopped)
-    return _show(result, evaluation, writer.id, fail_under, interrupted=interrupted, as_json=as_json)
+    named = writer.id + in_runs_dir(runs_dir)
+    return _show(result, evaluation, named, fail_under, interrupted=interrupted, as_json=as_json)
 
 
 def _show(
-    result: Any, evaluation: Any, run_id: str, fail_under: float | None, *, interrupted: bool, as_json: bool
+    result: Any, evaluation: Any, named: str, fail_under: float | None, *, interrupted: bool, as_json: bool
 ) -> int:
+    """Print the result and return the exit code; `named` is the run as a command has to name it."""
     from agentenv.cli.tables import print_report
 
     report = result.report
     mean = report.reward.mean if report.reward else None
     low = fail_under is not None and (mean is None or mean < fail_under)
     if as_json:
-        plain = {"run": run_id, "stopped": result.stopped, "interrupted": interrupted, **report.as_json()}
+        ending = {"stopped": result.stopped, "interrupted": interrupted}
+        plain = {"run": named.partition(" ")[0], **ending, **report.as_json()}
         sys.stdout.write(json.dumps(plain) + "\n")
     else:
-        print_report(report, evaluation=evaluation, run_id=run_id)
+        print_report(report, run=named)
         if interrupted:
             print(
                 f" stopped: {report.num_episodes} of {evaluation.num_episodes} episodes are kept;"
-                f" continue with: agentenv eval --resume {run_id}"
+                f" continue with: agentenv eval --resume {named}"
             )
         if result.stopped:
             print(f" stopped: {result.stopped}")

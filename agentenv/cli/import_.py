@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from agentenv.cli.options import RunsDirOption
+from agentenv.cli.options import RunsDirOption, in_runs_dir
 
 __all__ = ["app"]
 
@@ -37,7 +37,7 @@ def run(
         for index, episode in enumerate(episodes):
             writer.append(_distinct(episode, index, episodes))
     print(f"{len(episodes)} episodes   run {writer.id}")
-    print(f" view: agentenv view {writer.id}")
+    print(f" view: agentenv view {writer.id}{in_runs_dir(runs_dir)}")
 
 
 def _distinct(episode: Any, index: int, episodes: list[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 import typer
@@ -14,11 +15,15 @@ __all__ = [
     "RunsDirOption",
     "SeedOption",
     "SettingsOption",
+    "in_runs_dir",
     "typed",
 ]
 
 ModelOption: Any = typer.Option(
-    "mock", "-m", "--model", help="hf:PATH, vllm:PATH, http://HOST/v1, openai:NAME, scripted:FILE, or mock."
+    "mock",
+    "-m",
+    "--model",
+    help="smollm2, hf:PATH, vllm:PATH, http://HOST/v1, openai:NAME, scripted:FILE, or mock.",
 )
 SeedOption: Any = typer.Option(0, "--seed", help="Seed of the run; the seeds of all episodes derive from it.")
 SettingsOption: Any = typer.Option(
@@ -27,8 +32,14 @@ SettingsOption: Any = typer.Option(
 ConfigOption: Any = typer.Option(
     "", "--config", help="TOML file with a table for each section; options on the command line win."
 )
-RunsDirOption: Any = typer.Option("runs", "--runs-dir", help="Directory that contains the runs.")
+_RUNS = "runs"
+RunsDirOption: Any = typer.Option(_RUNS, "--runs-dir", help="Directory that contains the runs.")
 JsonOption: Any = typer.Option(False, "--json", help="Print one JSON object instead.")
+
+
+def in_runs_dir(runs_dir: str) -> str:
+    """Return the option that a printed command needs to find a run: empty for the default directory."""
+    return "" if runs_dir == _RUNS else f" --runs-dir {quote(runs_dir)}"
 
 
 def typed(ctx: typer.Context, given: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:

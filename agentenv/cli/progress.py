@@ -1,4 +1,4 @@
-"""Show the progress of an evaluation: a progress bar, and each new kind of error when it first occurs."""
+"""Show the progress of an evaluation: a bar or, without a terminal, a line every so often, and new errors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, Self
 from agentenv.runs.store.summary import EpisodeSummary
 
 __all__ = ["EvalProgress"]
+
+LINE_EVERY_S = 30.0
+"""Least time between two lines of progress where there is no terminal."""
 
 
 class EvalProgress:
@@ -23,7 +26,9 @@ class EvalProgress:
         self._scored = 0
         self._failed = 0
         self._tokens = 0
-        self._began = time.monotonic()
+        self._began = self._last_line = time.monotonic()
+        self._done = 0
+        self._total = 0
 
     def begin(self, evaluation: Any, run_id: str) -> None:
         """Print the head line and make the progress bar."""
@@ -36,6 +41,7 @@ class EvalProgress:
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
             f" · {config.runner.concurrency} at once · seed {config.seed}   run {run_id}"
         )
+        self._done, self._total = evaluation.num_finished, evaluation.num_episodes
         if evaluation.num_finished:
             print(f" {evaluation.num_finished} episodes were finished earlier")
         if not sys.stdout.isatty():
@@ -60,11 +66,18 @@ class EvalProgress:
             if summary.error not in self._seen and len(self._seen) < 5:
                 self._seen.add(summary.error)
                 self._say(f" ✕ task {summary.task_id}: {summary.error}")
+        self._done += 1
+        now = time.monotonic()
         if self._bar is not None:
-            rate = self._tokens / max(1e-9, time.monotonic() - self._began)
-            mean = f"{self._rewards / self._scored:.3f}" if self._scored else "–"
-            facts = f"{rate:,.0f} tok/s  reward {mean}  err {self._failed}"
-            self._bar.update(self._task, advance=1, facts=facts)
+            self._bar.update(self._task, advance=1, facts=self._facts(now))
+        elif now - self._last_line >= LINE_EVERY_S and self._done < self._total:
+            self._last_line = now
+            self._say(f" {self._done} of {self._total} episodes  {self._facts(now)}")
+
+    def _facts(self, now: float) -> str:
+        rate = self._tokens / max(1e-9, now - self._began)
+        mean = f"{self._rewards / self._scored:.3f}" if self._scored else "-"
+        return f"{rate:,.0f} tok/s  reward {mean}  err {self._failed}"
 
     def _say(self, text: str) -> None:
         if self._quiet:
@@ -72,7 +85,7 @@ class EvalProgress:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
-            print(text)
+            print(text, flush=True)
 
     def __enter__(self) -> Self:
         if self._bar is not None:

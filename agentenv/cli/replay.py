@@ -124,6 +124,7 @@ class _Replay:
         from importlib import import_module
 
         from agentenv.core.errors import UsageError
+        from agentenv.engine.packaged import PACKAGED
         from agentenv.render.renderer import Renderer
         from agentenv.render.tokenizer import ChatTokenizer, byte_tokenizer
 
@@ -134,8 +135,8 @@ class _Replay:
             return Renderer(ChatTokenizer.load(self._codec))
         if kind in {"mock", "scripted"}:
             return Renderer(byte_tokenizer())
-        if kind in {"hf", "vllm"}:
-            files = import_module("agentenv.engine.hf.load").locate(rest).tokenizer
+        if kind in {"hf", "vllm"} or self._model in PACKAGED:
+            files = import_module("agentenv.engine.hf.load").locate(rest or self._model).tokenizer
             return Renderer(ChatTokenizer.load(files.path, files.gguf_file))
         raise UsageError(
             f"the tokenizer of {self._model or 'this run'} is not known",

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from agentenv.cli.options import JsonOption, RunsDirOption
+from agentenv.cli.options import JsonOption, RunsDirOption, in_runs_dir
 
 __all__ = ["app"]
 
@@ -54,7 +54,7 @@ def run(
     before = report_on(source.summaries).reward
     print(f"{source.id}, scored again by {', '.join(rewards)}   run {writer.id}")
     print(f"  before   mean {before.mean:.3f}" if before else "  before   no episode had a score")
-    print_report(report, run_id=writer.id)
+    print_report(report, run=writer.id + in_runs_dir(runs_dir))
 
 
 def find_object(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from agentenv.runs.report import EvalReport, ToolStats
 
@@ -59,18 +58,25 @@ def report_lines(report: EvalReport) -> list[str]:
 
 
 def _tool(tool: ToolStats) -> str:
-    text = f"{tool.name} {tool.num_calls} calls  p50 {_seconds(tool.p50_s)}  p95 {_seconds(tool.p95_s)}"
+    text = f"{tool.name} {tool.num_calls} calls"
+    if tool.num_calls > tool.errors.get("not_run", 0):
+        text += f"  p50 {_seconds(tool.p50_s)}  p95 {_seconds(tool.p95_s)}"
     if tool.errors:
         kinds = ", ".join(f"{count} {kind}" for kind, count in tool.errors.items())
         text += f"  {kinds} → {tool.example[:70]!r}"
     return text
 
 
-def print_report(report: EvalReport, *, evaluation: Any = None, run_id: str = "") -> None:
-    """Print a report, its warnings, and the command that opens the viewer."""
+def print_report(report: EvalReport, *, run: str = "") -> None:
+    """Print a report, its warnings, and the command that opens the viewer.
+
+    Args:
+        report: the report.
+        run: the run as a command has to name it; no command is printed if it is empty.
+    """
     for line in report_lines(report):
         print(" ", line)
     for warning in report.warnings:
-        print(f" ! {warning.replace('RUN', run_id)}")
-    if run_id:
-        print(f" view: agentenv view {run_id}     worst: agentenv view {run_id} --sort reward")
+        print(f" ! {warning.replace('RUN', run)}")
+    if run:
+        print(f" view: agentenv view {run}     worst: agentenv view {run} --sort reward")

@@ -17,6 +17,7 @@ from agentenv.cli.options import (
     RunsDirOption,
     SeedOption,
     SettingsOption,
+    in_runs_dir,
     typed,
 )
 from agentenv.core.errors import DependencyMissing, UsageError
@@ -43,7 +44,7 @@ def run(
         "",
         "-m",
         "--model",
-        help="Directory or Hub id of a causal model, a .gguf file, or http://HOST:PORT/v1 of a vLLM server.",
+        help="smollm2, a directory or Hub id of a causal model, a .gguf file, or the URL of a vLLM server.",
     ),
     steps: int = typer.Option(20, "--steps", help="Training steps."),
     group_size: int = typer.Option(
@@ -90,7 +91,7 @@ def run(
             result = train(dict(map(_weighted, envs or [])), named, **options, **watch)
     except LaunchFailed:
         raise typer.Exit(1) from None  # the first process prints the error
-    _show(result, as_json=as_json)
+    _show(result, in_runs_dir(runs_dir), as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
 
@@ -119,8 +120,14 @@ def _weighted(name: str) -> tuple[str, float]:
         ) from None
 
 
-def _show(result: TrainResult, *, as_json: bool) -> None:
-    """Print how a training ended. Only the first process of a launch prints."""
+def _show(result: TrainResult, where: str, *, as_json: bool) -> None:
+    """Print how a training ended. Only the first process of a launch prints.
+
+    Args:
+        result: what the training returned.
+        where: the option that printed commands need to find the run.
+        as_json: print one JSON object instead.
+    """
     if result.run is None:
         return
     run_id, scores = result.run.id, result.evaluation
@@ -128,11 +135,12 @@ def _show(result: TrainResult, *, as_json: bool) -> None:
         head = {"run": run_id, "steps": result.steps_done, "interrupted": result.interrupted}
         sys.stdout.write(json.dumps({**head, **(result.history[-1] if result.history else {})}) + "\n")
     elif result.interrupted:
-        print(f" stopped after step {result.steps_done}; continue with: agentenv train --resume {run_id}")
+        command = f"agentenv train --resume {run_id}{where}"
+        print(f" stopped after step {result.steps_done}; continue with: {command}")
     else:
         if "eval/success" in scores:
             print(
                 f" held-out success {scores['eval/success']:.3f} [{scores['eval/success_low']:.3f},"
                 f" {scores['eval/success_high']:.3f}] on {scores['eval/tasks']:.0f} tasks, greedy"
             )
-        print(f" view: agentenv view {run_id}")
+        print(f" view: agentenv view {run_id}{where}")

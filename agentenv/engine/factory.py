@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine.base import ChatEngine, Engine
+from agentenv.engine.packaged import PACKAGED
 from agentenv.engine.scripted.mock import MockEngine
 from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedModel", "check_options", "load_engine", "weights_and_engine"]
 
-FORMS = "hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, mock"
+FORMS = (
+    "smollm2, hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, mock"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
         'mock'
 
     Args:
-        model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `openai:NAME`, `scripted:...` or `mock`.
+        model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `openai:NAME`, `scripted:...` or `mock`;
+            `smollm2` is short for `hf:smollm2`, a small model that a Python package contains.
         tokenizer: directory of the tokenizer, if it differs from that of the model.
         options: keyword options of the engine; unknown options are refused.
 
@@ -57,6 +61,8 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
         DependencyMissing: The engine's package is not installed.
         EngineUnavailable: A server does not answer.
     """
+    if model in PACKAGED:
+        return _transformers(model, tokenizer, options)
     kind, _, rest = model.partition(":")
     if kind in {"http", "https"}:
         return _http(model, tokenizer, options)

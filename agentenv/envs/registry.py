@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,12 +57,18 @@ class Registry(Mapping[str, EnvSpec]):
         self._group = group
         self._specs: dict[str, EnvSpec] = {}
         self._seen: dict[str, EnvSpec] = {}
+        self._registrars: dict[str, str] = {}
         self._plugins: dict[str, EntryPoint] | None = None
         self._errors: dict[str, str] = {}
         self._watchers: list[Callable[[str], None]] = []
 
-    def add(self, entry: EnvSpec, *, override: bool = False) -> None:
+    def add(self, entry: EnvSpec, *, override: bool = False, registrar: str = "") -> None:
         """Add a specification.
+
+        Args:
+            entry: the specification.
+            override: replace an environment that has the same id.
+            registrar: name of the module that registers it, which may differ from the one that defines it.
 
         Raises:
             UsageError: The id is malformed, or taken by another environment.
@@ -78,6 +85,7 @@ class Registry(Mapping[str, EnvSpec]):
                 remedy="choose another id or version, or pass override=True",
             )
         self._specs[entry.id] = self._seen[entry.id] = entry
+        self._registrars[entry.id] = registrar
         for tell in self._watchers:
             tell(entry.id)
 
@@ -138,6 +146,14 @@ class Registry(Mapping[str, EnvSpec]):
             entry = self._specs.get(id)
             rows.append(Listing(id, origin, entry, "" if entry is not None else self._errors.get(id, "")))
         return rows
+
+    def of_module(self, module: str) -> list[EnvSpec]:
+        """Return the loaded specifications that a module defines, or registers for another one."""
+        return [
+            entry
+            for entry in self._specs.values()
+            if module in (entry.module, self._registrars.get(entry.id))
+        ]
 
     def rescan(self) -> None:
         """Look for installed packages again."""
@@ -246,7 +262,10 @@ def register(
         sandbox=sandbox,
         description=description,
     )
-    registry.add(entry, override=override or _is_reload(entry))
+    frame = inspect.currentframe()
+    caller = frame.f_back if frame is not None else None
+    registrar = caller.f_globals.get("__name__", "") if caller is not None else ""
+    registry.add(entry, override=override or _is_reload(entry), registrar=registrar)
     return entry
 
 
@@ -304,7 +323,7 @@ def _import(module: str, id: str) -> str:
 
 def _choose(module: str, attribute: str, id: str) -> EnvSpec:
     """Return the specification that `attribute` names in a loaded module, or the module's only one."""
-    registered = [entry for entry in registry.loaded.values() if entry.module == module]
+    registered = registry.of_module(module)
     if not attribute:
         if len(registered) == 1:
             return registered[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.engine.packaged import PACKAGED, packaged_model
 
 __all__ = ["ModelFiles", "load_model", "locate", "no_progress_bar", "pick_device", "pick_dtype"]
 
@@ -39,12 +40,18 @@ class ModelFiles:
 def locate(path: str) -> ModelFiles:
     """Find the files of a model without importing torch or transformers.
 
+    Args:
+        path: directory, .gguf file, name on the Hub, or name of a packaged model such as `smollm2`.
+
     Raises:
+        DependencyMissing: The package of a packaged model is not installed.
         ModelNotFound: The path does not exist, has no weights, or is an adapter without base model.
         UsageError: The directory has several GGUF files and no other weights, or an adapter that is not
             a LoRA.
     """
     location = Path(path).expanduser()
+    if path in PACKAGED and not location.exists():
+        location = Path(packaged_model(path))
     if location.is_file():
         if location.suffix != ".gguf":
             raise ModelNotFound(

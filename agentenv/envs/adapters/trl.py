@@ -1,7 +1,8 @@
 """Play classes that were written for TRL's `environment_factory`.
 
 Such a class has `reset(**fields)`, which may return the first observation, and methods with type hints and
-docstrings, each of which is a tool. A reward function reads what it needs from the object.
+docstrings, each of which is a tool. A reward function takes the values of one episode (`environment` is the
+object), or lists as TRL passes them (`environments`, `prompts`, `completions`, the task's fields).
 
 Such classes have no seeds and cannot end an episode: it ends with the model's final answer.
 """
@@ -14,6 +15,8 @@ from typing import Any
 
 from agentenv.core.by_name import wanted_by
 from agentenv.core.threads import off_loop
+from agentenv.envs.rewards.batched import takes_lists
+from agentenv.envs.rewards.reward import call_reward
 from agentenv.envs.tool_env import ToolEnv
 from agentenv.tools.tool import Tool
 
@@ -53,6 +56,8 @@ class ToolMethods(ToolEnv):
         if not callable(score):
             return score
         offered = {**self._offered(str(self.context.state.get("stop_reason", ""))), "environment": self.inner}
+        if takes_lists(score):
+            return await call_reward(score, offered, fields, where="the reward function")
         return await _called(score, _taken_by(score, {**fields, **offered}))
 
     async def is_done(self) -> bool:

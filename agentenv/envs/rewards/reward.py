@@ -5,7 +5,9 @@
    them can only be read from `task`.
 2. A reward is a finite number, or None if the episode cannot be scored, which is not a reward of 0. A
    mapping contains named parts. If one part has no score, the whole reward is None.
-3. If a reward raises an exception, the episode fails with stop reason `error`; it is never scored 0.
+3. A reward function of TRL, with `environments`, `prompts` or `completions`, is called with lists of one
+   entry, and returns a list of one reward.
+4. If a reward raises an exception, the episode fails with stop reason `error`; it is never scored 0.
 """
 
 from __future__ import annotations
@@ -21,8 +23,18 @@ from agentenv.core.by_name import arguments_for
 from agentenv.core.episode_env import Outcome
 from agentenv.core.errors import UsageError
 from agentenv.core.threads import off_loop
+from agentenv.envs.rewards.batched import lists_of, only_value, takes_lists
 
-__all__ = ["RESERVED_NAMES", "Reward", "RewardFunction", "RewardLike", "as_reward", "combine", "outcome_of"]
+__all__ = [
+    "RESERVED_NAMES",
+    "Reward",
+    "RewardFunction",
+    "RewardLike",
+    "as_reward",
+    "call_reward",
+    "combine",
+    "outcome_of",
+]
 
 RewardFunction: TypeAlias = Callable[..., object]
 """Function that returns a number, None, a mapping of parts, or an awaitable of one of these."""
@@ -80,9 +92,10 @@ class Reward:
             UsageError: The function has a parameter that cannot be filled, or its value is not a reward.
             TimeoutError: The function took longer than `timeout_s`.
         """
+        where = f"reward {self.label!r}"
         async with asyncio.timeout(self.timeout_s):
-            value = await call_by_name(self.function, offered, task)
-        return outcome_of(value, where=f"reward {self.label!r}")
+            value = await call_reward(self.function, offered, task, where=where)
+        return outcome_of(value, where=where)
 
 
 RewardLike: TypeAlias = "Reward | RewardFunction | tuple[RewardFunction, float]"
@@ -112,6 +125,17 @@ async def call_by_name(
         return await cast("Awaitable[object]", function(**arguments))
     value = await off_loop(function, **arguments)
     return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
+
+
+async def call_reward(
+    function: RewardFunction, offered: Mapping[str, object], task: Mapping[str, object], *, where: str
+) -> object:
+    """Call a reward function of one episode, or one of TRL's, which takes and returns lists."""
+    if not takes_lists(function):
+        return await call_by_name(function, offered, task)
+    messages = cast("Sequence[Any]", offered["messages"])
+    values = await call_by_name(function, {}, lists_of(task, offered.get("env"), messages))
+    return only_value(values, where=where)
 
 
 def outcome_of(value: object, *, where: str) -> Outcome:

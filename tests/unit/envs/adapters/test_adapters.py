@@ -8,6 +8,7 @@ import pytest
 from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment, UsageError
 from agentenv.envs import EnvSpec, make, spec
 from agentenv.envs.adapters import ToolMethods, tool_env
+from agentenv.envs.rewards import Reward
 from agentenv.testing import check_env, oracle_of, play
 
 
@@ -88,6 +89,34 @@ async def test_a_trl_class_is_an_entry_point():
     for entry in (plain, wrapped):
         report = await check_env(entry, tasks=3, only=("schema", "determinism", "isolation", "gym", "runner"))
         assert report.ok, str(report)
+
+
+def reached(environments, prompts, completions, start, **columns):
+    """A reward function in the shape of TRL's, which scores a batch."""
+    assert [len(values) for values in (prompts, completions, start, columns["goal"])] == [1, 1, 1, 1]
+    said = [completion[-1]["content"] for completion in completions]
+    return [env.total - first + len(text) for env, first, text in zip(environments, start, said, strict=True)]
+
+
+@pytest.mark.parametrize("registered", [False, True])
+async def test_a_batched_reward_of_trl_scores_an_episode(registered):
+    entry = tool_env(Counter) if registered else tool_env(Counter, reached)
+    rows = [{"prompt": "Reach ten.", "start": 3, "goal": 10}]
+    rewards = [reached] if registered else []
+    env = EnvSpec.of("trl/Counter-v0", entry, tasks=rows, rewards=rewards).make()
+
+    await env.begin(dict(rows[0]), seed=0, context=Context())
+    await env.advance(Action({"role": "assistant", "content": "four"}))
+    outcome = await env.end("final_answer")
+
+    assert outcome.reward == 4
+
+
+async def test_a_batched_reward_that_returns_no_list_is_refused():
+    reward = Reward(lambda completions: 1.0, name="flat")
+
+    with pytest.raises(UsageError, match=r"reward 'flat' returned 1\.0 for lists of one episode"):
+        await reward.score({"messages": [], "env": None}, {})
 
 
 def test_what_is_no_environment_is_refused():
