@@ -65,7 +65,8 @@ class EvalProgress:
             self._failed += 1
             if summary.error not in self._seen and len(self._seen) < 5:
                 self._seen.add(summary.error)
-                self._say(f" ✕ task {summary.task_id}: {summary.error}")
+                where = f" ({summary.where})" if summary.where else ""
+                self._say(f" ✕ task {summary.task_id}: {summary.error}{where}")
         self._done += 1
         now = time.monotonic()
         if self._bar is not None:

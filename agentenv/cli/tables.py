@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentenv.runs.report import EvalReport, ToolStats
+from agentenv.runs.report import ErrorCount, EvalReport, ToolStats
 
 __all__ = ["print_report", "report_lines"]
 
@@ -53,8 +53,13 @@ def report_lines(report: EvalReport) -> list[str]:
     tokens = f"tokens {_count(report.prompt_tokens)} read, {_count(report.sampled_tokens)} sampled"
     cost = "" if report.cost_usd is None else f"   cost ${report.cost_usd:.4f}"
     lines.append(f"time     {times}   {tokens}{cost}" if total else f"         {tokens}{cost}")
-    lines += [f"failed   {failure.count} × {failure.error}" for failure in report.errors[:3]]
+    lines += [_failed(failure) for failure in report.errors[:3]]
     return lines
+
+
+def _failed(failure: ErrorCount) -> str:
+    where = f" ({failure.where})" if failure.where else ""
+    return f"failed   {failure.count} × {failure.error}{where}"
 
 
 def _tool(tool: ToolStats) -> str:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from math import isfinite
+from pathlib import Path
 from typing import Literal
 
 from agentenv.core.errors import AlignmentError
@@ -88,6 +91,11 @@ _TERMINATED = frozenset(
 )
 
 
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+_LIBRARIES = (str(Path(__file__).parents[1]) + os.sep, str(Path(os.__file__).parent) + os.sep, "<")
+"""Where frames lie that no user wrote: this library, the standard library, and generated code."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeError:
     """What went wrong in an episode, and in which part."""
@@ -99,6 +107,18 @@ class EpisodeError:
     traceback: str = ""
     retryable: bool = False
     """True if infrastructure failed and another attempt may succeed."""
+
+    @property
+    def where(self) -> str:
+        """File, line and function of the innermost frame outside this library and installed packages.
+
+        It is empty if the traceback has no such frame.
+        """
+        frames = [
+            frame for frame in _FRAME.finditer(self.traceback) if not frame["file"].startswith(_LIBRARIES)
+        ]
+        frames = [frame for frame in frames if "site-packages" not in frame["file"]]
+        return f"{frames[-1]['file']}:{frames[-1]['line']} in {frames[-1]['name']}" if frames else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ class ErrorCount:
 
     error: str
     count: int
+    where: str = ""
+    """File, line and function in which the first of them was raised, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
     groups = [rewards for rewards in values.values() if len(rewards) > 1]
     tools = _tool_table(use for episode in episodes for use in episode.tools)
     failures = Counter(episode.error for episode in episodes if episode.error)
+    places = {episode.error: episode.where for episode in reversed(episodes)}
     costs = [episode.metrics["cost_usd"] for episode in episodes if "cost_usd" in episode.metrics]
     return EvalReport(
         env_ids=tuple(dict.fromkeys(episode.env_id for episode in episodes)),
@@ -147,7 +150,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         num_groups=len(groups),
         num_groups_with_spread=sum(len(set(rewards)) > 1 for rewards in groups),
         truncated_share=_mean([float(episode.stop_reason.truncated) for episode in episodes]),
-        errors=tuple(ErrorCount(text, count) for text, count in failures.most_common()),
+        errors=tuple(ErrorCount(text, count, places[text]) for text, count in failures.most_common()),
         warnings=tuple(_warnings(episodes, scored, groups, tools)),
     )
 

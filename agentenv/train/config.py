@@ -218,14 +218,18 @@ class GRPOConfig:
     """Number of steps between checkpoints; the last step is saved too. 0 saves none."""
     save_total_limit: NonNegativeInt | None = None
     """Number of checkpoints to keep, the newest and at least one; None keeps all."""
-    report_to: tuple[str, ...] = ()
-    """Trackers that get the metrics in addition to `metrics.jsonl`: trackio, wandb, tensorboard."""
+    report_to: tuple[str, ...] | str = ()
+    """Trackers that get the metrics in addition to `metrics.jsonl`: trackio, wandb, tensorboard. A text with
+    commas between the names is read as these names, and `none` as no tracker."""
     top_kl_tokens: NonNegativeInt = 0
     """Number of highest-KL tokens logged per step, with their text, in `kl_tokens.jsonl`."""
     notify: tuple[str, ...] = ()
     """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice when `train` fails."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.report_to, str):
+            names = [name.strip() for name in self.report_to.split(",")]
+            object.__setattr__(self, "report_to", tuple(name for name in names if name not in {"", "none"}))
         check_bounds(self)
         self._check_clips()
         self._check_reduction()

@@ -57,6 +57,8 @@ class EpisodeSummary:
     tools: tuple[ToolUse, ...] = ()
     error: str = ""
     """Boundary, type and message of the error that ended the episode; empty if there was none."""
+    where: str = ""
+    """File, line and function in which the error was raised, as far as they are known."""
     untrainable_reason: str = ""
     answer: str = ""
     """The normalised final answer, which `majority@k` compares; see `answer_key`."""
@@ -127,6 +129,7 @@ def summarize(trajectory: Trajectory, *, offset: int = 0, size: int = 0) -> Epis
             for result in results
         ),
         error="" if error is None else f"{error.boundary}: {error.type}: {_first_line(error.message)}",
+        where="" if error is None else error.where,
         untrainable_reason=trajectory.untrainable_reason,
         answer=answer_key(trajectory.answer),
         metrics=dict(trajectory.metrics),

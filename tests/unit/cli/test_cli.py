@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -296,6 +297,8 @@ def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
     text = capsys.readouterr().out
 
     assert "the first 3 episodes all failed with the same error: env: ValueError: no table for" in text
+    place = re.search(r"adder\.py:(\d+) in start\)", text)
+    assert ADDER.splitlines()[int(place[1]) - 1].strip().startswith('raise ValueError(f"no table')
     assert len(find_run("last")) < 40
 
 

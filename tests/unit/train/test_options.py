@@ -247,13 +247,20 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"groups_per_step": 1.5}, "groups_per_step must be a whole number, not 1.5"),
         ({"max_steps": None}, "max_steps must be a whole number, not None"),
         ({"learning_rate": "1e-5"}, "learning_rate must be a number, not '1e-5'"),
-        ({"report_to": "wandb"}, r"report_to must be a list, not the text 'wandb'; write \['wandb'\]"),
-        ({"notify": "ntfys://x"}, "notify must be a list"),
+        ({"notify": "json://x"}, r"notify must be a list, not the text 'json://x'; write \['json://x'\]"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_value(options, text):
     with pytest.raises(UsageError, match=text):
         GRPOConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [("wandb", ("wandb",)), ("wandb, trackio", ("wandb", "trackio")), ("none", ()), ((), ())],
+)
+def test_trackers_may_be_written_as_a_text(written, names):
+    assert GRPOConfig(report_to=written).report_to == names
 
 
 def test_kl_to_a_frozen_copy_is_zero_at_first_and_then_pulls_back():
