@@ -7,7 +7,7 @@ several rows. Nothing in this module depends on how the rows are packed or split
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
@@ -63,6 +63,8 @@ class Row:
     """Index of the episode in its group."""
     sequence: int = 0
     """Index of the sequence in its episode."""
+    counted_only: bool = False
+    """Whether the row is not trained and only counts in the weights of the other rows."""
     new_n: Tensor | None = None
     """Log-probabilities under the weights of the latest pass of the update; None before it."""
     entropy_n: Tensor | None = None
@@ -78,6 +80,8 @@ class TrainBatch:
     """The rows of one batch, with the metrics that were counted while they were made."""
 
     rows: list[Row]
+    counted: list[Row] = field(default_factory=list[Row])
+    """Rows of groups without spread, which only count in the weights of the others."""
     advantages: Sequence[Sequence[Advantage]] = ()
     """Advantages of all members of all groups, including members without a row."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
@@ -99,8 +103,9 @@ def build_batch(
 
     These are left out and counted under `dropped/`: failed and untrainable episodes, episodes without a
     finite reward, too stale episodes, truncated episodes if the options say so, rows longer than the
-    model's context, and the episodes of groups whose advantages are all 0. A group's statistics use every
-    usable member, truncated ones included.
+    model's context, and the episodes of groups whose advantages are all 0; `GRPOConfig.count_zero_std` says
+    whether the last ones still count in the weights. A group's statistics use every usable member, truncated
+    ones included.
 
     Args:
         groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
@@ -121,24 +126,26 @@ def build_batch(
     )
     mixed = [any(map(_nonzero, values)) for values in advantages]
     rows: list[Row] = []
+    counted: list[Row] = []
     dropped: Counter[str] = Counter()
     episodes = count()
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
-            if not reason and config.drop_zero_std and not mixed[index]:
-                reason = "zero_std_episodes"
             if reason:
                 dropped[reason] += 1
                 continue
-            for row in _rows_of(member, value, _Place(next(episodes), index, place)):
-                reason = _unfit_row(row, max_length, vocab_size)
-                if row is None or reason:
-                    dropped[reason] += 1
-                else:
-                    rows.append(row)
+            made = _rows_of(member, value, _Place(next(episodes), index, place))
+            if mixed[index] or not config.drop_zero_std:
+                rows += _fit(made, max_length, vocab_size, dropped)
+                continue
+            dropped["zero_std_episodes"] += 1
+            if config.counts_zero_std:
+                counted += _fit(made, max_length, vocab_size, Counter())
+    for row in counted:
+        row.counted_only = True
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
-    return TrainBatch(rows, advantages, metrics | _reward_metrics(groups, sum(mixed)))
+    return TrainBatch(rows, counted, advantages, metrics | _reward_metrics(groups, sum(mixed)))
 
 
 class _Place(NamedTuple):
@@ -161,6 +168,18 @@ def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[R
         if row is not None:
             row.member, row.sequence = place.member, number
         yield row
+
+
+def _fit(
+    rows: Iterable[Row | None], max_length: int | None, vocab_size: int | None, dropped: Counter[str]
+) -> Iterator[Row]:
+    """Yield the rows that the model can take, and count the others by reason."""
+    for row in rows:
+        reason = _unfit_row(row, max_length, vocab_size)
+        if row is None or reason:
+            dropped[reason] += 1
+        else:
+            yield row
 
 
 def make_row(
@@ -209,14 +228,12 @@ def add_demonstrations(
     """
     dropped: Counter[str] = Counter()
     for episode, one in enumerate(demonstrations):
-        for sequence in one.sequences:
-            row = make_row(sequence, 0.0, -1 - episode, -1, demonstration=True)
-            reason = _unfit_row(row, max_length, vocab_size)
-            if row is None or reason:
-                dropped[reason.removeprefix("rows_")] += 1
-            else:
-                batch.rows.append(row)
-    batch.metrics |= {f"dropped/demonstrations_{reason}": float(count) for reason, count in dropped.items()}
+        made = [make_row(seq, 0.0, -1 - episode, -1, demonstration=True) for seq in one.sequences]
+        batch.rows += _fit(made, max_length, vocab_size, dropped)
+    batch.metrics |= {
+        f"dropped/demonstrations_{reason.removeprefix('rows_')}": float(count)
+        for reason, count in dropped.items()
+    }
 
 
 def _own_reward(one: Trajectory) -> float | None:

@@ -88,7 +88,12 @@ class GRPOConfig:
     """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
     samples have no gradient."""
     drop_zero_std: bool = True
-    """Leave out groups whose advantages are all 0: they cost a forward pass and dilute the token mean."""
+    """Compute nothing for groups whose advantages are all 0, because their policy loss has no gradient. A KL
+    term or an entropy bonus in the loss is then left out for them too."""
+    count_zero_std: bool | None = None
+    """Whether the weights of the other tokens still count the groups that `drop_zero_std` leaves out, as if
+    they were trained. GRPO and its relatives were published so. DAPO's dynamic sampling replaces such groups
+    and counts only those that are kept, so None means True without `refill_rounds` and False with them."""
     refill_rounds: NonNegativeInt = 0
     """DAPO's dynamic sampling: rounds of extra tasks played while too few groups have a gradient."""
     max_staleness: NonNegativeInt | None = None
@@ -229,6 +234,11 @@ class GRPOConfig:
         check_bounds(self)
         self._check_clips()
         self._check_reduction()
+        if self.count_zero_std is False and not self.drop_zero_std:
+            raise UsageError(
+                "count_zero_std=False cannot be combined with drop_zero_std=False, which trains all groups",
+                remedy="leave out one of the two",
+            )
         updates = self.num_iterations * self.num_minibatches
         if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
@@ -269,6 +279,11 @@ class GRPOConfig:
                 f"overlong_penalty_tokens must be at most max_completion_length = "
                 f"{self.max_completion_length}, not {self.overlong_penalty_tokens}"
             )
+
+    @property
+    def counts_zero_std(self) -> bool:
+        """Whether groups that are left out for their lack of spread count in the weights of the others."""
+        return not self.refill_rounds if self.count_zero_std is None else self.count_zero_std
 
     @property
     def scheme(self) -> Reduction:

@@ -167,7 +167,7 @@ class Learner:
         """Make the next update of the run on these rows; return its loss and gradient norm.
 
         Args:
-            rows: the rows of one optimiser step.
+            rows: the rows of one optimiser step, with those that only count in the weights.
             meter: collects the sums of the micro-batches.
             moved: whether an earlier update of the same batch has changed the weights.
         """
@@ -185,11 +185,12 @@ class Learner:
         moved: bool = False,
     ) -> tuple[float, float]:
         """Make one step of an optimiser on the rows; return loss and gradient norm."""
-        if not self.world.total(len(rows)):
+        trained = [row for row in rows if not row.counted_only]
+        if not self.world.total(len(trained)):
             return 0.0, 0.0
         optimizer.zero_grad()  # an interrupted update may have left gradients
         assign_weights(rows, self.config, total=self.world.total)
-        loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn, moved=moved)
+        loss = accumulate(self.policy, trained, meter, loss_fn=self.loss_fn, moved=moved)
         self.world.add_gradients(optimizer)
         with self._held_still():
             norm = optimizer.step(rate)

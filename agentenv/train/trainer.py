@@ -44,7 +44,7 @@ from agentenv.train.loop.sft import WarmupOptions, warm_up
 from agentenv.train.loop.sync import held_still, open_engine
 from agentenv.train.loop.usable import UsableEpisodes
 from agentenv.train.objective.loss_inputs import LossInputs
-from agentenv.train.sums import Meter
+from agentenv.train.sums import Meter, applies
 from agentenv.train.watch.metrics import episode_metrics, update_metrics
 from agentenv.train.watch.notes import episode_notes
 from agentenv.train.watch.toptokens import TokenKL, top_tokens
@@ -121,12 +121,13 @@ class GRPOTrainer:
         started = time.perf_counter()
         played = episode_metrics(groups, weights_version=learner.weights_version, gather=world.gather)
         batch = learner.batch(groups, demonstrations)
-        parts = learner.minibatches(batch.rows, groups) * self.config.num_iterations
+        parts = learner.minibatches([*batch.rows, *batch.counted], groups) * self.config.num_iterations
         learner.score_before(batch.rows, passes=len(parts))
         scored = time.perf_counter()
         meter, updates = Meter(), list[tuple[float, float]]()
         for rows in parts:
-            updates.append(learner.update(rows, meter, moved=bool(updates)))
+            moved = any(applies(norm) for _, norm in updates)
+            updates.append(learner.update(rows, meter, moved=moved))
         learner.steps_done += 1
         self._note(groups, batch)
         metrics = played | batch.metrics | meter.result() | update_metrics(updates)
