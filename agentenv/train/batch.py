@@ -283,7 +283,9 @@ def _advantages(
     ]
     return [
         [_spread(one, values) for one, values in zip(group, members, strict=True)]
-        for group, members in zip(groups, turn_advantages(returns, **options), strict=True)
+        for group, members in zip(
+            groups, turn_advantages(returns, baseline=config.turn_baseline, **options), strict=True
+        )
     ]
 
 

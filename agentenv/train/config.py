@@ -17,12 +17,13 @@ from agentenv.core.bounds import (
 )
 from agentenv.core.errors import UsageError
 
-__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "refuse_groups_of_one"]
+__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "TurnBaseline", "refuse_groups_of_one"]
 
 LossType: TypeAlias = Literal[
     "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg"
 ]
 Reduction: TypeAlias = Literal["token_mean", "seq_mean", "constant", "prompt_mean"]
+TurnBaseline: TypeAlias = Literal["turn", "episode"]
 
 REDUCTION_OF: dict[str, Reduction] = {
     "dapo": "token_mean",
@@ -142,7 +143,11 @@ class GRPOConfig:
     """Baseline of the advantages: the group's mean (`grpo`), or the mean of the other members (`rloo`)."""
     advantage_level: Literal["episode", "turn"] = "episode"
     """`episode` gives all tokens of an episode one advantage; `turn` gives each turn its own, from the turn's
-    return-to-go and the returns of the group's episodes."""
+    return-to-go."""
+    turn_baseline: TurnBaseline = "turn"
+    """What a turn's return-to-go is compared with: that of the group's other members at the same turn
+    (`turn`), or the return of their whole episodes (`episode`). Neither has a bias; `turn` usually has less
+    variance."""
     advantage_eps: PositiveFloat = 1e-4
     turn_discount: NonNegativeFloat = 1.0
     beta: NonNegativeFloat = 0.0
