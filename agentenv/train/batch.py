@@ -30,7 +30,16 @@ from agentenv.train.objective.advantage import (
 )
 from agentenv.train.sums import Mean
 
-__all__ = ["AdvantageFn", "Row", "TrainBatch", "add_demonstrations", "build_batch"]
+__all__ = [
+    "AdvantageFn",
+    "Row",
+    "TrainBatch",
+    "add_demonstrations",
+    "build_batch",
+    "fit_rows",
+    "make_row",
+    "own_reward",
+]
 
 Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
 """Advantage of one episode: one number, or one number for each token of each of its sequences."""
@@ -96,7 +105,7 @@ def build_batch(
     max_length: int | None = None,
     vocab_size: int | None = None,
     advantage_fn: AdvantageFn | None = None,
-    kl_in_reward: Callable[[Trajectory], float] | None = None,
+    kl_in_reward: Sequence[Sequence[float | None]] | None = None,
     gather: Callable[[Sequence[Any]], Sequence[Any]] = list,
 ) -> TrainBatch:
     """Return the rows to train on.
@@ -114,13 +123,18 @@ def build_batch(
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
         advantage_fn: the user's function for advantages, if any.
-        kl_in_reward: returns the KL of an episode to the reference, which is subtracted from its reward.
+        kl_in_reward: for each group, its members' KL to the reference, which is subtracted from the rewards.
+            None leaves a member out of the group's statistics.
         gather: returns the values of all processes, so that `scale_rewards="batch"` covers all of them.
 
     Raises:
         UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
     """
-    rewards = [[_reward(one, config, kl_in_reward) for one in group] for group in groups]
+    kl = kl_in_reward or [[0.0] * len(group) for group in groups]
+    rewards = [
+        [_reward(one, config, own) for one, own in zip(group, values, strict=True)]
+        for group, values in zip(groups, kl, strict=True)
+    ]
     advantages = (
         _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config, gather)
     )
@@ -137,11 +151,11 @@ def build_batch(
                 continue
             made = _rows_of(member, value, _Place(next(episodes), index, place))
             if mixed[index] or not config.drop_zero_std:
-                rows += _fit(made, max_length, vocab_size, dropped)
+                rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
             dropped["zero_std_episodes"] += 1
             if config.counts_zero_std:
-                counted += _fit(made, max_length, vocab_size, Counter())
+                counted += fit_rows(made, max_length, vocab_size, Counter())
     for row in counted:
         row.counted_only = True
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
@@ -170,7 +184,7 @@ def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[R
         yield row
 
 
-def _fit(
+def fit_rows(
     rows: Iterable[Row | None], max_length: int | None, vocab_size: int | None, dropped: Counter[str]
 ) -> Iterator[Row]:
     """Yield the rows that the model can take, and count the others by reason."""
@@ -229,23 +243,22 @@ def add_demonstrations(
     dropped: Counter[str] = Counter()
     for episode, one in enumerate(demonstrations):
         made = [make_row(seq, 0.0, -1 - episode, -1, demonstration=True) for seq in one.sequences]
-        batch.rows += _fit(made, max_length, vocab_size, dropped)
+        batch.rows += fit_rows(made, max_length, vocab_size, dropped)
     batch.metrics |= {
         f"dropped/demonstrations_{reason.removeprefix('rows_')}": float(count)
         for reason, count in dropped.items()
     }
 
 
-def _own_reward(one: Trajectory) -> float | None:
+def own_reward(one: Trajectory) -> float | None:
+    """Return the reward of an episode that may be trained; None if it has none."""
     usable = not one.stop_reason.failed and one.trainable and is_scored(one.reward)
     return one.reward if usable else None
 
 
-def _reward(
-    one: Trajectory, config: GRPOConfig, kl_in_reward: Callable[[Trajectory], float] | None
-) -> float | None:
-    reward = _own_reward(one)
-    if reward is None:
+def _reward(one: Trajectory, config: GRPOConfig, kl: float | None) -> float | None:
+    reward = own_reward(one)
+    if reward is None or kl is None:
         return None
     if config.overlong_penalty_tokens and config.max_completion_length is not None:
         reward += overlong_penalty(
@@ -253,9 +266,7 @@ def _reward(
             max_tokens=config.max_completion_length,
             cache_tokens=config.overlong_penalty_tokens,
         )
-    if kl_in_reward is not None:
-        reward -= config.beta * kl_in_reward(one)
-    return reward
+    return reward - config.beta * kl
 
 
 def _advantages(
@@ -369,7 +380,7 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
     """Return metrics of the rewards without penalties; `mixed` is the number of groups with a gradient."""
-    known = [scored([_own_reward(one) for one in group]) for group in groups]
+    known = [scored([own_reward(one) for one in group]) for group in groups]
     flat = [reward for group in known for reward in group]
     stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
     number = len(groups)

@@ -121,18 +121,21 @@ class Learner:
             UsageError: The trajectories were made with another tokenizer.
         """
         reference = self.reference if self.config.kl_in == "reward" else None
-        kl = None if reference is None else episode_kl(reference, groups, self.config.kl_estimator)
+        bounds: dict[str, Any] = {
+            "max_length": self.policy.max_length,
+            "vocab_size": self.policy.vocab_size,
+        }
+        kl = reference and episode_kl(reference, groups, self.config.kl_estimator, **bounds)
         batch = build_batch(
             groups,
             self.config,
+            **bounds,
             weights_version=self.weights_version,
-            max_length=self.policy.max_length,
-            vocab_size=self.policy.vocab_size,
             advantage_fn=self.advantage_fn,
             kl_in_reward=kl,
             gather=self.world.gather,
         )
-        add_demonstrations(batch, demonstrations, self.policy.max_length, self.policy.vocab_size)
+        add_demonstrations(batch, demonstrations, **bounds)
         return batch
 
     def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
