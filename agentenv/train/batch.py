@@ -31,6 +31,7 @@ from agentenv.train.objective.advantage import (
 from agentenv.train.sums import Mean
 
 __all__ = [
+    "Advantage",
     "AdvantageFn",
     "Row",
     "TrainBatch",

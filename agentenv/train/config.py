@@ -186,6 +186,7 @@ class GRPOConfig:
     adam_beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
     adam_epsilon: NonNegativeFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of the matrices. Norms and biases do not decay."""
     max_grad_norm: PositiveFloat = 1.0
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0

@@ -15,12 +15,13 @@ import torch
 
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.train.batch import AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
+from agentenv.train.batch import Advantage, AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.optim import MasterOptimizer, learning_rate
 from agentenv.train.model.policy import Policy, add_lora
 from agentenv.train.model.reference import Reference, episode_kl
 from agentenv.train.objective.loss_inputs import LossInputs
+from agentenv.train.once import OncePerGroup
 from agentenv.train.sums import Meter, applies
 from agentenv.train.update import accumulate, assign_weights, minibatches, score_rows
 from agentenv.train.world import World
@@ -64,6 +65,8 @@ class Learner:
         self.reference = Reference(self.policy) if config.beta else None
         self.policy.shard()
         self._optimizer: MasterOptimizer | None = None
+        self._given_advantages = OncePerGroup[Sequence[Advantage]](self.world.total)
+        self._kl = OncePerGroup[Sequence[float | None]](self.world.total)
         self.steps_done = 0
         """Number of batches so far, including those without a trained token."""
         self.updates_done = 0
@@ -87,7 +90,7 @@ class Learner:
     def optimizer(self) -> MasterOptimizer:
         """The optimiser of `update`; it is made when it is first needed, after any warm-up."""
         if self._optimizer is None:
-            self._optimizer = MasterOptimizer(self.model.parameters(), self.config)
+            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config)
         return self._optimizer
 
     @contextmanager
@@ -99,7 +102,7 @@ class Learner:
         """
         self._drop_optimizer()
         # Closed even after an interruption, because its hooks would take the gradients of the next optimiser.
-        with closing(MasterOptimizer(self.model.parameters(), config)) as optimizer:
+        with closing(MasterOptimizer(self.model.named_parameters(), config)) as optimizer:
             try:
                 yield optimizer
             finally:
@@ -120,27 +123,42 @@ class Learner:
         Raises:
             UsageError: The trajectories were made with another tokenizer.
         """
+        try:
+            batch = self._build(groups)
+        finally:
+            self._given_advantages.forget()
+            self._kl.forget()
+        add_demonstrations(batch, demonstrations, self.policy.max_length, self.policy.vocab_size)
+        return batch
+
+    def _build(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
+        """Return the rows of groups, of which some may have been passed for this step before."""
         reference = self.reference if self.config.kl_in == "reward" else None
         bounds: dict[str, Any] = {
             "max_length": self.policy.max_length,
             "vocab_size": self.policy.vocab_size,
         }
-        kl = reference and episode_kl(reference, groups, self.config.kl_estimator, **bounds)
-        batch = build_batch(
+        kl = reference and self._kl.get(
+            groups, lambda new: episode_kl(reference, new, self.config.kl_estimator, **bounds)
+        )
+        own = self.advantage_fn
+        return build_batch(
             groups,
             self.config,
             **bounds,
             weights_version=self.weights_version,
-            advantage_fn=self.advantage_fn,
+            advantage_fn=own and (lambda groups: self._given_advantages.get(groups, own)),
             kl_in_reward=kl,
             gather=self.world.gather,
         )
-        add_demonstrations(batch, demonstrations, **bounds)
-        return batch
 
     def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
-        """Return how many groups of all processes have a gradient."""
-        return int(self.world.total(len({row.group for row in self.batch(groups).rows})))
+        """Return how many groups of all processes have a gradient.
+
+        Advantages of the user's function, and the KL in the reward, are kept for the step's own `batch`.
+        """
+        rows = self._build(groups).rows
+        return int(self.world.total(len({row.group for row in rows if row.advantages_n.any()})))
 
     def minibatches(self, rows: Sequence[Row], groups: Sequence[TrajectoryGroup]) -> list[list[Row]]:
         """Deal the rows of this step out to its optimiser steps, whole groups at a time."""

@@ -8,7 +8,6 @@ tasks of an unfinished batch again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
 from math import isfinite
 from random import Random
 from typing import Any, TypeAlias
@@ -106,15 +105,15 @@ class Mixture:
             UsageError: The environment has no tasks.
         """
         tasks = self.tasks_of(entry)
-        if tasks.endless:
-            yield from islice(tasks.shuffle(seed), cursor, None)
+        size = tasks.num_shuffled
+        if size is None:
+            yield from tasks.shuffle(seed, start=cursor)
             return
-        size = len(tasks)
         if not size:
             raise UsageError(f"split {tasks.split_name!r} has no tasks to train on")
         number, start = divmod(cursor, size)
         while True:
-            yield from islice(tasks.shuffle(derive_seed(seed, "tasks", number)), start, None)
+            yield from tasks.shuffle(derive_seed(seed, "tasks", number), start=start)
             number, start = number + 1, 0
 
 
