@@ -218,6 +218,9 @@ class GRPOConfig:
     max_prompt_length: PositiveInt | None = None
     """Tasks whose first prompt has more tokens than this are left out. With None the only limit is the
     context."""
+    process_timeout_s: PositiveFloat = 24 * 3600.0
+    """Longest time, in seconds, that one process of a launch waits for another, such as for its longest
+    episode. A process that has ended is noticed at once."""
     check_prompts: bool = True
     """Reset every task of the run once before the first step, so that tasks with too long prompts are left
     out."""

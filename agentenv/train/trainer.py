@@ -171,8 +171,8 @@ class GRPOTrainer:
         history: list[dict[str, float]] = []
         with Journal(learner) as journal, interrupted_together():
             async with self.rollouts as rollouts:
-                await rollouts.sync.follow()
-                found = await rollouts.leave_out_long_prompts(self.cursors)
+                found = await rollouts.sync.follow()
+                found |= await rollouts.leave_out_long_prompts(self.cursors)
                 ledger, usable = TaskLedger(), UsableEpisodes(self.world)
                 batch: EpisodeBatch | None = None
                 while learner.steps_done < config.max_steps:
@@ -183,13 +183,17 @@ class GRPOTrainer:
                         await batch
                     waited = time.perf_counter() - started
                     usable.check(learner.steps_done + 1, batch.groups)
+                    checked = await rollouts.sync.checked()
                     ahead = rollouts.begin_ahead(batch)
                     train = partial(self._train_on, batch)
-                    metrics = await beside_the_loop(train) if ahead else train()
+                    metrics = checked | (await beside_the_loop(train) if ahead else train())
                     usable.count(metrics)
-                    metrics |= ledger.add(self.world, batch.groups)
+                    metrics |= await beside_the_loop(partial(ledger.add, self.world, batch.groups))
                     trained = time.perf_counter()
-                    metrics |= await rollouts.sync.follow()
+                    evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
+                    await rollouts.sync.bring()
+                    if evaluates or not ahead:  # otherwise the check may take as long as the next batch
+                        metrics |= await rollouts.sync.checked()
                     done = time.perf_counter()
                     metrics |= {
                         "time/rollout": batch.seconds,
@@ -197,14 +201,14 @@ class GRPOTrainer:
                         "time/sync": done - trained,
                         "step_time": done - started,
                     }
-                    if self._due(config.eval_steps) or learner.steps_done == config.max_steps:
+                    if evaluates:
                         metrics |= await rollouts.evaluate()
                     history.append(found | metrics)
                     journal.write(history, self.top_tokens, self.renderer.tokenizer)
                     if self._on_metrics is not None:
                         self._on_metrics(learner.steps_done, history[-1])
                     if self._due(config.save_steps):
-                        self.save_step()
+                        await beside_the_loop(self.save_step)
                     batch, found = ahead, {}
             usable.finish()
         return history

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import ceil
 from types import TracebackType
@@ -24,6 +25,7 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
+from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.loop.mixture import Dealt, Mixture
 from agentenv.train.loop.prompts import too_long
 from agentenv.train.loop.sync import WeightSync
@@ -156,6 +158,7 @@ class Rollouts:
                 await batch.stop()
         finally:
             self._batches.clear()
+            await self.sync.stop()
             if isinstance(self.runner.engine, Connected):
                 await self.runner.engine.disconnect()
 
@@ -310,7 +313,9 @@ class Rollouts:
             prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
             played = self.runner.run_groups(entry, mine, 1, sampling=greedy)
             rewards = [trajectory.reward async for group in played for trajectory in group]
-            metrics |= {f"{prefix}/{name}": value for name, value in _scores(world.gather(rewards)).items()}
+            # Another process may take longer, and the next batch is being played meanwhile.
+            everyone = await beside_the_loop(partial(world.gather, rewards))
+            metrics |= {f"{prefix}/{name}": value for name, value in _scores(everyone).items()}
         return metrics
 
 
