@@ -131,11 +131,7 @@ def build_batch(
     Raises:
         UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
     """
-    kl = kl_in_reward or [[0.0] * len(group) for group in groups]
-    rewards = [
-        [_reward(one, config, own) for one, own in zip(group, values, strict=True)]
-        for group, values in zip(groups, kl, strict=True)
-    ]
+    rewards = _rewards(groups, config, kl_in_reward)
     advantages = (
         _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config, gather)
     )
@@ -255,6 +251,18 @@ def own_reward(one: Trajectory) -> float | None:
     """Return the reward of an episode that may be trained; None if it has none."""
     usable = not one.stop_reason.failed and one.trainable and is_scored(one.reward)
     return one.reward if usable else None
+
+
+def _rewards(
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    kl_in_reward: Sequence[Sequence[float | None]] | None,
+) -> list[list[float | None]]:
+    kl = kl_in_reward or [[0.0] * len(group) for group in groups]
+    return [
+        [_reward(one, config, own) for one, own in zip(group, values, strict=True)]
+        for group, values in zip(groups, kl, strict=True)
+    ]
 
 
 def _reward(one: Trajectory, config: GRPOConfig, kl: float | None) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from agentenv.core.errors import UsageError
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.train.batch import Advantage, AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
@@ -42,7 +43,7 @@ class Learner:
         held_still: returns a context in which no engine samples from the weights, so that they can change.
 
     Raises:
-        UsageError: The model cannot be trained.
+        UsageError: The model cannot be trained, or an option has no effect with an `advantage_fn`.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class Learner:
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         held_still: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        if advantage_fn is not None:
+            _check_own_advantages(config)
         self.config = config
         self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
         self._held_still = held_still
@@ -235,3 +238,17 @@ class Learner:
         self.updates_done = counters["updates_done"]
         self.tokens_seen = counters["tokens_seen"]
         self.weights_version = counters["weights_version"]
+
+
+def _check_own_advantages(config: GRPOConfig) -> None:
+    """Refuse options that change rewards, which the user's own advantages do not see."""
+    unused = {
+        "overlong_penalty_tokens": bool(config.overlong_penalty_tokens),
+        "kl_in='reward'": bool(config.beta) and config.kl_in == "reward",
+    }
+    for option, is_set in unused.items():
+        if is_set:
+            raise UsageError(
+                f"{option} has no effect with an advantage_fn, whose advantages replace those of the rewards",
+                remedy="leave the option out and apply it in the function",
+            )

@@ -256,8 +256,9 @@ class Rollouts:
         """
         counts: dict[str, float] = {}
         world = self.learner.world
-        for entry, weight in zip(self.mixture.specs, self.mixture.weights, strict=True):
-            tasks = self._upcoming(entry, weight / sum(self.mixture.weights), cursors)
+        mixture = self.mixture
+        for entry, name, weight in zip(mixture.specs, mixture.names, mixture.weights, strict=True):
+            tasks = self._upcoming(entry, weight / sum(mixture.weights), cursors.get(name, 0))
             mine = tasks[world.rank :: world.size]
             long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
             prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{entry.id}"
@@ -279,14 +280,14 @@ class Rollouts:
             )
         return counts
 
-    def _upcoming(self, entry: EnvSpec, share: float, cursors: Mapping[str, int]) -> list[Task]:
+    def _upcoming(self, entry: EnvSpec, share: float, cursor: int) -> list[Task]:
         """Return the different tasks that the rest of the run will play, estimated from the weights."""
         rounds = (self.config.max_steps - self.learner.steps_done) * (1 + self.config.refill_rounds)
         wanted = ceil(max(0, rounds) * self.config.groups_per_step * share)
         tasks = self.mixture.tasks_of(entry)
         if tasks.num_tasks is not None:
             wanted = min(wanted, tasks.num_tasks)
-        upcoming = islice(self.mixture.rounds(entry, self.config.seed, cursors.get(entry.id, 0)), wanted)
+        upcoming = islice(self.mixture.rounds(entry, self.config.seed, cursor), wanted)
         return list({task.id: task for task in upcoming}.values())
 
     async def evaluate_alone(self) -> dict[str, float]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentenv.core import UsageError
+from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.learner import episode_kl
-from helpers.training import group, trainer_of
+from helpers.training import group, tiny, trainer_of
 
 FIRST = [group("a", [0.0, 1.0]), group("b", [1.0, 1.0])]
 REFILL = [group("c", [1.0, 0.0])]
@@ -61,3 +62,19 @@ def test_a_group_without_spread_is_replaced_also_where_it_is_trained(drop_zero_s
     trainer = trainer_of(drop_zero_std=drop_zero_std, refill_rounds=1)
 
     assert trainer.learner.count_mixed(FIRST) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"beta": 0.1, "kl_in": "reward"}, "kl_in='reward' has no effect with an advantage_fn"),
+        ({"overlong_penalty_tokens": 2, "max_completion_length": 8}, "overlong_penalty_tokens has no effect"),
+    ],
+)
+def test_an_option_that_the_users_advantages_would_ignore_is_refused(options, text):
+    with pytest.raises(UsageError, match=text):
+        GRPOTrainer(
+            GRPOConfig(dtype="float64", **options),
+            model=tiny(),
+            advantage_fn=lambda groups: [[0.0] for _ in groups],
+        )
