@@ -95,7 +95,6 @@ class TrainBatch:
     advantages: Sequence[Sequence[Advantage]] = ()
     """Advantages of all members of all groups, including members without a row."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    warnings: list[str] = field(default_factory=list[str])
 
 
 def build_batch(
@@ -259,10 +258,8 @@ def _rewards(
     kl_in_reward: Sequence[Sequence[float | None]] | None,
 ) -> list[list[float | None]]:
     kl = kl_in_reward or [[0.0] * len(group) for group in groups]
-    return [
-        [_reward(one, config, own) for one, own in zip(group, values, strict=True)]
-        for group, values in zip(groups, kl, strict=True)
-    ]
+    pairs = [zip(group, values, strict=True) for group, values in zip(groups, kl, strict=True)]
+    return [[_reward(one, config, own) for one, own in members] for members in pairs]
 
 
 def _reward(one: Trajectory, config: GRPOConfig, kl: float | None) -> float | None:
