@@ -155,18 +155,30 @@ class TaskSet:
         # More rows of a generator may have been read by now; the draw must not depend on how many.
         return rows[drawn % min(len(rows), _STREAM_ROWS if self.endless else len(rows))]
 
-    def shuffle(self, seed: int) -> Iterator[Task]:
+    @property
+    def num_shuffled(self) -> int | None:
+        """Number of tasks that `shuffle` yields; None if it yields tasks without end."""
+        if self._by_seed is not None:
+            return None
+        rows, more = self._read()
+        return min(len(rows), _STREAM_ROWS) if more else len(rows)
+
+    def shuffle(self, seed: int, *, start: int = 0) -> Iterator[Task]:
         """Yield the tasks in an order that the seed determines; ids do not change.
 
         A finite set yields each task once. A function of a seed yields tasks without end, whose seeds are
         drawn from this one. From an endless generator the first 10,000 rows are shuffled.
+
+        Args:
+            seed: seed of the order.
+            start: number of tasks to skip; they are not made.
         """
         if self._by_seed is not None:
-            return (self[derive_seed("shuffle", seed, n) % _ENDLESS_SPAN] for n in count())
+            return (self[derive_seed("shuffle", seed, n) % _ENDLESS_SPAN] for n in count(start))
         rows, more = self._read()
         order = rows[:_STREAM_ROWS] if more else list(rows)
         random.Random(seed).shuffle(order)
-        return iter(order)
+        return islice(order, start, None)
 
     @property
     def _by_seed(self) -> Callable[[int], Mapping[str, object]] | None:

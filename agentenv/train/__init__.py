@@ -34,7 +34,8 @@ on_trajectory=None, on_trained=None)`:
 - `runner`: options such as the number of concurrent episodes (`RunnerOptions`).
 - `tasks`, `eval_tasks`: task sets; when None, the splits "train" and "test" of the spec's tasks.
 - `advantage_fn(groups)`: your own advantages. It returns, for each group, a list with one advantage per
-  member: a number, or for each sequence of the member a list with one number per token.
+  member: a number, or for each sequence of the member a list with one number per token. It sees each group
+  once: with `refill_rounds` it is called for each round, with the groups of that round.
 - `loss_fn(inputs)`: your own surrogate loss. It takes `LossInputs` and returns the loss of each token,
   `[N]`; the trainer then applies the tokens' weights, the corrections and the KL term.
 - `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.

@@ -7,7 +7,7 @@ several rows. Nothing in this module depends on how the rows are packed or split
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
@@ -30,7 +30,17 @@ from agentenv.train.objective.advantage import (
 )
 from agentenv.train.sums import Mean
 
-__all__ = ["AdvantageFn", "Row", "TrainBatch", "add_demonstrations", "build_batch"]
+__all__ = [
+    "Advantage",
+    "AdvantageFn",
+    "Row",
+    "TrainBatch",
+    "add_demonstrations",
+    "build_batch",
+    "fit_rows",
+    "make_row",
+    "own_reward",
+]
 
 Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
 """Advantage of one episode: one number, or one number for each token of each of its sequences."""
@@ -63,6 +73,8 @@ class Row:
     """Index of the episode in its group."""
     sequence: int = 0
     """Index of the sequence in its episode."""
+    counted_only: bool = False
+    """Whether the row is not trained and only counts in the weights of the other rows."""
     new_n: Tensor | None = None
     """Log-probabilities under the weights of the latest pass of the update; None before it."""
     entropy_n: Tensor | None = None
@@ -78,10 +90,11 @@ class TrainBatch:
     """The rows of one batch, with the metrics that were counted while they were made."""
 
     rows: list[Row]
+    counted: list[Row] = field(default_factory=list[Row])
+    """Rows of groups without spread, which only count in the weights of the others."""
     advantages: Sequence[Sequence[Advantage]] = ()
     """Advantages of all members of all groups, including members without a row."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    warnings: list[str] = field(default_factory=list[str])
 
 
 def build_batch(
@@ -92,15 +105,16 @@ def build_batch(
     max_length: int | None = None,
     vocab_size: int | None = None,
     advantage_fn: AdvantageFn | None = None,
-    kl_in_reward: Callable[[Trajectory], float] | None = None,
+    kl_in_reward: Sequence[Sequence[float | None]] | None = None,
     gather: Callable[[Sequence[Any]], Sequence[Any]] = list,
 ) -> TrainBatch:
     """Return the rows to train on.
 
     These are left out and counted under `dropped/`: failed and untrainable episodes, episodes without a
     finite reward, too stale episodes, truncated episodes if the options say so, rows longer than the
-    model's context, and the episodes of groups whose advantages are all 0. A group's statistics use every
-    usable member, truncated ones included.
+    model's context, and the episodes of groups whose advantages are all 0; `GRPOConfig.count_zero_std` says
+    whether the last ones still count in the weights. A group's statistics use every usable member, truncated
+    ones included.
 
     Args:
         groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
@@ -109,36 +123,39 @@ def build_batch(
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
         advantage_fn: the user's function for advantages, if any.
-        kl_in_reward: returns the KL of an episode to the reference, which is subtracted from its reward.
+        kl_in_reward: for each group, its members' KL to the reference, which is subtracted from the rewards.
+            None leaves a member out of the group's statistics.
         gather: returns the values of all processes, so that `scale_rewards="batch"` covers all of them.
 
     Raises:
         UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
     """
-    rewards = [[_reward(one, config, kl_in_reward) for one in group] for group in groups]
+    rewards = _rewards(groups, config, kl_in_reward)
     advantages = (
         _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config, gather)
     )
     mixed = [any(map(_nonzero, values)) for values in advantages]
     rows: list[Row] = []
+    counted: list[Row] = []
     dropped: Counter[str] = Counter()
     episodes = count()
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
-            if not reason and config.drop_zero_std and not mixed[index]:
-                reason = "zero_std_episodes"
             if reason:
                 dropped[reason] += 1
                 continue
-            for row in _rows_of(member, value, _Place(next(episodes), index, place)):
-                reason = _unfit_row(row, max_length, vocab_size)
-                if row is None or reason:
-                    dropped[reason] += 1
-                else:
-                    rows.append(row)
+            made = _rows_of(member, value, _Place(next(episodes), index, place))
+            if mixed[index] or not config.drop_zero_std:
+                rows += fit_rows(made, max_length, vocab_size, dropped)
+                continue
+            dropped["zero_std_episodes"] += 1
+            if config.counts_zero_std:
+                counted += fit_rows(made, max_length, vocab_size, Counter())
+    for row in counted:
+        row.counted_only = True
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
-    return TrainBatch(rows, advantages, metrics | _reward_metrics(groups, sum(mixed)))
+    return TrainBatch(rows, counted, advantages, metrics | _reward_metrics(groups, sum(mixed)))
 
 
 class _Place(NamedTuple):
@@ -161,6 +178,18 @@ def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[R
         if row is not None:
             row.member, row.sequence = place.member, number
         yield row
+
+
+def fit_rows(
+    rows: Iterable[Row | None], max_length: int | None, vocab_size: int | None, dropped: Counter[str]
+) -> Iterator[Row]:
+    """Yield the rows that the model can take, and count the others by reason."""
+    for row in rows:
+        reason = _unfit_row(row, max_length, vocab_size)
+        if row is None or reason:
+            dropped[reason] += 1
+        else:
+            yield row
 
 
 def make_row(
@@ -209,26 +238,33 @@ def add_demonstrations(
     """
     dropped: Counter[str] = Counter()
     for episode, one in enumerate(demonstrations):
-        for sequence in one.sequences:
-            row = make_row(sequence, 0.0, -1 - episode, -1, demonstration=True)
-            reason = _unfit_row(row, max_length, vocab_size)
-            if row is None or reason:
-                dropped[reason.removeprefix("rows_")] += 1
-            else:
-                batch.rows.append(row)
-    batch.metrics |= {f"dropped/demonstrations_{reason}": float(count) for reason, count in dropped.items()}
+        made = [make_row(seq, 0.0, -1 - episode, -1, demonstration=True) for seq in one.sequences]
+        batch.rows += fit_rows(made, max_length, vocab_size, dropped)
+    batch.metrics |= {
+        f"dropped/demonstrations_{reason.removeprefix('rows_')}": float(count)
+        for reason, count in dropped.items()
+    }
 
 
-def _own_reward(one: Trajectory) -> float | None:
+def own_reward(one: Trajectory) -> float | None:
+    """Return the reward of an episode that may be trained; None if it has none."""
     usable = not one.stop_reason.failed and one.trainable and is_scored(one.reward)
     return one.reward if usable else None
 
 
-def _reward(
-    one: Trajectory, config: GRPOConfig, kl_in_reward: Callable[[Trajectory], float] | None
-) -> float | None:
-    reward = _own_reward(one)
-    if reward is None:
+def _rewards(
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    kl_in_reward: Sequence[Sequence[float | None]] | None,
+) -> list[list[float | None]]:
+    kl = kl_in_reward or [[0.0] * len(group) for group in groups]
+    pairs = [zip(group, values, strict=True) for group, values in zip(groups, kl, strict=True)]
+    return [[_reward(one, config, own) for one, own in members] for members in pairs]
+
+
+def _reward(one: Trajectory, config: GRPOConfig, kl: float | None) -> float | None:
+    reward = own_reward(one)
+    if reward is None or kl is None:
         return None
     if config.overlong_penalty_tokens and config.max_completion_length is not None:
         reward += overlong_penalty(
@@ -236,9 +272,7 @@ def _reward(
             max_tokens=config.max_completion_length,
             cache_tokens=config.overlong_penalty_tokens,
         )
-    if kl_in_reward is not None:
-        reward -= config.beta * kl_in_reward(one)
-    return reward
+    return reward - config.beta * kl
 
 
 def _advantages(
@@ -266,7 +300,9 @@ def _advantages(
     ]
     return [
         [_spread(one, values) for one, values in zip(group, members, strict=True)]
-        for group, members in zip(groups, turn_advantages(returns, **options), strict=True)
+        for group, members in zip(
+            groups, turn_advantages(returns, baseline=config.turn_baseline, **options), strict=True
+        )
     ]
 
 
@@ -350,7 +386,7 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
     """Return metrics of the rewards without penalties; `mixed` is the number of groups with a gradient."""
-    known = [scored([_own_reward(one) for one in group]) for group in groups]
+    known = [scored([own_reward(one) for one in group]) for group in groups]
     flat = [reward for group in known for reward in group]
     stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
     number = len(groups)

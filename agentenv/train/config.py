@@ -17,12 +17,13 @@ from agentenv.core.bounds import (
 )
 from agentenv.core.errors import UsageError
 
-__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "refuse_groups_of_one"]
+__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "TurnBaseline", "refuse_groups_of_one"]
 
 LossType: TypeAlias = Literal[
     "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg"
 ]
 Reduction: TypeAlias = Literal["token_mean", "seq_mean", "constant", "prompt_mean"]
+TurnBaseline: TypeAlias = Literal["turn", "episode"]
 
 REDUCTION_OF: dict[str, Reduction] = {
     "dapo": "token_mean",
@@ -88,7 +89,12 @@ class GRPOConfig:
     """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
     samples have no gradient."""
     drop_zero_std: bool = True
-    """Leave out groups whose advantages are all 0: they cost a forward pass and dilute the token mean."""
+    """Compute nothing for groups whose advantages are all 0, because their policy loss has no gradient. A KL
+    term or an entropy bonus in the loss is then left out for them too."""
+    count_zero_std: bool | None = None
+    """Whether the weights of the other tokens still count the groups that `drop_zero_std` leaves out, as if
+    they were trained. GRPO and its relatives were published so. DAPO's dynamic sampling replaces such groups
+    and counts only those that are kept, so None means True without `refill_rounds` and False with them."""
     refill_rounds: NonNegativeInt = 0
     """DAPO's dynamic sampling: rounds of extra tasks played while too few groups have a gradient."""
     max_staleness: NonNegativeInt | None = None
@@ -137,7 +143,11 @@ class GRPOConfig:
     """Baseline of the advantages: the group's mean (`grpo`), or the mean of the other members (`rloo`)."""
     advantage_level: Literal["episode", "turn"] = "episode"
     """`episode` gives all tokens of an episode one advantage; `turn` gives each turn its own, from the turn's
-    return-to-go and the returns of the group's episodes."""
+    return-to-go."""
+    turn_baseline: TurnBaseline = "turn"
+    """What a turn's return-to-go is compared with: that of the group's other members at the same turn
+    (`turn`), or the return of their whole episodes (`episode`). Neither has a bias; `turn` usually has less
+    variance."""
     advantage_eps: PositiveFloat = 1e-4
     turn_discount: NonNegativeFloat = 1.0
     beta: NonNegativeFloat = 0.0
@@ -176,6 +186,7 @@ class GRPOConfig:
     adam_beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
     adam_epsilon: NonNegativeFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of the matrices. Norms and biases do not decay."""
     max_grad_norm: PositiveFloat = 1.0
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0
@@ -207,6 +218,9 @@ class GRPOConfig:
     max_prompt_length: PositiveInt | None = None
     """Tasks whose first prompt has more tokens than this are left out. With None the only limit is the
     context."""
+    process_timeout_s: PositiveFloat = 24 * 3600.0
+    """Longest time, in seconds, that one process of a launch waits for another, such as for its longest
+    episode. A process that has ended is noticed at once."""
     check_prompts: bool = True
     """Reset every task of the run once before the first step, so that tasks with too long prompts are left
     out."""
@@ -233,6 +247,11 @@ class GRPOConfig:
         check_bounds(self)
         self._check_clips()
         self._check_reduction()
+        if self.count_zero_std is False and not self.drop_zero_std:
+            raise UsageError(
+                "count_zero_std=False cannot be combined with drop_zero_std=False, which trains all groups",
+                remedy="leave out one of the two",
+            )
         updates = self.num_iterations * self.num_minibatches
         if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
@@ -273,6 +292,11 @@ class GRPOConfig:
                 f"overlong_penalty_tokens must be at most max_completion_length = "
                 f"{self.max_completion_length}, not {self.overlong_penalty_tokens}"
             )
+
+    @property
+    def counts_zero_std(self) -> bool:
+        """Whether groups that are left out for their lack of spread count in the weights of the others."""
+        return not self.refill_rounds if self.count_zero_std is None else self.count_zero_std
 
     @property
     def scheme(self) -> Reduction:

@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
+from agentenv.core.errors import UsageError
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.train.batch import AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
+from agentenv.train.batch import Advantage, AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.optim import MasterOptimizer, learning_rate
 from agentenv.train.model.policy import Policy, add_lora
 from agentenv.train.model.reference import Reference, episode_kl
 from agentenv.train.objective.loss_inputs import LossInputs
+from agentenv.train.once import OncePerGroup
 from agentenv.train.sums import Meter, applies
 from agentenv.train.update import accumulate, assign_weights, minibatches, score_rows
 from agentenv.train.world import World
@@ -41,7 +43,7 @@ class Learner:
         held_still: returns a context in which no engine samples from the weights, so that they can change.
 
     Raises:
-        UsageError: The model cannot be trained.
+        UsageError: The model cannot be trained, or an option has no effect with an `advantage_fn`.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Learner:
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         held_still: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        if advantage_fn is not None:
+            _check_own_advantages(config)
         self.config = config
         self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
         self._held_still = held_still
@@ -64,6 +68,8 @@ class Learner:
         self.reference = Reference(self.policy) if config.beta else None
         self.policy.shard()
         self._optimizer: MasterOptimizer | None = None
+        self._given_advantages = OncePerGroup[Sequence[Advantage]](self.world.total)
+        self._kl = OncePerGroup[Sequence[float | None]](self.world.total)
         self.steps_done = 0
         """Number of batches so far, including those without a trained token."""
         self.updates_done = 0
@@ -87,7 +93,7 @@ class Learner:
     def optimizer(self) -> MasterOptimizer:
         """The optimiser of `update`; it is made when it is first needed, after any warm-up."""
         if self._optimizer is None:
-            self._optimizer = MasterOptimizer(self.model.parameters(), self.config)
+            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config)
         return self._optimizer
 
     @contextmanager
@@ -99,7 +105,7 @@ class Learner:
         """
         self._drop_optimizer()
         # Closed even after an interruption, because its hooks would take the gradients of the next optimiser.
-        with closing(MasterOptimizer(self.model.parameters(), config)) as optimizer:
+        with closing(MasterOptimizer(self.model.named_parameters(), config)) as optimizer:
             try:
                 yield optimizer
             finally:
@@ -120,24 +126,42 @@ class Learner:
         Raises:
             UsageError: The trajectories were made with another tokenizer.
         """
-        reference = self.reference if self.config.kl_in == "reward" else None
-        kl = None if reference is None else episode_kl(reference, groups, self.config.kl_estimator)
-        batch = build_batch(
-            groups,
-            self.config,
-            weights_version=self.weights_version,
-            max_length=self.policy.max_length,
-            vocab_size=self.policy.vocab_size,
-            advantage_fn=self.advantage_fn,
-            kl_in_reward=kl,
-            gather=self.world.gather,
-        )
+        try:
+            batch = self._build(groups)
+        finally:
+            self._given_advantages.forget()
+            self._kl.forget()
         add_demonstrations(batch, demonstrations, self.policy.max_length, self.policy.vocab_size)
         return batch
 
+    def _build(self, groups: Sequence[TrajectoryGroup]) -> TrainBatch:
+        """Return the rows of groups, of which some may have been passed for this step before."""
+        reference = self.reference if self.config.kl_in == "reward" else None
+        bounds: dict[str, Any] = {
+            "max_length": self.policy.max_length,
+            "vocab_size": self.policy.vocab_size,
+        }
+        kl = reference and self._kl.get(
+            groups, lambda new: episode_kl(reference, new, self.config.kl_estimator, **bounds)
+        )
+        own = self.advantage_fn
+        return build_batch(
+            groups,
+            self.config,
+            **bounds,
+            weights_version=self.weights_version,
+            advantage_fn=own and (lambda groups: self._given_advantages.get(groups, own)),
+            kl_in_reward=kl,
+            gather=self.world.gather,
+        )
+
     def count_mixed(self, groups: Sequence[TrajectoryGroup]) -> int:
-        """Return how many groups of all processes have a gradient."""
-        return int(self.world.total(len({row.group for row in self.batch(groups).rows})))
+        """Return how many groups of all processes have a gradient.
+
+        Advantages of the user's function, and the KL in the reward, are kept for the step's own `batch`.
+        """
+        rows = self._build(groups).rows
+        return int(self.world.total(len({row.group for row in rows if row.advantages_n.any()})))
 
     def minibatches(self, rows: Sequence[Row], groups: Sequence[TrajectoryGroup]) -> list[list[Row]]:
         """Deal the rows of this step out to its optimiser steps, whole groups at a time."""
@@ -167,7 +191,7 @@ class Learner:
         """Make the next update of the run on these rows; return its loss and gradient norm.
 
         Args:
-            rows: the rows of one optimiser step.
+            rows: the rows of one optimiser step, with those that only count in the weights.
             meter: collects the sums of the micro-batches.
             moved: whether an earlier update of the same batch has changed the weights.
         """
@@ -185,11 +209,12 @@ class Learner:
         moved: bool = False,
     ) -> tuple[float, float]:
         """Make one step of an optimiser on the rows; return loss and gradient norm."""
-        if not self.world.total(len(rows)):
+        trained = [row for row in rows if not row.counted_only]
+        if not self.world.total(len(trained)):
             return 0.0, 0.0
         optimizer.zero_grad()  # an interrupted update may have left gradients
         assign_weights(rows, self.config, total=self.world.total)
-        loss = accumulate(self.policy, rows, meter, loss_fn=self.loss_fn, moved=moved)
+        loss = accumulate(self.policy, trained, meter, loss_fn=self.loss_fn, moved=moved)
         self.world.add_gradients(optimizer)
         with self._held_still():
             norm = optimizer.step(rate)
@@ -213,3 +238,17 @@ class Learner:
         self.updates_done = counters["updates_done"]
         self.tokens_seen = counters["tokens_seen"]
         self.weights_version = counters["weights_version"]
+
+
+def _check_own_advantages(config: GRPOConfig) -> None:
+    """Refuse options that change rewards, which the user's own advantages do not see."""
+    unused = {
+        "overlong_penalty_tokens": bool(config.overlong_penalty_tokens),
+        "kl_in='reward'": bool(config.beta) and config.kl_in == "reward",
+    }
+    for option, is_set in unused.items():
+        if is_set:
+            raise UsageError(
+                f"{option} has no effect with an advantage_fn, whose advantages replace those of the rewards",
+                remedy="leave the option out and apply it in the function",
+            )

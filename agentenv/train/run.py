@@ -6,7 +6,8 @@ for each episode (advantages, entropy, new log-probabilities), which the viewer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -107,7 +108,8 @@ def train(
     with SharedRun(request.open) as run:
         training = _Training(run, request.mixture(run.plan), on_start, on_metrics)
         training.begin(policy, num_demos, on_warmup)
-        training.play()
+        with training.saved_if_it_ends_early():
+            blocking()(training.trainer.run())
         return training.finish()
 
 
@@ -163,14 +165,11 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
-    def play(self) -> None:
-        """Train to the end; save a checkpoint of the last whole step if the run ends early.
-
-        Raises:
-            TrainingFailed: There was nothing to train on.
-        """
+    @contextmanager
+    def saved_if_it_ends_early(self) -> Generator[None]:
+        """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
         try:
-            blocking()(self.trainer.run())
+            yield
         except KeyboardInterrupt:
             self._interrupted = True
             if self.trainer.steps_done:

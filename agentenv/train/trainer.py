@@ -44,7 +44,7 @@ from agentenv.train.loop.sft import WarmupOptions, warm_up
 from agentenv.train.loop.sync import held_still, open_engine
 from agentenv.train.loop.usable import UsableEpisodes
 from agentenv.train.objective.loss_inputs import LossInputs
-from agentenv.train.sums import Meter
+from agentenv.train.sums import Meter, applies
 from agentenv.train.watch.metrics import episode_metrics, update_metrics
 from agentenv.train.watch.notes import episode_notes
 from agentenv.train.watch.toptokens import TokenKL, top_tokens
@@ -121,12 +121,13 @@ class GRPOTrainer:
         started = time.perf_counter()
         played = episode_metrics(groups, weights_version=learner.weights_version, gather=world.gather)
         batch = learner.batch(groups, demonstrations)
-        parts = learner.minibatches(batch.rows, groups) * self.config.num_iterations
+        parts = learner.minibatches([*batch.rows, *batch.counted], groups) * self.config.num_iterations
         learner.score_before(batch.rows, passes=len(parts))
         scored = time.perf_counter()
         meter, updates = Meter(), list[tuple[float, float]]()
         for rows in parts:
-            updates.append(learner.update(rows, meter, moved=bool(updates)))
+            moved = any(applies(norm) for _, norm in updates)
+            updates.append(learner.update(rows, meter, moved=moved))
         learner.steps_done += 1
         self._note(groups, batch)
         metrics = played | batch.metrics | meter.result() | update_metrics(updates)
@@ -170,8 +171,8 @@ class GRPOTrainer:
         history: list[dict[str, float]] = []
         with Journal(learner) as journal, interrupted_together():
             async with self.rollouts as rollouts:
-                await rollouts.sync.follow()
-                found = await rollouts.leave_out_long_prompts(self.cursors)
+                found = await rollouts.sync.follow()
+                found |= await rollouts.leave_out_long_prompts(self.cursors)
                 ledger, usable = TaskLedger(), UsableEpisodes(self.world)
                 batch: EpisodeBatch | None = None
                 while learner.steps_done < config.max_steps:
@@ -182,13 +183,17 @@ class GRPOTrainer:
                         await batch
                     waited = time.perf_counter() - started
                     usable.check(learner.steps_done + 1, batch.groups)
+                    checked = await rollouts.sync.checked()
                     ahead = rollouts.begin_ahead(batch)
                     train = partial(self._train_on, batch)
-                    metrics = await beside_the_loop(train) if ahead else train()
+                    metrics = checked | (await beside_the_loop(train) if ahead else train())
                     usable.count(metrics)
-                    metrics |= ledger.add(self.world, batch.groups)
+                    metrics |= await beside_the_loop(partial(ledger.add, self.world, batch.groups))
                     trained = time.perf_counter()
-                    metrics |= await rollouts.sync.follow()
+                    evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
+                    await rollouts.sync.bring()
+                    if evaluates or not ahead:  # otherwise the check may take as long as the next batch
+                        metrics |= await rollouts.sync.checked()
                     done = time.perf_counter()
                     metrics |= {
                         "time/rollout": batch.seconds,
@@ -196,14 +201,14 @@ class GRPOTrainer:
                         "time/sync": done - trained,
                         "step_time": done - started,
                     }
-                    if self._due(config.eval_steps) or learner.steps_done == config.max_steps:
+                    if evaluates:
                         metrics |= await rollouts.evaluate()
                     history.append(found | metrics)
                     journal.write(history, self.top_tokens, self.renderer.tokenizer)
                     if self._on_metrics is not None:
                         self._on_metrics(learner.steps_done, history[-1])
                     if self._due(config.save_steps):
-                        self.save_step()
+                        await beside_the_loop(self.save_step)
                     batch, found = ahead, {}
             usable.finish()
         return history

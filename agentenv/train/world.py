@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from math import isnan
 from typing import Any, TypeVar
 
@@ -43,14 +44,25 @@ def own_device() -> None:
 
 
 class World:
-    """The processes that train together; a single process if torch.distributed is not in use."""
+    """The processes that train together; a single process if torch.distributed is not in use.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: device of the model.
+        timeout_s: longest time, in seconds, that a process waits for the others to share values. None means
+            the limit of the default process group, 30 minutes in torch.
+    """
+
+    def __init__(self, device: torch.device, *, timeout_s: float | None = None) -> None:
         if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
             # Numbers and objects go through gloo, which notices at once when another process has ended.
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         self.size = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
+        # A group of its own, because episodes of different processes may end hours apart. A hang of the
+        # collectives on the device is still found by the shorter limit of the default group.
+        self._values: Any = None
+        if self.size > 1 and timeout_s is not None:
+            self._values = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.device = device
         self.sharded = False
 
@@ -79,6 +91,7 @@ class World:
         """Sum the replicas' gradients. FSDP has already done this in the backward pass."""
         if self.size == 1 or self.sharded:
             return
+        self.gather([])  # wait here for the last process, with the longer limit
         masters = optimizer.masters
         used = torch.tensor([one.grad is not None for one in masters], dtype=torch.int32, device=self.device)
         dist.all_reduce(used, dist.ReduceOp.MAX)
@@ -118,7 +131,7 @@ class World:
         if self.size == 1:
             return list(values)
         gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, list(values))
+        dist.all_gather_object(gathered, list(values), group=self._values)
         return [value for part in gathered for value in part]
 
 

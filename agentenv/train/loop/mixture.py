@@ -8,10 +8,9 @@ tasks of an unfinished batch again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
 from math import isfinite
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from agentenv.core.errors import UsageError
 from agentenv.core.seeds import derive_seed
@@ -35,12 +34,14 @@ class Mixture:
 
     Args:
         envs: the environments.
-        tasks: tasks to train on, or a mapping of environment id to tasks; None means the spec's tasks.
+        tasks: tasks to train on, or a mapping of environment id to tasks; None, and an environment that the
+            mapping does not name, mean the spec's tasks.
         eval_tasks: tasks to evaluate on, or such a mapping; None means the split `test` of the spec's
             tasks, if it exists.
 
     Raises:
-        UsageError: There is no environment, or a weight is not positive.
+        UsageError: There is no environment, a weight is not positive, or tasks are given for an environment
+            that is not played.
     """
 
     def __init__(self, envs: Envs, *, tasks: Any = None, eval_tasks: Any = None) -> None:
@@ -49,16 +50,25 @@ class Mixture:
             raise UsageError("there is no environment to play", remedy="name at least one")
         self.specs = tuple(find_spec(env) if isinstance(env, str) else env for env, _ in pairs)
         self.weights = tuple(weight for _, weight in pairs)
-        self._tasks, self._eval_tasks = tasks, eval_tasks
+        ids = [entry.id for entry in self.specs]
+        self.names = tuple(
+            name if name not in ids[:index] else f"{name} ({ids[:index].count(name) + 1})"
+            for index, name in enumerate(ids)
+        )
+        """Names of the entries in the cursors: the ids, with a number where an environment comes again."""
+        # Made once, because a generator of tasks can be read only once.
+        self._tasks, self._eval_tasks = _by_environment(tasks, ids), _by_environment(eval_tasks, ids)
 
     def tasks_of(self, entry: EnvSpec) -> TaskSet:
         """Return the tasks to train on."""
-        return entry.task_set() if self._tasks is None else _tasks_for(self._tasks, entry)
+        given = self._tasks.get(entry.id)
+        return entry.task_set() if given is None else given
 
     def held_out(self, entry: EnvSpec) -> TaskSet | None:
         """Return the tasks to evaluate on: the user's, else the split `test`; None if there are none."""
-        if self._eval_tasks is not None:
-            return _tasks_for(self._eval_tasks, entry)
+        given = self._eval_tasks.get(entry.id)
+        if given is not None:
+            return given
         tasks = entry.task_set()
         return tasks.split("test") if "test" in tasks.splits else None
 
@@ -77,7 +87,7 @@ class Mixture:
             count: number of tasks, over all environments and all processes.
             seed: seed of the run.
             round_index: index of the round; each round draws again how many tasks an environment gets.
-            cursors: number of tasks taken so far, by environment.
+            cursors: number of tasks taken so far, by the names in `names`.
             left_out: pairs of environment id and task id, for tasks to skip.
         """
         random = Random(derive_seed(seed, "mixture", round_index))
@@ -87,7 +97,7 @@ class Mixture:
         for index, entry in enumerate(self.specs):
             if index not in drawn:
                 continue
-            cursor = cursors.get(entry.id, 0)
+            cursor = cursors.get(self.names[index], 0)
             chosen: list[Task] = []
             for task in self.rounds(entry, seed, cursor):
                 cursor += 1
@@ -95,7 +105,7 @@ class Mixture:
                     chosen.append(task)
                 if len(chosen) == drawn.count(index):
                     break
-            after[entry.id] = cursor
+            after[self.names[index]] = cursor
             dealt += [(index, task) for task in chosen]
         return dealt, after
 
@@ -106,15 +116,15 @@ class Mixture:
             UsageError: The environment has no tasks.
         """
         tasks = self.tasks_of(entry)
-        if tasks.endless:
-            yield from islice(tasks.shuffle(seed), cursor, None)
+        size = tasks.num_shuffled
+        if size is None:
+            yield from tasks.shuffle(seed, start=cursor)
             return
-        size = len(tasks)
         if not size:
             raise UsageError(f"split {tasks.split_name!r} has no tasks to train on")
         number, start = divmod(cursor, size)
         while True:
-            yield from islice(tasks.shuffle(derive_seed(seed, "tasks", number)), start, None)
+            yield from tasks.shuffle(derive_seed(seed, "tasks", number), start=start)
             number, start = number + 1, 0
 
 
@@ -134,8 +144,17 @@ def weighted(envs: Envs) -> list[tuple[str | EnvSpec, float]]:
     return [(env, float(weight)) for env, weight in pairs]
 
 
-def _tasks_for(given: Any, entry: EnvSpec) -> TaskSet:
-    """Return the tasks of one environment, from its tasks or a mapping of environment id to tasks."""
-    if isinstance(given, Mapping) and entry.id in given:
-        return TaskSet.of(given[entry.id])
-    return TaskSet.of(given)
+def _by_environment(given: Any, ids: Sequence[str]) -> dict[str, TaskSet]:
+    """Return the given task set of each environment that has one, by environment id."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not any(name in given for name in ids):
+        return dict.fromkeys(ids, TaskSet.of(given))
+    by_id = cast("Mapping[str, Any]", given)
+    unknown = [name for name in by_id if name not in ids]
+    if unknown:
+        raise UsageError(
+            f"tasks are given for {unknown[0]!r}, which is not played",
+            remedy=f"the environments of this training are {', '.join(ids)}",
+        )
+    return {name: TaskSet.of(tasks) for name, tasks in by_id.items()}

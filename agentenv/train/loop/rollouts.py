@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import ceil
 from types import TracebackType
@@ -24,6 +25,7 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
+from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.loop.mixture import Dealt, Mixture
 from agentenv.train.loop.prompts import too_long
 from agentenv.train.loop.sync import WeightSync
@@ -156,6 +158,7 @@ class Rollouts:
                 await batch.stop()
         finally:
             self._batches.clear()
+            await self.sync.stop()
             if isinstance(self.runner.engine, Connected):
                 await self.runner.engine.disconnect()
 
@@ -253,8 +256,9 @@ class Rollouts:
         """
         counts: dict[str, float] = {}
         world = self.learner.world
-        for entry, weight in zip(self.mixture.specs, self.mixture.weights, strict=True):
-            tasks = self._upcoming(entry, weight / sum(self.mixture.weights), cursors)
+        mixture = self.mixture
+        for entry, name, weight in zip(mixture.specs, mixture.names, mixture.weights, strict=True):
+            tasks = self._upcoming(entry, weight / sum(mixture.weights), cursors.get(name, 0))
             mine = tasks[world.rank :: world.size]
             long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
             prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{entry.id}"
@@ -276,14 +280,14 @@ class Rollouts:
             )
         return counts
 
-    def _upcoming(self, entry: EnvSpec, share: float, cursors: Mapping[str, int]) -> list[Task]:
+    def _upcoming(self, entry: EnvSpec, share: float, cursor: int) -> list[Task]:
         """Return the different tasks that the rest of the run will play, estimated from the weights."""
         rounds = (self.config.max_steps - self.learner.steps_done) * (1 + self.config.refill_rounds)
         wanted = ceil(max(0, rounds) * self.config.groups_per_step * share)
         tasks = self.mixture.tasks_of(entry)
         if tasks.num_tasks is not None:
             wanted = min(wanted, tasks.num_tasks)
-        upcoming = islice(self.mixture.rounds(entry, self.config.seed, cursors.get(entry.id, 0)), wanted)
+        upcoming = islice(self.mixture.rounds(entry, self.config.seed, cursor), wanted)
         return list({task.id: task for task in upcoming}.values())
 
     async def evaluate_alone(self) -> dict[str, float]:
@@ -310,7 +314,9 @@ class Rollouts:
             prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
             played = self.runner.run_groups(entry, mine, 1, sampling=greedy)
             rewards = [trajectory.reward async for group in played for trajectory in group]
-            metrics |= {f"{prefix}/{name}": value for name, value in _scores(world.gather(rewards)).items()}
+            # Another process may take longer, and the next batch is being played meanwhile.
+            everyone = await beside_the_loop(partial(world.gather, rewards))
+            metrics |= {f"{prefix}/{name}": value for name, value in _scores(everyone).items()}
         return metrics
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.engine.base import Engine, Sampling
 from agentenv.engine.factory import check_options, load_engine
 from agentenv.engine.router import RouterEngine
-from agentenv.engine.weights import HoldsModel, WeightReader, check_sync, push_weights
+from agentenv.engine.weights import HoldsModel, SyncReport, WeightReader, check_sync, push_weights
 from agentenv.render.renderer import Renderer
 from agentenv.train.learner import Learner
+from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.model.adapters import adapter_of, adapter_ranks
 from agentenv.train.model.shards import whole, whole_weights
 
@@ -173,11 +174,11 @@ class WeightSync:
     def __init__(self, learner: Learner, engine: Engine, renderer: Renderer) -> None:
         self._learner, self._engine, self._renderer = learner, engine, renderer
         self._version: int | None = None
+        self._check: asyncio.Task[SyncReport] | None = None
+        self._may_score: asyncio.Event | None = None
 
     async def follow(self) -> dict[str, float]:
-        """Bring the weights to the engine, unless it has them already.
-
-        If the engine reads the weights from a directory, this also checks that they arrived.
+        """Bring the weights to the engine, unless it has them already, and check that they arrived.
 
         Returns:
             Metrics of the check; empty if there was none.
@@ -186,39 +187,73 @@ class WeightSync:
             EngineError: The engine refused the weights, or samples from weights other than the learner's.
             AgentEnvError: The process that brings the weights to a server failed.
         """
+        await self.bring()
+        return await self.checked()
+
+    async def bring(self) -> None:
+        """Bring the weights to the engine as `follow` does, but only begin the check.
+
+        The completions of the check may queue behind those of the episodes that are being played, and nothing
+        needs to wait for them before the next update.
+        """
         version = self._learner.weights_version
         if self._version == version:
-            return {}
+            return
         policy = _policy_of(self._engine)
         if isinstance(policy, WeightReader):
-            metrics = await self._push_and_check(policy)
+            await self._push_and_check(policy, version)
         else:
-            metrics: dict[str, float] = {}
-            await asyncio.to_thread(sync_engine, self._engine, self._learner)
+            await beside_the_loop(partial(sync_engine, self._engine, self._learner))
         self._version = version
-        return metrics
 
-    async def _push_and_check(self, engine: Any) -> dict[str, float]:
-        learner, config = self._learner, self._learner.config
-        began = time.perf_counter()
-        version, adapter = learner.weights_version, adapter_of(learner.model)
-        await push(learner, engine, adapter)
+    async def _push_and_check(self, engine: Any, version: int) -> None:
+        adapter = adapter_of(self._learner.model)
+        await push(self._learner, engine, adapter)
         engine.weights_version = version
-        report = await check_sync(
+        self._may_score = asyncio.Event()
+        self._check = asyncio.create_task(self._compare(engine, version, adapter, self._may_score))
+
+    async def checked(self) -> dict[str, float]:
+        """Finish the check of the last weights, if there is one; this must be done before the next update.
+
+        The completions are scored now: with a sharded model all processes must do it at the same time.
+
+        Raises:
+            EngineError: The engine samples from weights other than the learner's.
+        """
+        if self._check is None or self._may_score is None:
+            return {}
+        self._may_score.set()
+        report = await self._check
+        self._check = None
+        report.require()
+        return {"sync/k3": report.k3, "sync/frac_outside": report.outside}
+
+    async def stop(self) -> None:
+        """Cancel a check that was not finished."""
+        if self._check is not None:
+            self._check.cancel()
+            await asyncio.gather(self._check, return_exceptions=True)
+            self._check = None
+
+    async def _compare(
+        self, engine: Any, version: int, adapter: str | None, may_score: asyncio.Event
+    ) -> SyncReport:
+        learner, config = self._learner, self._learner.config
+
+        async def score(prompt: Sequence[int], completion: Sequence[int]) -> Sequence[float]:
+            await may_score.wait()
+            return await beside_the_loop(partial(_score, learner, prompt, completion))
+
+        return await check_sync(
             engine,
-            _scorer(learner),
+            score,
             self._check_prompts(engine),
             sampling=Sampling(
                 temperature=config.temperature, max_tokens=CHECK_TOKENS, seed=version, adapter=adapter
             ),
             stop_token_ids=self._renderer.stop_token_ids,
         )
-        report.require()
-        return {
-            "sync/k3": report.k3,
-            "sync/frac_outside": report.outside,
-            "time/sync": time.perf_counter() - began,
-        }
 
     def _check_prompts(self, engine: Engine) -> list[list[int]]:
         bounds = (self._learner.policy.max_length, engine.max_context_tokens)
@@ -231,7 +266,7 @@ async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
     """Push the weights from the first process; the others wait for it, and raise if it fails."""
     world, weights = learner.world, None
     if world.sharded:
-        weights = await asyncio.to_thread(whole_weights, learner.model, keep=world.rank == 0)
+        weights = await beside_the_loop(partial(whole_weights, learner.model, keep=world.rank == 0))
     failure: AgentEnvError | None = None
     if world.rank == 0:
         try:
@@ -245,20 +280,17 @@ async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
             )
         except AgentEnvError as error:
             failure = error
-    world.settle(failure)
+    # The others wait here until the weights are pushed, and their episodes go on meanwhile.
+    await beside_the_loop(partial(world.settle, failure))
 
 
-def _scorer(learner: Learner) -> Callable[[Sequence[int], Sequence[int]], list[float]]:
-    """Return a function that scores tokens in the simplest way.
+def _score(learner: Learner, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+    """Score tokens in the simplest way.
 
     It uses no cache, no packing and none of the training code, so that it can check them.
     """
-
-    def score(prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
-        ids_1T = torch.tensor([[*prompt, *completion]], device=learner.policy.device)
-        with torch.no_grad():
-            logits_NV = learner.model(input_ids=ids_1T, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        logprobs_NV = (logits_NV.float() / learner.config.temperature).log_softmax(-1)
-        return logprobs_NV.gather(1, ids_1T[0, len(prompt) :, None])[:, 0].tolist()
-
-    return score
+    ids_1T = torch.tensor([[*prompt, *completion]], device=learner.policy.device)
+    with torch.no_grad():
+        logits_NV = learner.model(input_ids=ids_1T, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    logprobs_NV = (logits_NV.float() / learner.config.temperature).log_softmax(-1)
+    return logprobs_NV.gather(1, ids_1T[0, len(prompt) :, None])[:, 0].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,17 +35,42 @@ def learning_rate(config: GRPOConfig, updates_done: int) -> float:
     return config.learning_rate
 
 
+_NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm(\.|$)|_norm(\.|$)", re.IGNORECASE)
+"""Names of parameters without weight decay, as in `Trainer.get_decay_parameter_names` of transformers."""
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Return whether weight decay applies to a parameter: not to norms, biases and other vectors."""
+    return parameter.dim() > 1 and _NOT_DECAYED.search(name) is None
+
+
 class MasterOptimizer:
     """Optimises parameters of any dtype through float32 (or float64) masters.
 
     A bfloat16 parameter has 8 bits of mantissa, so an update of 1e-5 of its size would be lost. A backward
     pass adds each gradient to that of the master at once. Micro-batches are therefore summed in float32, and
     the low-precision gradient is freed.
+
+    Args:
+        parameters: the parameters, or pairs of their names and themselves, as the optimisers of torch take
+            them. Names tell norms and biases that are no vectors.
+        config: the run's options.
+
+    Raises:
+        UsageError: No parameter requires a gradient, or the optimiser is unknown.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], config: GRPOConfig) -> None:
-        # Invariant: `masters` has the order of `parameters`; a wide parameter is its own master.
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(
+        self, parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]], config: GRPOConfig
+    ) -> None:
+        pairs = [("", given) if isinstance(given, Tensor) else given for given in parameters]
+        trained = [(decays(*pair), pair[1]) for pair in pairs if pair[1].requires_grad]
+        # Invariant: parameters with weight decay come first, so that `parameters` has the order in which the
+        # optimiser numbers its groups' tensors. `masters` has the same order; a wide parameter is its own
+        # master.
+        self.parameters = [one for decayed, one in trained if decayed]
+        num_decayed = len(self.parameters)
+        self.parameters += [one for decayed, one in trained if not decayed]
         if not self.parameters:
             raise UsageError(
                 "the model has no parameter that requires a gradient, so there is nothing to train"
@@ -56,7 +82,7 @@ class MasterOptimizer:
             if parameter is not master
         ]
         self.config = config
-        self.inner = _make(config, self.masters)
+        self.inner = _make(config, self.masters[:num_decayed], self.masters[num_decayed:])
 
     def zero_grad(self) -> None:
         """Clear all gradients."""
@@ -110,10 +136,15 @@ class MasterOptimizer:
             UsageError: The state was saved for another model.
         """
         saved: list[Tensor | None] = state["masters"]
-        if len(saved) != len(self.masters):
+        theirs, ours = (
+            [len(group["params"]) for group in inner["param_groups"]]
+            for inner in (state["inner"], self.inner.state_dict())
+        )
+        if theirs != ours:
             raise UsageError(
-                f"the optimiser state has {len(saved)} parameters, but the model has {len(self.masters)}",
-                remedy="load a checkpoint of the same model",
+                f"the optimiser state has groups of {theirs} parameters (with and without weight decay), but "
+                f"those of the model have {ours}",
+                remedy="load a checkpoint of the same model, written by the same version of agentenv",
             )
         for parameter, master, held in zip(self.parameters, self.masters, saved, strict=True):
             if held is not None:
@@ -158,7 +189,9 @@ def _collector(master: Tensor) -> Callable[[Tensor], None]:
     return collect
 
 
-def _make(config: GRPOConfig, masters: list[Tensor]) -> torch.optim.Optimizer:
+def _make(config: GRPOConfig, decayed: list[Tensor], others: list[Tensor]) -> torch.optim.Optimizer:
+    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    masters = [group for group in groups if group["params"]]
     options: dict[str, Any] = {
         "lr": config.learning_rate,
         "betas": (config.adam_beta1, config.adam_beta2),

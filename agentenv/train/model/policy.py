@@ -57,7 +57,7 @@ class Policy:
 
     def __init__(self, model: Any, config: GRPOConfig) -> None:
         self.model = model
-        self.world = World(next(model.parameters()).device)
+        self.world = World(next(model.parameters()).device, timeout_s=config.process_timeout_s)
         self.config = config
         self.temperature = config.temperature
         self.base = base_of(model)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.train.batch import Row, make_row
+from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.train.batch import Row, fit_rows, make_row, own_reward
 from agentenv.train.model.adapters import AdaptedModel, adapted
 from agentenv.train.model.policy import Policy
 from agentenv.train.objective.loss import kl_penalty
@@ -74,27 +75,46 @@ class Reference:
 
 
 def episode_kl(
-    reference: Reference, groups: Sequence[TrajectoryGroup], estimator: str
-) -> Callable[[Trajectory], float]:
-    """Return a function from an episode to its KL to the reference, summed over its tokens.
+    reference: Reference,
+    groups: Sequence[TrajectoryGroup],
+    estimator: str,
+    *,
+    max_length: int | None = None,
+    vocab_size: int | None = None,
+) -> list[list[float | None]]:
+    """Return, for each group, its members' KL to the reference, summed over the tokens that can be trained.
 
-    The KL is estimated from the sampler's logprobs.
+    The KL is estimated from the sampler's logprobs. It is None for members without a reward, and for those
+    whose sequences are all too long for the model.
+
+    Args:
+        reference: the reference policy.
+        groups: the episodes.
+        estimator: name of the estimator; see `kl_penalty`.
+        max_length: length of the longest sequence that the model accepts.
+        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
+
+    Raises:
+        UsageError: A token id is outside the vocabulary.
     """
-    totals: dict[int, float] = {}
+    members = [member for group in groups for member in group]
+    totals: list[float | None] = [None] * len(members)
     rows: list[Row] = []
-    owners: list[int] = []
-    for episode in (member for group in groups for member in group if member.trainable):
-        for sequence in episode.sequences:
-            row = make_row(sequence, 0.0, 0, 0)
-            if row is not None:
-                rows.append(row)
-                owners.append(id(episode))
+    for index, member in enumerate(members):
+        if own_reward(member) is None:
+            continue
+        made = [row for seq in member.sequences if (row := make_row(seq, 0.0, index, 0)) is not None]
+        fit = list(fit_rows(made, max_length, vocab_size, Counter()))
+        if fit or not made:
+            totals[index] = 0.0
+        rows += fit
     reference.score(rows)
-    for row, owner in zip(rows, owners, strict=True):
+    for row in rows:
         assert row.ref_n is not None
-        value = kl_penalty(row.sampler_n, row.ref_n, estimator).sum()
-        totals[owner] = totals.get(owner, 0.0) + float(value)
-    return lambda episode: totals.get(id(episode), 0.0)
+        value = float(kl_penalty(row.sampler_n, row.ref_n, estimator).sum())
+        totals[row.episode] = (totals[row.episode] or 0.0) + value
+    values = iter(totals)
+    return [[next(values) for _ in group] for group in groups]
 
 
 def _is_new(model: AdaptedModel) -> bool:

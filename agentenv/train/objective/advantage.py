@@ -5,8 +5,8 @@ The tests check these rules:
 1. A missing or non-finite reward is left out of every statistic and gets advantage 0.
 2. All members of a group without spread, or with fewer than two scored members, get exactly 0.
 3. The standard deviation is the unbiased one; `eps` is added to it, never to the variance.
-4. Turns are compared with whole episodes, and each episode counts once. Without discount, extra turns on
-   the way to the same reward change no advantage of the episode or of its group.
+4. The baseline of a turn is computed from other members only, so it adds no bias, however many turns the
+   policy takes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from math import isfinite, sqrt
 from typing import Literal
 
 from agentenv.core.errors import UsageError
+from agentenv.train.config import TurnBaseline
 
 __all__ = ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"]
 
@@ -75,6 +76,7 @@ def group_advantages(
 def turn_advantages(
     returns: Sequence[Sequence[Sequence[float] | None]],
     *,
+    baseline: TurnBaseline = "turn",
     advantage: Literal["grpo", "rloo"] = "grpo",
     scale_rewards: Literal["group", "batch", "none"] = "group",
     eps: float = 1e-4,
@@ -82,15 +84,28 @@ def turn_advantages(
 ) -> list[list[list[float]]]:
     """Return the advantage of each turn of each member of each group.
 
-    With G_k the return-to-go of turn k, the advantage is A_k = G_k - b, then scaled. The baseline b is the
-    group's mean of G_0; for `rloo` that of the other members. The baseline does not depend on the number of
-    turns. A mean over turns would, and the policy itself chooses that number (verl#7244). The scale is the
-    unbiased standard deviation over episodes, where an episode's squared deviation is the mean over its
-    turns. If every episode has one turn, the result equals that of `group_advantages`.
+    With G_k the return-to-go of turn k, and n the number of scored members, the advantage is
+
+    - `rloo`: A_k = G_k - b_k;
+    - `grpo`: A_k = (G_k - b_k) * (n - 1) / n;
+
+    then scaled. The baseline b_k is computed from the other members, so no action of a member changes its own
+    baselines:
+
+    - `turn`: the mean of G_k over the other members that have a turn k. What the baseline of the turn before
+      still expected after that turn's reward counts as one more member: A_k = (c (G_k - mean) + A_(k-1)) /
+      (c + 1), with c such members. Late turns have few others, and this keeps them from noise.
+    - `episode`: the mean of G_0 over all other members.
+
+    A mean over all turns of the group would depend on the number of turns, which the policy itself chooses
+    (verl#7244). The scale is the unbiased standard deviation over episodes, where an episode's squared
+    deviation is the mean over its turns. If every episode has one turn, the result equals that of
+    `group_advantages`.
 
     Args:
         returns: for each group, each member's returns-to-go; None or empty for a missing reward.
-        advantage: the baseline.
+        baseline: what a turn is compared with.
+        advantage: the factor of the difference; see above.
         scale_rewards: the standard deviation that the difference is divided by, or "none".
         eps: number added to the standard deviation.
         gather: as in `group_advantages`, but for the members' returns.
@@ -98,32 +113,62 @@ def turn_advantages(
     known = [[own for own in group if own] for group in returns]
     batch_std = 0.0
     if scale_rewards == "batch":
-        batch_std = _turn_deviation(gather([own for group in known for own in group]))
+        everyone = gather([own for group in known for own in group])
+        batch_std = _turn_deviation(_differences(everyone, baseline))
     result: list[list[list[float]]] = []
     for group, members in zip(returns, known, strict=True):
-        firsts = [own[0] for own in members]
-        if len(firsts) < 2 or max(firsts) - min(firsts) <= NO_SPREAD:
+        if not _turns_differ(members):
             result.append([[0.0] * len(own or ()) for own in group])
             continue
-        count, total = len(firsts), sum(firsts)
-        scale = 1.0
+        differences = _differences(members, baseline)
+        factor = len(members) / (len(members) - 1) if advantage == "rloo" else 1.0
         if scale_rewards != "none":
-            scale /= (_turn_deviation(members) if scale_rewards == "group" else batch_std) + eps
-        values: list[list[float]] = []
-        for own in group:
-            first = own[0] if own else 0.0
-            baseline = (total - first) / (count - 1) if advantage == "rloo" else total / count
-            values.append([(value - baseline) * scale for value in own or ()])
-        result.append(values)
+            factor /= (_turn_deviation(differences) if scale_rewards == "group" else batch_std) + eps
+        scaled = iter([[value * factor for value in own] for own in differences])
+        result.append([next(scaled) if own else [] for own in group])
     return result
 
 
-def _turn_deviation(members: Sequence[Sequence[float]]) -> float:
-    if len(members) < 2:
+def _by_turn(members: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return, for each turn, the returns-to-go of the members that have it."""
+    longest = max(map(len, members), default=0)
+    return [[own[turn] for own in members if turn < len(own)] for turn in range(longest)]
+
+
+def _turns_differ(members: Sequence[Sequence[float]]) -> bool:
+    """Return whether two members differ in the return-to-go of the same turn."""
+    return any(max(values) - min(values) > NO_SPREAD for values in _by_turn(members))
+
+
+def _differences(members: Sequence[Sequence[float]], baseline: TurnBaseline) -> list[list[float]]:
+    """Return (G_k - b_k) * (n - 1) / n of each turn of each of n members."""
+    count = len(members)
+    if count < 2:
+        return [[0.0] * len(own) for own in members]
+    totals = [(sum(values), len(values)) for values in _by_turn(members)]
+    result: list[list[float]] = []
+    for own in members:
+        differences: list[float] = []
+        for turn, value in enumerate(own):
+            if baseline == "episode":
+                difference = value - (totals[0][0] - own[0]) / (count - 1)
+            else:
+                total, present = totals[turn]
+                # The sum of the differences to the other members; the turn before counts as one more of them.
+                difference = value * present - total
+                before = differences[-1:]
+                difference = (difference + sum(before)) / (present - 1 + len(before))
+            differences.append(difference)
+        result.append([difference * (count - 1) / count for difference in differences])
+    return result
+
+
+def _turn_deviation(differences: Sequence[Sequence[float]]) -> float:
+    """Return the standard deviation over members, each with the mean square of its turns' differences."""
+    if len(differences) < 2:
         return 0.0
-    mean = sum(own[0] for own in members) / len(members)
-    squares = [sum((value - mean) ** 2 for value in own) / len(own) for own in members]
-    return sqrt(sum(squares) / (len(members) - 1))
+    squares = [sum(value**2 for value in own) / len(own) for own in differences]
+    return sqrt(sum(squares) / (len(differences) - 1))
 
 
 def is_scored(reward: float | None) -> bool:

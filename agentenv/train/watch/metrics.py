@@ -143,4 +143,7 @@ class JsonLines:
                     kept.append(line + "\n")
             except (ValueError, KeyError):
                 continue
-        self.path.write_text("".join(kept), encoding="utf-8")
+        # Replaced as a whole, because a kill in the middle of writing would lose the metrics of the run.
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text("".join(kept), encoding="utf-8")
+        partial.replace(self.path)

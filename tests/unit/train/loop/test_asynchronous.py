@@ -6,20 +6,30 @@ import asyncio
 import copy
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
-from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
+from agentenv.core import (
+    EngineError,
+    SequenceBuilder,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    UsageError,
+)
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.train import trainer as trainer_module
-from agentenv.train.loop.sync import WeightSync
+from agentenv.train.loop.sync import CHECK_TOKENS, WeightSync
 from agentenv.train.watch import episode_metrics
 
 GROUPS, MEMBERS = 2, 4
@@ -105,7 +115,9 @@ class SlowTrainer(GRPOTrainer):
         return metrics
 
 
-def make(tmp_path, kind=GRPOTrainer, *, model=None, engine=None, on_metrics=None, **options) -> GRPOTrainer:
+def make(
+    tmp_path, kind=GRPOTrainer, *, model=None, engine=None, on_metrics=None, eval_set=None, **options
+) -> GRPOTrainer:
     settings = {
         "groups_per_step": GROUPS,
         "num_generations": MEMBERS,
@@ -121,6 +133,7 @@ def make(tmp_path, kind=GRPOTrainer, *, model=None, engine=None, on_metrics=None
         GRPOConfig(**settings),
         model=model or tiny(),
         engine=engine,
+        eval_tasks=eval_set,
         on_metrics=on_metrics,
         tokenizer=byte_tokenizer(),
         envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
@@ -177,6 +190,130 @@ def test_the_thread_that_trained_lets_its_openmp_team_go(tmp_path, monkeypatch, 
 
     assert [what for what, _ in done] == ["step", "dismissed"] * 2
     assert [thread for _, thread in done[::2]] == [thread for _, thread in done[1::2]]
+
+
+class HeldEngine(TransformersEngine):
+    """Gives the answers of a batch, from the second on, only when a step lets it go."""
+
+    timeline: Timeline
+
+    async def wait(self, step: int) -> None:
+        """Wait until a step, from 0, was told."""
+        with ThreadPoolExecutor(1) as own:  # the loop's own threads are for others
+            told = asyncio.get_running_loop().run_in_executor(
+                own, self.timeline.stepping[step].wait, PATIENCE_S
+            )
+            assert await told
+
+    async def generate(self, prompt_ids, sampling, **options):
+        if sampling.temperature and sampling.max_tokens != CHECK_TOKENS:
+            batch = self.timeline.count // (GROUPS * MEMBERS)
+            self.timeline.count += 1
+            if batch:
+                await self.wait(batch - 1)
+        return await super().generate(prompt_ids, sampling, **options)
+
+
+def held(tmp_path, kind=HeldEngine, *, steps: int = 3, **options) -> tuple[GRPOTrainer, Timeline]:
+    """Return a trainer whose batch ahead is played when the step before it has been told."""
+    engine, timeline = kind(tiny()), Timeline(steps)
+    engine.timeline = timeline
+    options = {"on_metrics": lambda step, _: timeline.stepping[step - 1].set(), **options}
+    return make(tmp_path, engine=engine, max_steps=steps, **options), timeline
+
+
+def test_a_checkpoint_is_written_while_episodes_are_played(tmp_path):
+    trainer, timeline = held(tmp_path, save_steps=1, on_metrics=None)
+    save, saved = trainer.save_step, []
+
+    def save_and_let_go():
+        step = trainer.steps_done
+        timeline.stepping[step - 1].set()
+        if step < 3:  # would wait for ever if the loop stood still
+            assert timeline.answered[step].wait(PATIENCE_S), "no episode was answered during the checkpoint"
+        saved.append(step)
+        return save()
+
+    async def generate(*args, **options):
+        done = await answer(*args, **options)
+        timeline.answered[(timeline.count - 1) // (GROUPS * MEMBERS)].set()
+        return done
+
+    answer, trainer.engine.generate = trainer.engine.generate, generate
+    trainer.save_step = save_and_let_go
+
+    trainer.train()
+
+    assert saved == [1, 2, 3]
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 3
+
+
+def test_no_process_waits_for_others_on_the_loop_while_episodes_are_played(tmp_path):
+    trainer, _ = held(tmp_path, eval_steps=1, eval_set=[{"n": 7}])
+    gather, loops, beside = trainer.world.gather, set(), []
+
+    def watched(values):
+        playing = len(Parrot.begun) > len(Parrot.closed)
+        on_loop = threading.get_ident() in loops
+        assert not (playing and on_loop), "a gather stops the loop"
+        beside.append(playing)
+        return gather(values)
+
+    begin = trainer.rollouts.begin
+
+    def begins(*args):
+        loops.add(threading.get_ident())
+        return begin(*args)
+
+    trainer.rollouts.begin, trainer.world.gather = begins, watched
+
+    history = trainer.train()
+
+    assert any(beside)
+    assert all(step["eval/tasks"] == 1 for step in history)
+
+
+class ReadingEngine(HeldEngine):
+    """Takes its weights from a directory and is checked; the check is answered when a step was told."""
+
+    async def load_weights(self, path, *, version=None):
+        self.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
+        self.weights_updated(version)
+        return version
+
+    async def load_adapter(self, name, path, *, version=None):
+        raise NotImplementedError
+
+    async def generate(self, prompt_ids, sampling, **options):
+        version = self.weights_version
+        if sampling.max_tokens == CHECK_TOKENS and 0 < version < 3:
+            await self.wait(version - 1)
+        return await super().generate(prompt_ids, sampling, **options)
+
+
+def test_the_check_of_new_weights_may_queue_behind_episodes(tmp_path):
+    trainer, _ = held(tmp_path, ReadingEngine)
+
+    history = trainer.train()
+
+    # Of each update the check is in the metrics of the step that first needs it.
+    assert all(step["sync/k3"] < 1e-6 for step in history)
+    assert trainer.engine.weights_version == 3
+
+
+def test_wrong_weights_end_the_run_before_the_next_update(tmp_path):
+    class Deaf(ReadingEngine):
+        async def load_weights(self, path, *, version=None):
+            self.weights_updated(version)
+            return version
+
+    trainer, _ = held(tmp_path, Deaf, learning_rate=0.5)
+
+    with pytest.raises(EngineError, match="engine and trainer disagree"):
+        trainer.train()
+
+    assert trainer.weights_version == trainer.steps_done == 1
+    assert len(Parrot.closed) == len(Parrot.begun)
 
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(r=4)])

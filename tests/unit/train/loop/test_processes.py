@@ -21,6 +21,7 @@ REDUCTIONS = ("token_mean", "seq_mean", "constant", "prompt_mean")
 DRIVER = """
 import asyncio, copy, json, os, socket, sys, time, traceback
 from dataclasses import replace
+from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
@@ -216,6 +217,15 @@ def refusals(how):
             raise AssertionError("nothing was raised")
 
 
+def late(how):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+    trainer = make(False, "token_mean", process_timeout_s=60)
+    if trainer.world.rank == 1:
+        time.sleep(2)  # its episodes end after the limit of torch's own group
+    assert trainer.world.total(1) == 2
+    assert take_step(trainer)["updates"] == 1
+
+
 class FromDisk(TransformersEngine):
     # One server for all processes: what the first one is told to read, all of them sample from.
 
@@ -312,6 +322,7 @@ for how, size in (("one", 1), ("replicate", 2), ("shard", 2)):
 for how, size in (("one", 1), ("shard", 2)):
     play(resumed, how, size)
 play(refusals, "shard", 2)
+play(late, "late", 2)  # raises where the limit of the default group holds
 for how in ("synchronous", "asynchronous", "sharded", "sharded asynchronous", "pushed"):
     play(loop, how, 2)
 """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from agentenv.core import UsageError
 from agentenv.train import GRPOConfig
@@ -69,3 +71,69 @@ def test_gradients_are_clipped_to_the_norm_of_the_run(gradient, clipped):
     # Adam's first step is g / (|g| + epsilon): with an epsilon of 1 it shows how large g was.
     expected = [-0.1 * g / (g + 1) for g in clipped]
     assert [one.item() for one in parameters] == pytest.approx(expected, rel=1e-5)
+
+
+def test_matrices_decay_and_norms_and_biases_do_not():
+    """Against torch's own AdamW, with the two kinds told apart by hand."""
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    torch.manual_seed(0)
+    ours = GPT2LMHeadModel(config).double().eval()
+    truth = copy.deepcopy(ours)
+    kinds = {name: name.endswith("weight") and ".ln_" not in name for name, _ in truth.named_parameters()}
+    assert {name.rsplit(".", 1)[0][-4:] for name, matrix in kinds.items() if not matrix} >= {"ln_1", "ln_f"}
+    settings = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
+    named = dict(truth.named_parameters())
+    reference = torch.optim.AdamW(
+        [
+            {"params": [named[name] for name in kinds if kinds[name]], "weight_decay": 0.3},
+            {"params": [named[name] for name in kinds if not kinds[name]], "weight_decay": 0.0},
+        ],
+        **settings,
+    )
+    optimizer = MasterOptimizer(ours.named_parameters(), GRPOConfig(weight_decay=0.3, max_grad_norm=1e9))
+
+    ids = torch.arange(20)[None]
+    for _ in range(3):
+        for model in (ours, truth):
+            model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step(0.01)
+        reference.step()
+        reference.zero_grad()
+
+    for name, one in ours.named_parameters():
+        torch.testing.assert_close(one, named[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "decayed"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", (4, 4), True),
+        ("model.embed_tokens.weight", (4, 4), True),
+        ("base_model.model.layers.0.q_proj.lora_A.default.weight", (4, 4), True),
+        ("model.layers.0.mlp.experts.gate_up_proj", (2, 4, 4), True),
+        ("model.layers.0.mlp.experts.gate_up_proj_bias", (2, 4), False),
+        ("model.layers.0.self_attn.q_norm.weight", (2, 4), False),
+        ("model.norm.weight", (4,), False),
+        ("transformer.ln_f.weight", (4,), False),
+        ("", (4,), False),
+        ("", (4, 4), True),
+    ],
+)
+def test_which_parameters_decay(name, shape, decayed):
+    parameter = torch.nn.Parameter(torch.ones(shape))
+    optimizer = MasterOptimizer([(name, parameter)], GRPOConfig(weight_decay=0.1))
+    (only,) = optimizer.inner.param_groups
+    assert only["weight_decay"] == (0.1 if decayed else 0.0)
+
+
+def test_weight_decay_resumes_to_the_bit(tmp_path):
+    whole, resumed = trained_and_resumed(tmp_path, weight_decay=0.1)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+
+
+def test_the_state_of_another_model_is_refused():
+    square, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    saved = MasterOptimizer([square, square.detach().clone().requires_grad_()], GRPOConfig()).state_dict()
+
+    with pytest.raises(UsageError, match=r"groups of \[2\] parameters .* the model have \[1, 1\]"):
+        MasterOptimizer([square, vector], GRPOConfig()).load_state_dict(saved)
