@@ -52,7 +52,8 @@ class Scheduler:
 
     # Invariant: `_live[r]` owns row `r` of the core's buffers, which holds all tokens of the request except
     # the last sampled one, which is the input of the next decoding pass.
-    # Invariant: `_kept_bytes` is the total size of `_kept`, whose oldest entry is the first.
+    # Invariant: `_kept_bytes` is the total size of `_kept`, whose oldest entry is the first. Together with
+    # the beginnings it is at most `_kept_limit`.
 
     def __init__(self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int) -> None:
         self.core = ForwardCore(model)
@@ -109,18 +110,22 @@ class Scheduler:
         """Drop ended requests, let waiting ones join, and decode one token for every live request."""
         self._drop_ended()
         joining = self._admit()
+        requests = [entry.request for entry in joining]
         try:
             with self._adapters.on():
                 self._share_beginnings(joining)
-                for group in self._groups(joining):
+                groups = self._groups(joining)
+                joining.clear()  # `_prefill` frees the kept rows group by group
+                for group in groups:
                     self._prefill(group)
                 if self._live:
                     self._decode()
         except Exception:
             # Requests that were about to join are in neither list yet, but must be answered too.
-            self._waiting.extend(entry.request for entry in joining)
+            self._waiting.extend(requests)
             raise
-        if not self.has_work:
+        if not self._live:
+            # The last request may have run alone beyond the limit, so its buffers are not kept for the next.
             self.core.buffers.clear()
 
     def fail(self, error: EngineError, cause: BaseException) -> None:
@@ -171,12 +176,14 @@ class Scheduler:
             if request.sampling.adapter != self._adapters.current:
                 break  # no later request may overtake this one, which might otherwise wait for ever
             # The buffers are as wide as the widest row, so its greatest length counts for every row.
-            widest = max(widest, len(request.prompt) + request.max_tokens)
+            wider = max(widest, len(request.prompt) + request.max_tokens)
             rows = len(self._live) + len(joining) + 1
-            if rows > 1 and rows * widest > self._live_tokens:
+            if rows > 1 and rows * wider > self._live_tokens:
                 break  # only a request that would run alone may exceed the limit
+            widest = wider
             self._waiting.popleft()
             joining.append(self._join(request))
+        self.core.buffers.limit = max(self._live_tokens, widest)
         return joining
 
     def _join(self, request: GenerationRequest) -> Joining:
@@ -209,6 +216,7 @@ class Scheduler:
         self._counts["prefilled"] += len(tokens)
         self._counts["prefills"] += 1
         self._beginnings.keep(self._adapters.current, beginning)
+        self._make_room(0)
         return beginning
 
     def _groups(self, joining: list[Joining]) -> list[list[Joining]]:
@@ -224,6 +232,13 @@ class Scheduler:
         return groups
 
     def _prefill(self, group: list[Joining]) -> None:
+        """Let a group of requests join, and sample the first token of each."""
+        first = len(self._live)
+        logits = self._compute(group)
+        group.clear()  # what was kept of these episodes is in the buffers now, so it must not be held twice
+        self._sample(logits, first)
+
+    def _compute(self, group: list[Joining]) -> torch.Tensor:
         """Compute the new tokens of a group; equal contexts are computed once and copied."""
         leaders: dict[tuple[int, ...], int] = {}
         entries: list[tuple[SavedRow | None, int, Sequence[int]]] = []
@@ -249,7 +264,7 @@ class Scheduler:
         if followers:
             order = [*range(len(entries)), *(leader for _, leader in followers)]
             logits = logits[torch.tensor(order, device=logits.device)]
-        self._sample(logits, first)
+        return logits
 
     def _start(self, request: GenerationRequest) -> None:
         request.start()
@@ -290,19 +305,29 @@ class Scheduler:
         """Remove a request from the batch, and keep its keys and values for the next turn of the episode."""
         request = self._live[row]
         key = request.key
-        if keep and key is not None and self._kept_limit:
-            saved = self.core.buffers.save(row)
-            self._keep(key, KeptRow(request.context[: saved.length], saved))
+        if keep and key is not None:
+            self._keep(key, row)
         self.core.buffers.remove(row)
         self._live[row] = self._live[-1]
         self._live.pop()
 
-    def _keep(self, key: tuple[str, str | None], kept: KeptRow) -> None:
+    def _keep(self, key: tuple[str, str | None], row: int) -> None:
         self._forget(key)
-        self._kept[key] = kept
-        self._kept_bytes += kept.row.nbytes
-        while self._kept_bytes > self._kept_limit:
+        size = self.core.buffers.size_of(row)
+        if not self._make_room(size):
+            return
+        saved = self.core.buffers.save(row)
+        self._kept[key] = KeptRow(self._live[row].context[: saved.length], saved)
+        self._kept_bytes += size
+
+    def _make_room(self, size: int) -> bool:
+        """Drop the oldest kept rows until `size` bytes are free; return False if they never can be."""
+        room = self._kept_limit - self._beginnings.nbytes
+        if size > room:
+            return False
+        while self._kept_bytes + size > room:
             self._forget(next(iter(self._kept)))
+        return True
 
     def _forget(self, key: tuple[str, str | None]) -> KeptRow | None:
         kept = self._kept.pop(key, None)
