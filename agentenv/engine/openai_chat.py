@@ -136,7 +136,7 @@ class OpenAIChatEngine:
             EngineUnavailable: The API could not be reached, or was overloaded.
             EngineError: The API refused the request, or returned no usable answer.
         """
-        if sampling.adapter is not None:
+        if sampling.adapter:
             raise UsageError(
                 f"{self.name} takes no adapter, but got {sampling.adapter!r}", remedy="leave adapter out"
             )

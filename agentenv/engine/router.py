@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from agentenv.core.errors import UsageError
-from agentenv.engine.base import Completion, Connected, Engine, Sampling
+from agentenv.engine.base import OWN_ADAPTER, Completion, Connected, Engine, Sampling
 
 __all__ = ["LessSureThan", "RouterEngine"]
 
@@ -40,7 +40,8 @@ class RouterEngine:
         helper: engine of the model that answers in place of the policy.
         unsure: function that takes a completion of the policy and returns True if the helper should
             answer; `LessSureThan()` if None.
-        helper_sampling: sampling settings of the helper; those of the request if None.
+        helper_sampling: sampling settings of the helper, except the token limit and the seed, which are
+            those of the request; all settings of the request but its adapter if None.
     """
 
     def __init__(
@@ -101,15 +102,12 @@ class RouterEngine:
         )
         if first.finish_reason == "abort" or not self._unsure(first):
             return first
-        drawn = (
-            sampling
-            if self._helper_sampling is None
-            else replace(self._helper_sampling, max_tokens=sampling.max_tokens, seed=sampling.seed)
-        )
+        # The request names an adapter of the policy, which the helper does not have.
+        drawn = self._helper_sampling or replace(sampling, adapter=OWN_ADAPTER)
         left = None if deadline_s is None else max(0.0, deadline_s - (monotonic() - began))
         second = await self._helper.generate(
             prompt_ids,
-            replace(drawn, adapter=None),
+            replace(drawn, max_tokens=sampling.max_tokens, seed=sampling.seed),
             stop_token_ids=stop_token_ids,
             session_id=session_id,
             deadline_s=left,

@@ -53,7 +53,8 @@ class TransformersEngine:
         kept_bytes: memory for the keys and values of episodes between their turns.
         live_tokens: limit of rows times columns of the live batch; requests beyond it wait.
         max_context_tokens: context limit; that of the model's configuration if None.
-        adapter: adapter of requests that name none; None means the base model.
+        adapter: adapter of requests that leave the choice to the engine; None means the base model, which
+            a request also gets with `Sampling(adapter=None)`.
         seed: seed from which requests without a seed get theirs.
     """
 
@@ -198,8 +199,7 @@ class TransformersEngine:
                 f"{self._vocab_size - 1}",
                 remedy="use the tokenizer of this model",
             )
-        if sampling.adapter is None:
-            sampling = replace(sampling, adapter=self._adapter)
+        sampling = replace(sampling, adapter=sampling.adapter_or(self._adapter))
         self._scheduler.check_adapter(sampling.adapter)
         now = time.monotonic()
         loop = asyncio.get_running_loop()

@@ -46,9 +46,21 @@ async def test_an_unsure_policy_is_helped_and_the_tokens_are_marked():
 
     assert (done.token_ids, done.sampled_by_policy, router.routed) == ((8, 9), False, 1)
     drawn = helper.requests[0].sampling
-    assert (drawn.temperature, drawn.seed, drawn.max_tokens, drawn.adapter) == (0.2, 6, 7, None)
+    assert (drawn.temperature, drawn.seed, drawn.max_tokens, drawn.adapter) == (0.2, 6, 7, "")
     assert policy.released == helper.released == ["a"]
     assert (router.weights_version, router.max_context_tokens) == (4, 40)
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapter"),
+    [(None, ""), (Sampling(adapter="teacher"), "teacher"), (Sampling(adapter=None), None)],
+)
+async def test_the_helper_gets_the_adapter_of_its_own_settings_and_not_the_policys(settings, adapter):
+    router, policy, helper = pair(-3.0, helper_sampling=settings)
+
+    await ask(router, adapter="policy")
+
+    assert [engine.requests[0].sampling.adapter for engine in (policy, helper)] == ["policy", adapter]
 
 
 def test_sureness_is_the_mean_logprob_and_one_engine_cannot_be_both():
