@@ -143,6 +143,8 @@ class TransformersEngine:
             self._closed = True
             self._changed.notify_all()
             worker = self._worker
+            if worker is None:  # it ended when it was idle, so nobody else would free what is kept
+                self._scheduler.close((), f"the engine {self.name} was closed")
         if worker is not None and worker is not threading.current_thread():
             worker.join(wait_s)
 
@@ -173,10 +175,12 @@ class TransformersEngine:
         try:
             yield
         finally:
-            self.weights_updated(version() if callable(version) else version)
             with self._changed:
+                # The pause ends even if `version` raises; the worker goes on once the lock is free.
                 self._pauses -= 1
+                self._stale = True
                 self._changed.notify_all()
+                self.weights_updated(version() if callable(version) else version)
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: tokens prefilled, reused and decoded, passes, and bytes kept."""

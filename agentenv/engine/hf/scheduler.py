@@ -63,6 +63,8 @@ class Scheduler:
         self._live_tokens = live_tokens
         self._waiting: deque[GenerationRequest] = deque()
         self._live: list[GenerationRequest] = []
+        self._prefilling: list[GenerationRequest] = []
+        """The requests that the present forward pass is for alone; empty while all live ones decode."""
         self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
         self._kept_bytes = 0
         self._beginnings = Beginnings(kept_bytes // 4)
@@ -110,36 +112,46 @@ class Scheduler:
         """Drop ended requests, let waiting ones join, and decode one token for every live request."""
         self._drop_ended()
         joining = self._admit()
-        requests = [entry.request for entry in joining]
+        pending = [entry.request for entry in joining]
         try:
             with self._adapters.on():
                 self._share_beginnings(joining)
                 groups = self._groups(joining)
                 joining.clear()  # `_prefill` frees the kept rows group by group
                 for group in groups:
+                    joined = {entry.request for entry in group}
                     self._prefill(group)
+                    pending = [request for request in pending if request not in joined]
                 if self._live:
                     self._decode()
         except Exception:
             # Requests that were about to join are in neither list yet, but must be answered too.
-            self._waiting.extend(requests)
+            self._waiting.extendleft(request for request in reversed(pending) if request not in self._live)
             raise
         if not self._live:
             # The last request may have run alone beyond the limit, so its buffers are not kept for the next.
             self.core.buffers.clear()
 
     def fail(self, error: EngineError, cause: BaseException) -> None:
-        """Answer every request with an error and drop everything computed."""
+        """Answer the requests of a failed pass with an error; all others are prefilled again.
+
+        If the pass was not a prefill of some requests alone, every request is answered with the error.
+        """
         error.__cause__ = cause
-        for request in (*self._live, *self._waiting):
+        requests = [*self._live, *self._waiting]
+        failed = set(self._prefilling or requests)
+        for request in failed:
             request.fail(error)
+        self._waiting = deque(request for request in requests if request not in failed)
         self._live.clear()
-        self._waiting.clear()
+        self._prefilling = []
+        # Nothing that was computed is kept, because the pass may have ended while the buffers changed.
         self._drop_computed()
 
     def close(self, requests: Sequence[GenerationRequest], reason: str) -> None:
         """Fail all remaining requests and free the memory."""
         self._waiting.extend(requests)
+        self._prefilling = []
         self.fail(EngineError(reason), EngineError(reason))
 
     def _drop_computed(self) -> None:
@@ -203,7 +215,9 @@ class Scheduler:
             # Equal contexts, such as the members of a group, are copied after one prefill anyway.
             if length < SHARED_TOKENS or all(joining[index].context == first for index in alike):
                 continue
+            self._prefilling = [joining[index].request for index in alike]
             beginning = self._beginning(first[:length])
+            self._prefilling = []
             for index in alike:
                 joining[index] = Joining.of(joining[index].request, beginning)
 
@@ -234,9 +248,11 @@ class Scheduler:
     def _prefill(self, group: list[Joining]) -> None:
         """Let a group of requests join, and sample the first token of each."""
         first = len(self._live)
+        self._prefilling = [entry.request for entry in group]
         logits = self._compute(group)
         group.clear()  # what was kept of these episodes is in the buffers now, so it must not be held twice
         self._sample(logits, first)
+        self._prefilling = []
 
     def _compute(self, group: list[Joining]) -> torch.Tensor:
         """Compute the new tokens of a group; equal contexts are computed once and copied."""
