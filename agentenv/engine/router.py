@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from agentenv.core.errors import UsageError
-from agentenv.engine.base import OWN_ADAPTER, Completion, Connected, Engine, Sampling
+from agentenv.engine.base import OWN_ADAPTER, Completion, Connected, Engine, MayBeUntrainable, Sampling
 
 __all__ = ["LessSureThan", "RouterEngine"]
 
@@ -33,7 +33,8 @@ class LessSureThan:
 class RouterEngine:
     """Sample from the policy, and from a helper when the policy is unsure.
 
-    Both must have the same tokenizer, because the helper gets the token ids of the policy.
+    Both must have the same tokenizer, because the helper gets the token ids of the policy. If the helper does
+    not answer before the deadline, the completion of the policy stands.
 
     Args:
         policy: engine of the model that is trained.
@@ -77,6 +78,11 @@ class RouterEngine:
         self._policy.weights_version = version
 
     @property
+    def untrainable_reason(self) -> str:
+        """Why the completions of the policy must not be trained on; empty if they may be."""
+        return self._policy.untrainable_reason if isinstance(self._policy, MayBeUntrainable) else ""
+
+    @property
     def max_context_tokens(self) -> int | None:
         """The smaller of the two context limits."""
         limits = [engine.max_context_tokens for engine in (self._policy, self._helper)]
@@ -112,6 +118,8 @@ class RouterEngine:
             session_id=session_id,
             deadline_s=left,
         )
+        if second.finish_reason == "abort":
+            return first  # the policy's answer is complete, so it is not lost because the helper ran late
         self.routed += 1
         return replace(second, sampled_by_policy=False)
 
