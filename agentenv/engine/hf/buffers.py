@@ -193,7 +193,7 @@ class RowBuffers(Cache):
     def _size_for(self, rows: int, columns: int, limit: int) -> tuple[int, int]:
         """Return how many rows and columns to allocate: those needed, with room to grow within the limit."""
         # Rows double and columns grow by half, so that copying costs each token a constant share.
-        wanted_rows = self._rows if rows <= self._rows else max(rows, 2 * self._rows, 4)
+        wanted_rows = self._rows if rows <= self._rows else max(4, 1 << (rows - 1).bit_length())
         wanted_columns = self._columns
         if columns > self._columns:
             wanted_columns = whole_columns(max(columns, self._columns * 3 // 2))
