@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.messages import Message, text_of
-from agentenv.engine.base import ChatEngine, Engine, Sampling, Usage
+from agentenv.engine.base import ChatEngine, Engine, FinishReason, Sampling, Usage
 from agentenv.engine.factory import load_engine
 from agentenv.render.base import RendererProtocol
 
@@ -71,13 +71,17 @@ class TextModel:
         """
         if isinstance(self._engine, ChatEngine):
             answer = await self._engine.chat(messages, (), sampling)
+            self._require_answer(answer.finish_reason)
             return Answer(text_of(answer.message), answer.usage)
         assert self._renderer is not None
         prompt_ids = self._renderer.start(messages)
         completion = await self._engine.generate(
             prompt_ids, sampling, stop_token_ids=self._renderer.stop_token_ids
         )
-        if completion.finish_reason == "abort":
-            raise EngineUnavailable(f"the engine of {self._role} ended the request without an answer")
+        self._require_answer(completion.finish_reason)
         text = text_of(self._renderer.parse(completion.token_ids).message)
         return Answer(text, Usage(len(prompt_ids), len(completion.token_ids)))
+
+    def _require_answer(self, finish_reason: FinishReason) -> None:
+        if finish_reason == "abort":
+            raise EngineUnavailable(f"the engine of {self._role} ended the request without an answer")

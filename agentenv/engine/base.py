@@ -27,6 +27,9 @@ __all__ = [
     "Usage",
 ]
 
+OWN_ADAPTER = ""
+"""Value of `Sampling.adapter` in requests that leave the choice to the engine."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """Why a completion ended: `stop` (a stop token), `length` (the limit), `abort` (the engine gave up)."""
 
@@ -51,8 +54,12 @@ class Sampling:
     """Most tokens of the completion; the runner lowers it to what the budgets leave."""
     seed: int | None = None
     """Seed of the request; the runner derives it from run seed, task, member and turn."""
-    adapter: str | None = None
-    """Name of a LoRA adapter; None means the base model."""
+    adapter: str | None = OWN_ADAPTER
+    """Name of a LoRA adapter; None means the base model.
+
+    The default, an empty text, means what the engine was opened with: the adapter that its model string
+    names, or else the base model.
+    """
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -65,6 +72,14 @@ class Sampling:
         if self.top_p < 1 or self.top_k > 0 or self.min_p > 0:
             return "sampled from a cut distribution (top_p, top_k or min_p): importance ratios are biased"
         return ""
+
+    def adapter_or(self, own: str | None) -> str | None:
+        """Return the adapter to sample with, or None for the base model.
+
+        Args:
+            own: the adapter that the engine was opened with, which serves requests that name none.
+        """
+        return own if self.adapter == OWN_ADAPTER else self.adapter
 
     def record(self) -> dict[str, JsonValue]:
         """Return the settings as plain JSON for the record of a turn."""

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,36 +130,80 @@ def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
 
 
 async def joined(chunks: AsyncIterator[Any]) -> Any:
-    """Join the chunks of a streamed answer into one answer of the usual form."""
-    content: list[str] = []
-    thought: list[str] = []
-    calls: dict[int, SimpleNamespace] = {}
+    """Join the chunks of a streamed answer into one answer of the usual form.
+
+    Raises:
+        ConnectionError: The stream ended in the middle of the answer.
+    """
+    pieces = Pieces()
     finish: str | None = None
     usage: Any = None
+    whole = False
     async for chunk in chunks:
         usage = getattr(chunk, "usage", None) or usage
+        # The counts of the whole answer come last, in a chunk of their own.
+        whole = usage is not None and not chunk.choices
         for choice in chunk.choices or ():
             finish = choice.finish_reason or finish
-            content.append(choice.delta.content or "")
-            thought.append(thinking(choice.delta))
-            for part in choice.delta.tool_calls or ():
-                add_call_part(calls, part)
-    if finish is None:
-        raise ValueError("the stream ended in the middle of the answer")
-    message = SimpleNamespace(
-        content="".join(content),
-        reasoning_content="".join(thought),
-        tool_calls=[calls[index] for index in sorted(calls)],
+            if choice.delta is not None:
+                pieces.add(choice.delta)
+    if finish is None and not whole:
+        raise ConnectionError("the stream ended in the middle of the answer")
+    return SimpleNamespace(
+        choices=[SimpleNamespace(message=pieces.message(), finish_reason=finish)], usage=usage
     )
-    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish)], usage=usage)
 
 
-def add_call_part(calls: dict[int, SimpleNamespace], part: Any) -> None:
+@dataclass(slots=True)
+class Pieces:
+    """The pieces of a streamed message so far."""
+
+    content: list[str] = field(default_factory=list[str])
+    refusal: list[str] = field(default_factory=list[str])
+    thought: list[str] = field(default_factory=list[str])
+    calls: list[Any] = field(default_factory=list[Any])
+    function: Any = None
+    """The call in the form of a single call, as it was before there were lists of calls."""
+
+    def add(self, delta: Any) -> None:
+        """Add the next piece."""
+        self.content.append(delta.content or "")
+        self.refusal.append(getattr(delta, "refusal", None) or "")
+        self.thought.append(thinking(delta))
+        for part in delta.tool_calls or ():
+            add_call_part(self.calls, part)
+        function = getattr(delta, "function_call", None)
+        if function is not None:
+            self.function = self.function or SimpleNamespace(name="", arguments="")
+            add_function_part(self.function, function)
+
+    def message(self) -> Any:
+        """Return the whole message, in the form of an answer that is not streamed."""
+        return SimpleNamespace(
+            content="".join(self.content),
+            refusal="".join(self.refusal),
+            reasoning_content="".join(self.thought),
+            tool_calls=sorted(self.calls, key=lambda call: call.index),
+            function_call=self.function,
+        )
+
+
+def add_call_part(calls: list[Any], part: Any) -> None:
     """Add a streamed piece of a tool call to the pieces before it."""
-    call = calls.setdefault(
-        part.index, SimpleNamespace(id="", function=SimpleNamespace(name="", arguments=""))
-    )
+    index = part.index or 0
+    call = next((call for call in reversed(calls) if call.index == index), None)
+    # Some servers give all calls the same index, and some give each piece of a call another id. A piece with
+    # both a new id and a name begins a new call.
+    named = part.function is not None and part.function.name
+    if call is None or (named and call.function.name and part.id and part.id != call.id):
+        call = SimpleNamespace(index=index, id="", function=SimpleNamespace(name="", arguments=""))
+        calls.append(call)
     call.id = call.id or part.id or ""
     if part.function is not None:
-        call.function.name += part.function.name or ""
-        call.function.arguments += part.function.arguments or ""
+        add_function_part(call.function, part.function)
+
+
+def add_function_part(function: Any, part: Any) -> None:
+    """Add a streamed piece of a function's name and arguments to the pieces before it."""
+    function.name += part.name or ""
+    function.arguments += part.arguments or ""

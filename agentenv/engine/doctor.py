@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from time import monotonic
 
-from agentenv.core.errors import AgentEnvError, ContextTooLong
+from agentenv.core.errors import AgentEnvError, ContextTooLong, EngineError
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
 from agentenv.engine.factory import LoadedModel
 from agentenv.engine.vllm.server import VLLMServerEngine
@@ -63,7 +63,7 @@ class EngineExamination:
         for name, question in questions.items():
             try:
                 ok, detail = await question()
-            except AgentEnvError as error:
+            except Exception as error:  # noqa: BLE001 - whatever an engine raises is a finding about it
                 ok, detail = False, f"{type(error).__name__}: {error}"
             findings.append(EngineFinding(name, ok, detail))
         return findings
@@ -100,7 +100,7 @@ class EngineExamination:
     async def stop_token(self) -> tuple[bool | None, str]:
         """Check that the stop token ends the completion and stays in it."""
         free = await self._draw(max_tokens=8, seed=2)
-        stop = free.token_ids[3]
+        stop = free.token_ids[min(3, len(free.token_ids) - 1)]
         done = await self._draw(max_tokens=8, seed=2, stop=(stop,))
         kept = done.finish_reason == "stop" and done.token_ids[-1] == stop
         return kept, f"ended with {done.finish_reason!r}, the stop token {'stays' if kept else 'is missing'}"
@@ -163,12 +163,18 @@ class EngineExamination:
         deadline_s: float | None = None,
         prompt: list[int] | None = None,
     ) -> Completion:
-        return await self._engine.generate(
+        done = await self._engine.generate(
             prompt or self._prompt,
             Sampling(max_tokens=max_tokens, seed=seed, temperature=temperature),
             stop_token_ids=stop,
             deadline_s=deadline_s,
         )
+        if len(done.logprobs) != len(done.token_ids) or not (done.token_ids or deadline_s):
+            raise EngineError(
+                f"the engine returned {len(done.token_ids)} tokens and {len(done.logprobs)} "
+                f"log-probabilities with the finish reason {done.finish_reason!r}"
+            )
+        return done
 
 
 async def examine_engine(engine: Engine, prompt: list[int]) -> list[EngineFinding]:

@@ -136,7 +136,7 @@ class OpenAIChatEngine:
             EngineUnavailable: The API could not be reached, or was overloaded.
             EngineError: The API refused the request, or returned no usable answer.
         """
-        if sampling.adapter is not None:
+        if sampling.adapter:
             raise UsageError(
                 f"{self.name} takes no adapter, but got {sampling.adapter!r}", remedy="leave adapter out"
             )
@@ -148,10 +148,10 @@ class OpenAIChatEngine:
             return ChatCompletion({"role": "assistant", "content": ""}, Usage(), "abort")
 
     async def close(self) -> None:
-        """Close the connections."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        """Close the connections, unless they belong to another event loop, which may have ended."""
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.close()
 
     async def _ask(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]], sampling: Sampling
@@ -167,6 +167,8 @@ class OpenAIChatEngine:
                 refused = isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError))
                 if too_long(error) or not (refused and self._adapt(error, body)):
                     raise error_of(self.name, error) from error
+            except ConnectionError as error:
+                raise EngineUnavailable(f"{self.name}: {error}") from error
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineError(
                     f"{self.name} did not answer with a chat completion: {type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from agentenv.core.errors import UsageError
-from agentenv.engine.base import Completion, Connected, Engine, Sampling
+from agentenv.engine.base import OWN_ADAPTER, Completion, Connected, Engine, MayBeUntrainable, Sampling
 
 __all__ = ["LessSureThan", "RouterEngine"]
 
@@ -33,14 +33,16 @@ class LessSureThan:
 class RouterEngine:
     """Sample from the policy, and from a helper when the policy is unsure.
 
-    Both must have the same tokenizer, because the helper gets the token ids of the policy.
+    Both must have the same tokenizer, because the helper gets the token ids of the policy. If the helper does
+    not answer before the deadline, the completion of the policy stands.
 
     Args:
         policy: engine of the model that is trained.
         helper: engine of the model that answers in place of the policy.
         unsure: function that takes a completion of the policy and returns True if the helper should
             answer; `LessSureThan()` if None.
-        helper_sampling: sampling settings of the helper; those of the request if None.
+        helper_sampling: sampling settings of the helper, except the token limit and the seed, which are
+            those of the request; all settings of the request but its adapter if None.
     """
 
     def __init__(
@@ -76,6 +78,11 @@ class RouterEngine:
         self._policy.weights_version = version
 
     @property
+    def untrainable_reason(self) -> str:
+        """Why the completions of the policy must not be trained on; empty if they may be."""
+        return self._policy.untrainable_reason if isinstance(self._policy, MayBeUntrainable) else ""
+
+    @property
     def max_context_tokens(self) -> int | None:
         """The smaller of the two context limits."""
         limits = [engine.max_context_tokens for engine in (self._policy, self._helper)]
@@ -101,19 +108,18 @@ class RouterEngine:
         )
         if first.finish_reason == "abort" or not self._unsure(first):
             return first
-        drawn = (
-            sampling
-            if self._helper_sampling is None
-            else replace(self._helper_sampling, max_tokens=sampling.max_tokens, seed=sampling.seed)
-        )
+        # The request names an adapter of the policy, which the helper does not have.
+        drawn = self._helper_sampling or replace(sampling, adapter=OWN_ADAPTER)
         left = None if deadline_s is None else max(0.0, deadline_s - (monotonic() - began))
         second = await self._helper.generate(
             prompt_ids,
-            replace(drawn, adapter=None),
+            replace(drawn, max_tokens=sampling.max_tokens, seed=sampling.seed),
             stop_token_ids=stop_token_ids,
             session_id=session_id,
             deadline_s=left,
         )
+        if second.finish_reason == "abort":
+            return first  # the policy's answer is complete, so it is not lost because the helper ran late
         self.routed += 1
         return replace(second, sampled_by_policy=False)
 

@@ -215,7 +215,8 @@ def drop_old(directory: Path, version: int, *, keep: int) -> None:
 
     Higher versions are left over from another run, and must not displace those in use.
     """
-    paths = {int(path.name.removeprefix("weights-")): path for path in directory.glob("weights-*")}
+    names = ((path.name.removeprefix("weights-"), path) for path in directory.glob("weights-*"))
+    paths = {int(number): path for number, path in names if number.isdecimal()}
     kept = sorted(number for number in paths if number <= version)[-keep:]
     for number, path in paths.items():
         if number not in kept:

@@ -308,6 +308,7 @@ async def check_adapters(loaded, model, directory):
     assert fresh.worst < 1e-2
     assert (await say(loaded, adapter="policy")).version_ranges[0][0] == 7
     assert (await say(loaded, temperature=0.0)).token_ids == base.token_ids
+    assert (await say(loaded, temperature=0.0, adapter=None)).token_ids == base.token_ids
 
 
 async def check_abort(loaded):

@@ -62,5 +62,8 @@ class AdapterSwitch:
 
     def _layers(self) -> list[Any]:
         from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils.other import AuxiliaryTrainingWrapper
 
-        return [module for module in self._model.modules() if isinstance(module, BaseTunerLayer)]
+        # The wrappers hold what an adapter replaces as a whole, such as `modules_to_save`.
+        kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+        return [module for module in self._model.modules() if isinstance(module, kinds)]

@@ -1,7 +1,8 @@
-"""Buffers for the keys and values of the live rows, which grow in large steps."""
+"""Buffers for the keys and values of the live rows, which grow in large steps up to a limit."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +35,13 @@ class RowBuffers(Cache):
     # Invariant: row `r` of every buffer holds the keys and values of live row `r` in columns
     # `[0, lengths[r])`, and the live rows are rows 0, 1, 2, ... without gaps.
     # Invariant: columns beyond the length of a row are finite, so that a mask weight of 0 hides them.
+    # Invariant: rows times columns are at most `limit`, as long as the live rows fit into it. While the
+    # buffers are made anew, the old and the new tensors of one layer exist at the same time.
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+        self.limit = sys.maxsize
+        """Most rows times columns to allocate; the caller sees to it that the live rows fit into it."""
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.lengths: list[int] = []
@@ -99,6 +104,10 @@ class RowBuffers(Cache):
         """Return the length of the longest live row, which only transformers reads and nothing depends on."""
         return max(self.lengths, default=0)
 
+    def reserve(self, rows: int, columns: int) -> None:
+        """Make room for so many further rows of at most so many columns, all in one step."""
+        self._reserve(len(self.lengths) + rows, columns)
+
     def append(self, saved: SavedRow | None, length: int) -> int:
         """Add a live row that starts with the first `length` columns of a saved one."""
         row = len(self.lengths)
@@ -119,6 +128,10 @@ class RowBuffers(Cache):
         new = self.append(None, length)
         self._copy(row, new, length)
         return new
+
+    def size_of(self, row: int) -> int:
+        """Return the size in bytes that a copy of a row would have."""
+        return self.lengths[row] * (self.nbytes // max(self._rows * self._columns, 1))
 
     def save(self, row: int) -> SavedRow:
         """Return a copy of a row."""
@@ -163,16 +176,35 @@ class RowBuffers(Cache):
         return like.new_zeros(self._rows, like.shape[1], self._columns, like.shape[3])
 
     def _reserve(self, rows: int, columns: int) -> None:
-        if rows <= self._rows and columns <= self._columns:
+        fits = rows <= self._rows and columns <= self._columns
+        if fits and self._rows * self._columns <= self.limit:
             return
-        old_rows, old_columns = self._rows, self._columns
-        # Rows double and columns grow by half, so that copying costs each token a constant share. Columns
-        # are a multiple of 64, so that short answers do not make the buffers grow at every turn.
-        if rows > old_rows:
-            self._rows = max(rows, 2 * old_rows if old_rows >= 4 else 4)
-        if columns > old_columns:
-            self._columns = max(64, -(-max(columns, old_columns * 3 // 2) // 64) * 64)
+        rows, columns = max(rows, len(self.lengths)), max(columns, *self.lengths, 1)
+        limit = max(self.limit, rows * columns)
+        if fits and self._rows * self._columns <= limit:
+            return
+        kept_rows, kept_columns = min(self._rows, len(self.lengths)), min(self._columns, columns)
+        self._rows, self._columns = self._size_for(rows, columns, limit)
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):
                 buffers[layer] = self._new(old)
-                buffers[layer][:old_rows, :, :old_columns].copy_(old)
+                buffers[layer][:kept_rows, :, :kept_columns].copy_(old[:kept_rows, :, :kept_columns])
+
+    def _size_for(self, rows: int, columns: int, limit: int) -> tuple[int, int]:
+        """Return how many rows and columns to allocate: those needed, with room to grow within the limit."""
+        # Rows double and columns grow by half, so that copying costs each token a constant share.
+        wanted_rows = self._rows if rows <= self._rows else max(4, 1 << (rows - 1).bit_length())
+        wanted_columns = self._columns
+        if columns > self._columns:
+            wanted_columns = whole_columns(max(columns, self._columns * 3 // 2))
+        if wanted_rows * wanted_columns > limit:
+            # The other rows were many and short, or few and long. The columns come first, because they
+            # are what grows with every token; the live rows alone decide how far they may grow.
+            wanted_columns = min(wanted_columns, whole_columns(columns * 3 // 2), limit // rows)
+            wanted_rows = min(wanted_rows, limit // wanted_columns)
+        return wanted_rows, wanted_columns
+
+
+def whole_columns(columns: int) -> int:
+    """Round up to a multiple of 64, so that short answers do not make the buffers grow at every turn."""
+    return -(-columns // 64) * 64

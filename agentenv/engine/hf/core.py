@@ -61,6 +61,7 @@ class ForwardCore:
                 and the tokens that follow (at least one).
         """
         first = self.live
+        self.buffers.reserve(len(entries), max(length + len(tokens) for _, length, tokens in entries))
         for saved, length, _ in entries:
             self.buffers.append(saved, length)
         if len(entries) == 1:

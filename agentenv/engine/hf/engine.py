@@ -53,7 +53,8 @@ class TransformersEngine:
         kept_bytes: memory for the keys and values of episodes between their turns.
         live_tokens: limit of rows times columns of the live batch; requests beyond it wait.
         max_context_tokens: context limit; that of the model's configuration if None.
-        adapter: adapter of requests that name none; None means the base model.
+        adapter: adapter of requests that leave the choice to the engine; None means the base model, which
+            a request also gets with `Sampling(adapter=None)`.
         seed: seed from which requests without a seed get theirs.
     """
 
@@ -142,6 +143,8 @@ class TransformersEngine:
             self._closed = True
             self._changed.notify_all()
             worker = self._worker
+            if worker is None:  # it ended when it was idle, so nobody else would free what is kept
+                self._scheduler.close((), f"the engine {self.name} was closed")
         if worker is not None and worker is not threading.current_thread():
             worker.join(wait_s)
 
@@ -172,10 +175,12 @@ class TransformersEngine:
         try:
             yield
         finally:
-            self.weights_updated(version() if callable(version) else version)
             with self._changed:
+                # The pause ends even if `version` raises; the worker goes on once the lock is free.
                 self._pauses -= 1
+                self._stale = True
                 self._changed.notify_all()
+                self.weights_updated(version() if callable(version) else version)
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: tokens prefilled, reused and decoded, passes, and bytes kept."""
@@ -198,8 +203,7 @@ class TransformersEngine:
                 f"{self._vocab_size - 1}",
                 remedy="use the tokenizer of this model",
             )
-        if sampling.adapter is None:
-            sampling = replace(sampling, adapter=self._adapter)
+        sampling = replace(sampling, adapter=sampling.adapter_or(self._adapter))
         self._scheduler.check_adapter(sampling.adapter)
         now = time.monotonic()
         loop = asyncio.get_running_loop()

@@ -52,7 +52,8 @@ class Scheduler:
 
     # Invariant: `_live[r]` owns row `r` of the core's buffers, which holds all tokens of the request except
     # the last sampled one, which is the input of the next decoding pass.
-    # Invariant: `_kept_bytes` is the total size of `_kept`, whose oldest entry is the first.
+    # Invariant: `_kept_bytes` is the total size of `_kept`, whose oldest entry is the first. Together with
+    # the beginnings it is at most `_kept_limit`.
 
     def __init__(self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int) -> None:
         self.core = ForwardCore(model)
@@ -62,6 +63,8 @@ class Scheduler:
         self._live_tokens = live_tokens
         self._waiting: deque[GenerationRequest] = deque()
         self._live: list[GenerationRequest] = []
+        self._prefilling: list[GenerationRequest] = []
+        """The requests that the present forward pass is for alone; empty while all live ones decode."""
         self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
         self._kept_bytes = 0
         self._beginnings = Beginnings(kept_bytes // 4)
@@ -109,32 +112,46 @@ class Scheduler:
         """Drop ended requests, let waiting ones join, and decode one token for every live request."""
         self._drop_ended()
         joining = self._admit()
+        pending = [entry.request for entry in joining]
         try:
             with self._adapters.on():
                 self._share_beginnings(joining)
-                for group in self._groups(joining):
+                groups = self._groups(joining)
+                joining.clear()  # `_prefill` frees the kept rows group by group
+                for group in groups:
+                    joined = {entry.request for entry in group}
                     self._prefill(group)
+                    pending = [request for request in pending if request not in joined]
                 if self._live:
                     self._decode()
         except Exception:
             # Requests that were about to join are in neither list yet, but must be answered too.
-            self._waiting.extend(entry.request for entry in joining)
+            self._waiting.extendleft(request for request in reversed(pending) if request not in self._live)
             raise
-        if not self.has_work:
+        if not self._live:
+            # The last request may have run alone beyond the limit, so its buffers are not kept for the next.
             self.core.buffers.clear()
 
     def fail(self, error: EngineError, cause: BaseException) -> None:
-        """Answer every request with an error and drop everything computed."""
+        """Answer the requests of a failed pass with an error; all others are prefilled again.
+
+        If the pass was not a prefill of some requests alone, every request is answered with the error.
+        """
         error.__cause__ = cause
-        for request in (*self._live, *self._waiting):
+        requests = [*self._live, *self._waiting]
+        failed = set(self._prefilling or requests)
+        for request in failed:
             request.fail(error)
+        self._waiting = deque(request for request in requests if request not in failed)
         self._live.clear()
-        self._waiting.clear()
+        self._prefilling = []
+        # Nothing that was computed is kept, because the pass may have ended while the buffers changed.
         self._drop_computed()
 
     def close(self, requests: Sequence[GenerationRequest], reason: str) -> None:
         """Fail all remaining requests and free the memory."""
         self._waiting.extend(requests)
+        self._prefilling = []
         self.fail(EngineError(reason), EngineError(reason))
 
     def _drop_computed(self) -> None:
@@ -171,12 +188,14 @@ class Scheduler:
             if request.sampling.adapter != self._adapters.current:
                 break  # no later request may overtake this one, which might otherwise wait for ever
             # The buffers are as wide as the widest row, so its greatest length counts for every row.
-            widest = max(widest, len(request.prompt) + request.max_tokens)
+            wider = max(widest, len(request.prompt) + request.max_tokens)
             rows = len(self._live) + len(joining) + 1
-            if rows > 1 and rows * widest > self._live_tokens:
+            if rows > 1 and rows * wider > self._live_tokens:
                 break  # only a request that would run alone may exceed the limit
+            widest = wider
             self._waiting.popleft()
             joining.append(self._join(request))
+        self.core.buffers.limit = max(self._live_tokens, widest)
         return joining
 
     def _join(self, request: GenerationRequest) -> Joining:
@@ -196,7 +215,9 @@ class Scheduler:
             # Equal contexts, such as the members of a group, are copied after one prefill anyway.
             if length < SHARED_TOKENS or all(joining[index].context == first for index in alike):
                 continue
+            self._prefilling = [joining[index].request for index in alike]
             beginning = self._beginning(first[:length])
+            self._prefilling = []
             for index in alike:
                 joining[index] = Joining.of(joining[index].request, beginning)
 
@@ -209,6 +230,7 @@ class Scheduler:
         self._counts["prefilled"] += len(tokens)
         self._counts["prefills"] += 1
         self._beginnings.keep(self._adapters.current, beginning)
+        self._make_room(0)
         return beginning
 
     def _groups(self, joining: list[Joining]) -> list[list[Joining]]:
@@ -224,6 +246,15 @@ class Scheduler:
         return groups
 
     def _prefill(self, group: list[Joining]) -> None:
+        """Let a group of requests join, and sample the first token of each."""
+        first = len(self._live)
+        self._prefilling = [entry.request for entry in group]
+        logits = self._compute(group)
+        group.clear()  # what was kept of these episodes is in the buffers now, so it must not be held twice
+        self._sample(logits, first)
+        self._prefilling = []
+
+    def _compute(self, group: list[Joining]) -> torch.Tensor:
         """Compute the new tokens of a group; equal contexts are computed once and copied."""
         leaders: dict[tuple[int, ...], int] = {}
         entries: list[tuple[SavedRow | None, int, Sequence[int]]] = []
@@ -249,7 +280,7 @@ class Scheduler:
         if followers:
             order = [*range(len(entries)), *(leader for _, leader in followers)]
             logits = logits[torch.tensor(order, device=logits.device)]
-        self._sample(logits, first)
+        return logits
 
     def _start(self, request: GenerationRequest) -> None:
         request.start()
@@ -290,19 +321,29 @@ class Scheduler:
         """Remove a request from the batch, and keep its keys and values for the next turn of the episode."""
         request = self._live[row]
         key = request.key
-        if keep and key is not None and self._kept_limit:
-            saved = self.core.buffers.save(row)
-            self._keep(key, KeptRow(request.context[: saved.length], saved))
+        if keep and key is not None:
+            self._keep(key, row)
         self.core.buffers.remove(row)
         self._live[row] = self._live[-1]
         self._live.pop()
 
-    def _keep(self, key: tuple[str, str | None], kept: KeptRow) -> None:
+    def _keep(self, key: tuple[str, str | None], row: int) -> None:
         self._forget(key)
-        self._kept[key] = kept
-        self._kept_bytes += kept.row.nbytes
-        while self._kept_bytes > self._kept_limit:
+        size = self.core.buffers.size_of(row)
+        if not self._make_room(size):
+            return
+        saved = self.core.buffers.save(row)
+        self._kept[key] = KeptRow(self._live[row].context[: saved.length], saved)
+        self._kept_bytes += size
+
+    def _make_room(self, size: int) -> bool:
+        """Drop the oldest kept rows until `size` bytes are free; return False if they never can be."""
+        room = self._kept_limit - self._beginnings.nbytes
+        if size > room:
+            return False
+        while self._kept_bytes + size > room:
             self._forget(next(iter(self._kept)))
+        return True
 
     def _forget(self, key: tuple[str, str | None]) -> KeptRow | None:
         kept = self._kept.pop(key, None)

@@ -30,6 +30,9 @@ NUMBER = re.compile(r"-?\d+")
 SIGNATURE = re.compile(r"^(\w+)\(([\w,: ]*)\): ", re.MULTILINE)
 """Matches a tool as the built-in template describes it: `name(parameter, parameter): description`."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+DEEPEST = 8
+"""Depth of arguments below which lists are empty and optional fields left out."""
+NULL: JsonValue = {"type": "null"}
 WORD = re.compile(r"[A-Za-z]{3,}")
 
 
@@ -135,9 +138,14 @@ def arguments_for(parameters: dict[str, JsonValue], text: str, random: Random) -
     return value if isinstance(value, dict) else {}
 
 
-def value_for(schema: JsonValue, root: dict[str, JsonValue], text: str, random: Random) -> JsonValue:
-    """Return a value that fits a JSON schema, for the kinds of schema that tools commonly have."""
-    if not isinstance(schema, dict):
+def value_for(
+    schema: JsonValue, root: dict[str, JsonValue], text: str, random: Random, depth: int = 0
+) -> JsonValue:
+    """Return a value that fits a JSON schema, for the kinds of schema that tools commonly have.
+
+    A schema that contains itself ends at a depth limit, in an empty list or in null where it allows these.
+    """
+    if not isinstance(schema, dict) or depth > 2 * DEEPEST:
         return None
     node = resolve(schema, root)
     if "const" in node:
@@ -146,7 +154,8 @@ def value_for(schema: JsonValue, root: dict[str, JsonValue], text: str, random: 
         return random.choice(choices)
     for key in ("anyOf", "oneOf"):
         if isinstance(options := node.get(key), list) and options:
-            return value_for(random.choice(options), root, text, random)
+            chosen = NULL if depth > DEEPEST and NULL in options else random.choice(options)
+            return value_for(chosen, root, text, random, depth + 1)
     kind = node.get("type")
     if isinstance(kind, list):
         kind = random.choice(kind) if kind else "null"
@@ -156,12 +165,13 @@ def value_for(schema: JsonValue, root: dict[str, JsonValue], text: str, random: 
         names = required if isinstance(required, list) else []
         fields = properties if isinstance(properties, dict) else {}
         return {
-            name: value_for(part, root, text, random)
+            name: value_for(part, root, text, random, depth + 1)
             for name, part in fields.items()
-            if name in names or random.random() < 0.3
+            if name in names or (random.random() < 0.3 and depth <= DEEPEST)
         }
     if kind == "array":
-        return [value_for(node.get("items", {}), root, text, random) for _ in range(random.randint(1, 2))]
+        size = random.randint(1, 2) if depth <= DEEPEST else 0
+        return [value_for(node.get("items", {}), root, text, random, depth + 1) for _ in range(size)]
     return scalar_for(kind, node, text, random)
 
 

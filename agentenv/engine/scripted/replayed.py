@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from agentenv.core.errors import EngineError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import Trajectory, Turn
-from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Engine, Sampling, Usage
+from agentenv.engine.base import (
+    ChatCompletion,
+    ChatEngine,
+    Completion,
+    Engine,
+    MayBeUntrainable,
+    Sampling,
+    Usage,
+)
 
 __all__ = ["ChatReplayEngine", "ReplayEngine"]
 
@@ -29,6 +37,11 @@ class ReplayEngine:
         self._turns = len(record.turns) if turns is None else turns
         self._played = 0
         self._live = live
+
+    @property
+    def untrainable_reason(self) -> str:
+        """Why the completions of the live engine must not be trained on; empty if they may be."""
+        return self._live.untrainable_reason if isinstance(self._live, MayBeUntrainable) else ""
 
     async def generate(
         self,

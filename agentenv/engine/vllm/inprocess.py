@@ -98,11 +98,10 @@ class VLLMEngine:
         engine = await self._started()
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
-        if sampling.adapter is not None and sampling.adapter not in self._adapters:
+        adapter = sampling.adapter_or(None)
+        if adapter is not None and adapter not in self._adapters:
             known = ", ".join(self._adapters) or "none"
-            raise UsageError(
-                f"{self.name} has no adapter {sampling.adapter!r}", remedy=f"adapters loaded: {known}"
-            )
+            raise UsageError(f"{self.name} has no adapter {adapter!r}", remedy=f"adapters loaded: {known}")
         request_id = f"{session_id or 'request'}-{next(self._ids)}"
         version = self.weights_version
         last: Any = None
@@ -112,7 +111,7 @@ class VLLMEngine:
                     {"prompt_token_ids": prompt},
                     vllm_sampling(sampling, room, stop_token_ids),
                     request_id,
-                    lora_request=None if sampling.adapter is None else self._adapters[sampling.adapter],
+                    lora_request=None if adapter is None else self._adapters[adapter],
                 ):
                     last = output
         except TimeoutError:

@@ -54,6 +54,8 @@ class ServerReport:
     """Whether adapters can be loaded while the server runs."""
     adapters: tuple[str, ...] = ()
     """Names of the loaded adapters."""
+    base: str | None = None
+    """Name of the base model in requests if `model` is an adapter; None if `model` is no adapter."""
     weights_version: int = 0
     """Version of the present weights, if agentenv pushed them, else 0."""
     detail: str = ""
@@ -155,6 +157,7 @@ def probe(
         dev_mode="/collective_rpc" in paths,
         lora="/v1/load_lora_adapter" in paths,
         adapters=tuple(entry["id"] for entry in served if entry.get("parent")),
+        base=chosen.get("parent"),
         weights_version=_weights_version(asker) if "/weight_info" in paths else 0,
         detail=detail,
     )

@@ -235,7 +235,8 @@ class VLLMServerEngine:
         }
         if sampling.seed is not None:
             drawn["seed"] = sampling.seed
-        model = sampling.adapter or self.report.model
+        own = self.report.model
+        model = sampling.adapter_or(own) or self.report.base or own
         if self.report.route == "generate":
             return "/inference/v1/generate", {"model": model, "token_ids": prompt, "sampling_params": drawn}
         return "/v1/completions", {"model": model, "prompt": prompt, "return_token_ids": True, **drawn}

@@ -9,7 +9,6 @@ A run directory contains these files:
 - `annotations.jsonl` and `token_annotations.jsonl`: values that a trainer recorded for an episode, and
   for each token of an episode.
 - `vocab.jsonl` while the run is written, `vocab.json` once it is closed: the text of the token ids.
-- `trajectories.parquet`: a copy of the episodes, written on closing if pyarrow is installed.
 
 The store follows four rules:
 

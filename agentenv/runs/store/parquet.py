@@ -13,14 +13,9 @@ from agentenv.core.errors import DependencyMissing, StoreError
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.store.codec import dumps
 
-__all__ = ["can_write_parquet", "write_parquet"]
+__all__ = ["write_parquet"]
 
 ROWS_AT_ONCE = 64
-
-
-def can_write_parquet() -> bool:
-    """Return whether pyarrow is installed; it is not imported."""
-    return find_spec("pyarrow") is not None
 
 
 def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
@@ -30,7 +25,7 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
         DependencyMissing: pyarrow is not installed.
         StoreError: The file cannot be written; no partial file is left behind.
     """
-    if not can_write_parquet():
+    if find_spec("pyarrow") is None:
         raise DependencyMissing.of("pyarrow", "parquet", purpose="writing parquet files")
     import pyarrow as pa
     from pyarrow import parquet

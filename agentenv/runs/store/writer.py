@@ -26,19 +26,12 @@ from agentenv.runs.store.index import (
     read_index,
 )
 from agentenv.runs.store.locking import lock, unlock
-from agentenv.runs.store.parquet import can_write_parquet, write_parquet
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunInfo, RunStatus, write_text_atomically
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
 from agentenv.runs.store.vocabulary import TokenTexts
 
 __all__ = ["RunWriter"]
-
-MAX_PARQUET_BYTES = 50_000_000
-"""Closing a run also writes a parquet file if its episodes have at most this many bytes.
-
-For larger runs, use `agentenv export`.
-"""
 
 
 class RunWriter:
@@ -205,9 +198,6 @@ class RunWriter:
             self.info.write(self.path)
             if self._texts is not None:
                 self._gather_texts()
-            small = 0 < self._ends.get(EPISODES, 0) <= MAX_PARQUET_BYTES
-            if status is RunStatus.FINISHED and small and can_write_parquet():
-                write_parquet(Run(self.path), self.path / "trajectories.parquet")
         except OSError as error:
             raise StoreError(f"cannot close run {self.path}: {error.strerror or error}") from error
         finally:

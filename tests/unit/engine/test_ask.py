@@ -65,6 +65,15 @@ async def test_an_aborted_request_is_an_engine_that_is_unavailable():
         await judge.ask(QUESTION, Sampling())
 
 
+async def test_an_aborted_chat_is_no_answer():
+    class Late(Chat):
+        async def chat(self, messages, tools, sampling, *, deadline_s=None):
+            return ChatCompletion({"role": "assistant", "content": ""}, Usage(), "abort")
+
+    with pytest.raises(EngineUnavailable, match="engine of a judge"):
+        await TextModel(Late(), role="a judge").ask(QUESTION, Sampling())
+
+
 async def test_a_model_can_be_loaded_by_its_name():
     answer = await TextModel.load("scripted:Yes.").ask(QUESTION, Sampling())
 

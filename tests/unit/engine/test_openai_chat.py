@@ -390,6 +390,59 @@ async def test_a_streamed_answer_is_joined():
     assert seen[0]["stream_options"] == {"include_usage": True}
 
 
+def part(index, number=None, name=None, arguments=""):
+    return {"index": index, "id": number and f"c{number}", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # all calls under one index, each whole
+        [part(0, 1, "add", '{"a": 1}'), part(0, 2, "sub", '{"a": 2}')],
+        # no index at all
+        [part(None, 1, "add", '{"a": 1}'), part(None, 2, "sub", '{"a": 2}')],
+        # another id with each piece of a call
+        [part(0, 1, "add"), part(0, 8, None, '{"a": 1}'), part(1, 2, "sub"), part(1, 9, None, '{"a": 2}')],
+    ],
+)
+async def test_streamed_calls_are_told_apart_whatever_the_server_counts(parts):
+    events = [*(chunk({"tool_calls": [each]}) for each in parts), chunk({}, finish="tool_calls")]
+    async with engine_on(events, stream=True) as (engine, _):
+        done = await engine.chat(ASK, [TOOL], Sampling())
+
+    assert done.message["tool_calls"] == [call(1), call(2, "sub", '{"a": 2}')]
+
+
+async def test_a_streamed_answer_has_all_that_a_whole_one_has():
+    old = {"name": "add", "arguments": '{"a": 1}'}
+    whole = answer("function_call", content=None, refusal="I cannot.", function_call=old)
+    events = [
+        chunk({"refusal": "I can"}),
+        chunk({"refusal": "not.", "function_call": {"name": "add", "arguments": '{"a": '}}),
+        chunk({"function_call": {"arguments": "1}"}}),
+        chunk(None, finish="function_call"),
+        chunk({}, usage=USAGE),
+    ]
+    async with engine_on(whole) as (engine, _):
+        expected = await engine.chat(ASK, [TOOL], Sampling())
+    async with engine_on(events, stream=True) as (engine, _):
+        assert await engine.chat(ASK, [TOOL], Sampling()) == expected
+
+
+async def test_a_stream_that_names_no_finish_reason_but_counts_its_tokens_is_complete():
+    events = [chunk({"content": "hello"}), chunk({}, usage=USAGE), "[DONE]"]
+    async with engine_on(events, stream=True) as (engine, _):
+        done = await engine.chat(ASK, [], Sampling())
+
+    assert (done.message["content"], done.finish_reason) == ("hello", "stop")
+
+
+async def test_a_stream_that_ends_in_the_middle_may_be_tried_again():
+    async with engine_on([chunk({"content": "a"}, usage=None)], stream=True) as (engine, _):
+        with pytest.raises(EngineUnavailable, match="middle of the answer"):
+            await engine.chat(ASK, [], Sampling())
+
+
 @pytest.mark.parametrize(
     ("events", "said"),
     [
@@ -530,3 +583,21 @@ def test_the_next_event_loop_may_also_have_more_requests_than_go_at_once():
     engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", concurrency=1)
 
     assert [asyncio.run(several()) for _ in range(2)] == [["stop"] * 3] * 2
+
+
+def test_an_engine_may_be_closed_on_another_event_loop_than_it_was_used_on():
+    async def used():
+        async with engine_on(answer()) as (there, _):
+            engine._address = there._address
+            await engine.chat(ASK, [], Sampling())
+            await engine._client._client.aclose()  # or the test would leave the connection open
+
+    async def close():
+        raise RuntimeError("Event loop is closed")
+
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k")
+    asyncio.run(used())
+    engine._client.close = close  # as it is with an open connection
+
+    asyncio.run(engine.close())
+    asyncio.run(engine.close())

@@ -13,6 +13,7 @@ from agentenv.engine import (
     RouterEngine,
     Sampling,
     ScriptedEngine,
+    ScriptedTurn,
     TransformersEngine,
     examine_engine,
     examine_model,
@@ -46,9 +47,47 @@ async def test_an_unsure_policy_is_helped_and_the_tokens_are_marked():
 
     assert (done.token_ids, done.sampled_by_policy, router.routed) == ((8, 9), False, 1)
     drawn = helper.requests[0].sampling
-    assert (drawn.temperature, drawn.seed, drawn.max_tokens, drawn.adapter) == (0.2, 6, 7, None)
+    assert (drawn.temperature, drawn.seed, drawn.max_tokens, drawn.adapter) == (0.2, 6, 7, "")
     assert policy.released == helper.released == ["a"]
     assert (router.weights_version, router.max_context_tokens) == (4, 40)
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapter"),
+    [(None, ""), (Sampling(adapter="teacher"), "teacher"), (Sampling(adapter=None), None)],
+)
+async def test_the_helper_gets_the_adapter_of_its_own_settings_and_not_the_policys(settings, adapter):
+    router, policy, helper = pair(-3.0, helper_sampling=settings)
+
+    await ask(router, adapter="policy")
+
+    assert [engine.requests[0].sampling.adapter for engine in (policy, helper)] == ["policy", adapter]
+
+
+async def test_the_policys_answer_stands_where_the_helper_gives_up():
+    policy, helper = (
+        ScriptedEngine([[1, 2]], logprob=-3.0),
+        ScriptedEngine([ScriptedTurn(token_ids=[], finish_reason="abort")]),
+    )
+    router = RouterEngine(policy, helper)
+
+    done = await ask(router)
+
+    assert (done.token_ids, done.finish_reason, done.sampled_by_policy) == ((1, 2), "length", True)
+    assert router.routed == 0
+
+
+class Raw(ScriptedEngine):
+    """An engine whose log-probabilities are not at the sampling temperature."""
+
+    untrainable_reason = "raw log-probabilities"
+
+
+def test_a_router_is_no_more_trainable_than_its_policy():
+    raw, exact = Raw([[1]]), ScriptedEngine([[1]])
+
+    assert RouterEngine(raw, exact).untrainable_reason == "raw log-probabilities"
+    assert RouterEngine(exact, raw).untrainable_reason == ""
 
 
 def test_sureness_is_the_mean_logprob_and_one_engine_cannot_be_both():
@@ -104,6 +143,23 @@ async def test_the_doctor_never_raises():
     findings = await examine_engine(ScriptedEngine([]), [1])
     assert all(each.ok is False for each in findings if each.name in {"tokens", "scale", "seed"})
     assert all("EngineError" in each.line() for each in findings if each.name == "tokens")
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        ScriptedTurn(token_ids=[], finish_reason="length"),
+        ScriptedTurn(token_ids=[], finish_reason="abort"),
+        ScriptedTurn(token_ids=[7, 8], logprobs=()),
+        ScriptedTurn(error=TypeError("not an error of ours")),
+    ],
+)
+async def test_the_doctor_reports_an_engine_that_breaks_the_contract_and_does_not_break_itself(turn):
+    findings = {
+        each.name: each for each in await examine_engine(ScriptedEngine([turn], repeat_last=True), [1])
+    }
+
+    assert [findings[name].ok for name in ("tokens", "scale", "stop token", "seed", "greedy")] == [False] * 5
 
 
 async def test_a_loaded_model_is_examined():

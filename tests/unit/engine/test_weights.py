@@ -87,6 +87,7 @@ class Writer:
 
 
 async def test_pushed_weights_are_read_from_a_directory_and_two_versions_are_kept(tmp_path):
+    (tmp_path / "weights-mine").mkdir()
     engine = Reader()
 
     for version in (8, 9, 10):
@@ -99,7 +100,7 @@ async def test_pushed_weights_are_read_from_a_directory_and_two_versions_are_kep
         (None, "weights", 10),
         ("policy", "weights", 11),
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["weights-10", "weights-11"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["weights-10", "weights-11", "weights-mine"]
 
 
 async def test_an_engine_that_takes_no_weights_is_said(tmp_path):

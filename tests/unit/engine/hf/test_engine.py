@@ -343,6 +343,29 @@ async def test_a_failing_forward_pass_also_answers_those_that_were_about_to_join
     await engine.close()
 
 
+async def test_a_request_whose_prefill_fails_fails_alone(model):
+    engine = TransformersEngine(model)
+
+    def refuse(_, inputs):
+        if inputs[0].shape[1] == 31 and inputs[0][-1, -1] == 299:
+            raise MemoryError("too much for one pass")
+
+    hook = model.model.embed_tokens.register_forward_pre_hook(refuse)
+    prompts = [prompt_of(6), prompt_of(7, 1)]
+    running = [asyncio.create_task(say(engine, prompt, max_tokens=400)) for prompt in prompts]
+    await say(engine, prompt_of(3), max_tokens=1)
+
+    with pytest.raises(EngineError, match="MemoryError: too much"):
+        await say(engine, [*prompt_of(30), 299])
+    assert not any(task.done() for task in running)
+    done = await asyncio.gather(*running)
+    hook.remove()
+
+    for prompt, each in zip(prompts, done, strict=True):
+        assert each.logprobs == pytest.approx(expected_logprobs(model, prompt, each), abs=5e-5)
+    await engine.close()
+
+
 async def test_a_request_whose_numbers_are_not_finite_spoils_no_other():
     model = build()
     with torch.no_grad():
@@ -386,6 +409,29 @@ async def test_what_released_episodes_kept_is_freed_also_where_no_request_follow
     await asyncio.to_thread(worker.join, 60)
 
     assert engine.stats()["kept_rows"] == 0
+    await engine.close()
+
+
+async def test_closing_an_engine_whose_thread_has_ended_frees_what_is_kept(model, monkeypatch):
+    monkeypatch.setattr("agentenv.engine.hf.engine.LINGER_S", 0.2)
+    engine = TransformersEngine(model)
+    await say(engine, prompt_of(20), session="a")
+    await asyncio.to_thread(engine._worker.join, 60)
+    assert engine.stats()["kept_bytes"] > 0
+
+    await engine.close()
+
+    assert engine.stats()["kept_bytes"] == 0
+
+
+async def test_a_failed_update_of_the_weights_does_not_leave_the_engine_paused(model):
+    engine = TransformersEngine(model)
+
+    with pytest.raises(ZeroDivisionError), engine.updating(lambda: 1 // 0):
+        pass
+
+    async with asyncio.timeout(60):
+        assert len((await say(engine, prompt_of(5))).token_ids) == 12
     await engine.close()
 
 

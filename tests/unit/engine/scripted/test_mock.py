@@ -53,6 +53,28 @@ async def test_greedy_ignores_the_request_seed():
     assert await ask(engine, temperature=0.0, seed=1) == await ask(engine, temperature=0.0, seed=2)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+        {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]},
+        {"$ref": "#/$defs/Node"},
+    ],
+)
+def test_arguments_of_a_schema_that_contains_itself_come_to_an_end(part):
+    node = {"type": "object", "properties": {"left": part, "right": part}, "required": ["left", "right"]}
+    schema = {
+        "type": "object",
+        "properties": {"tree": {"$ref": "#/$defs/Node"}},
+        "required": ["tree"],
+        "$defs": {"Node": node},
+    }
+
+    made = [arguments_for(schema, "1", Random(seed)) for seed in range(20)]
+
+    assert all(set(each["tree"]) == {"left", "right"} for each in made)
+
+
 def test_it_calls_an_offered_tool_sometimes_and_answers_otherwise():
     said = [answer(PROMPT, Random(seed)) for seed in range(40)]
 

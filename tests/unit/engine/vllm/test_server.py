@@ -462,6 +462,20 @@ async def test_an_adapter_is_loaded_in_place_and_asked_for_by_name():
             await say(engine, adapter="other")
 
 
+async def test_the_base_model_can_be_asked_for_beside_a_loaded_adapter():
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.load_adapter("policy", "/lora/1")
+        opened = VLLMServerEngine(await asyncio.to_thread(probe, fake.url, model="policy"))
+        fake.seen.clear()
+
+        for each in (engine, opened):
+            await say(each)
+            await say(each, adapter=None)
+        await opened.close()
+
+        assert [body["model"] for body in fake.seen] == ["base", "base", "policy", "base"]
+
+
 async def test_no_more_requests_are_in_flight_than_allowed():
     async with serving() as fake, engine_on(fake, concurrency=2) as engine:
         fake.gate = asyncio.Event()

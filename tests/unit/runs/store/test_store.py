@@ -42,6 +42,7 @@ from agentenv.runs.store import (
 )
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.index import index_line
+from agentenv.runs.store.parquet import write_parquet
 from helpers.episodes import episode
 
 TESTS = Path(__file__).parents[3]
@@ -394,13 +395,15 @@ def test_groups_come_back_with_members_in_order(tmp_path):
     ]
 
 
-def test_finished_run_has_its_episodes_as_parquet_too(tmp_path):
+def test_a_finished_run_can_be_written_as_parquet_and_is_closed_without_pyarrow(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     with RunWriter.create("x", root=tmp_path) as writer:
         for task in range(3):
             writer.append(episode(task, tokens=task + 1))
 
-    rows = parquet.read_table(writer.path / "trajectories.parquet").to_pylist()
+    assert not list(tmp_path.rglob("*.parquet"))
+    write_parquet(Run(writer.path), tmp_path / "episodes.parquet")
+    rows = parquet.read_table(tmp_path / "episodes.parquet").to_pylist()
 
     assert [row["task_id"] for row in rows] == ["t0", "t1", "t2"]
     assert rows[2]["token_ids"] == episode(2, tokens=3).sequences[0].token_ids

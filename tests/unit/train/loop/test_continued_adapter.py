@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,12 +88,12 @@ def test_the_tokenizer_lies_beside_the_adapter_or_else_beside_its_base(folder, t
     assert locate(str(path)).tokenizer.path == str(path)
 
 
-def test_the_transformers_engine_plays_a_saved_adapter(folder):
+def test_the_transformers_engine_plays_a_saved_adapter_or_the_base_below_it(folder):
     greedy = Sampling(temperature=0.0, max_tokens=1)
 
-    async def first(path: Path) -> tuple[int, float]:
+    async def first(path: Path, sampling: Sampling = greedy) -> tuple[int, float]:
         engine = load_engine(f"hf:{path}", dtype="float32", device="cpu").engine
-        said = await engine.generate(PROMPT, greedy, stop_token_ids=())
+        said = await engine.generate(PROMPT, sampling, stop_token_ids=())
         await engine.close()
         return said.token_ids[0], said.logprobs[0]
 
@@ -101,7 +102,10 @@ def test_the_transformers_engine_plays_a_saved_adapter(folder):
 
     assert token == truth.argmax()
     assert logprob == pytest.approx(truth.max().item(), abs=1e-4)
-    assert asyncio.run(first(folder / "base"))[1] != pytest.approx(truth.max().item(), abs=1e-3)
+    base = asyncio.run(first(folder / "base"))
+    assert base[1] != pytest.approx(truth.max().item(), abs=1e-3)
+    below = asyncio.run(first(folder / "adapter", replace(greedy, adapter=None)))
+    assert below == (base[0], pytest.approx(base[1], abs=1e-4))
 
 
 def test_an_adapter_without_its_base_says_what_is_missing(folder, tmp_path):

@@ -1,0 +1,77 @@
+"""The transformers engine switches between the adapters of a model and the base model below them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from agentenv.core import UsageError
+from agentenv.engine import Sampling, TransformersEngine
+
+PROMPT = [5, 9, 14, 20]
+CONFIG = LlamaConfig(
+    vocab_size=60,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32)
+    options = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    adapted = get_peft_model(model, LoraConfig(**options), adapter_name="first")
+    adapted.add_adapter("second", LoraConfig(**options))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name or "modules_to_save" in name:
+                parameter.normal_(std=0.5)
+    return adapted.eval()
+
+
+def expected(model, adapter: str | None) -> float:
+    """Return the log-probability of the likeliest token in a plain forward pass."""
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad():
+        if adapter is None:
+            with model.disable_adapter():
+                logits = model(ids).logits
+        else:
+            model.set_adapter(adapter)
+            logits = model(ids).logits
+    return logits[0, -1].log_softmax(-1).max().item()
+
+
+async def drawn(engine, **sampling) -> float:
+    asked = Sampling(temperature=0.0, max_tokens=1, **sampling)
+    return (await engine.generate(PROMPT, asked, stop_token_ids=())).logprobs[0]
+
+
+async def test_each_adapter_and_the_base_are_sampled_with_all_that_belongs_to_them(model):
+    wanted = {name: expected(model, name) for name in ("first", "second", None)}
+    model.set_adapter("first")
+    engine = TransformersEngine(model, adapter="second")
+
+    got = {name: await drawn(engine, adapter=name) for name in ("first", None, "second", "")}
+    await engine.close()
+
+    assert len({round(value, 4) for value in wanted.values()}) == 3
+    assert got == {
+        name: pytest.approx(value, abs=1e-5) for name, value in {**wanted, "": wanted["second"]}.items()
+    }
+    assert model.active_adapter == "first"
+
+
+async def test_an_engine_without_an_adapter_of_its_own_samples_the_base(model):
+    engine = TransformersEngine(model)
+
+    assert await drawn(engine) == pytest.approx(expected(model, None), abs=1e-5)
+    with pytest.raises(UsageError, match="first, second"):
+        await drawn(engine, adapter="third")
+    await engine.close()

@@ -1,0 +1,142 @@
+"""The memory of the transformers engine stays within its bounds while requests of all sizes come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from agentenv.engine import Sampling
+from agentenv.engine.hf.buffers import RowBuffers
+from agentenv.engine.hf.request import GenerationRequest
+from agentenv.engine.hf.scheduler import Scheduler
+
+TOKEN_BYTES = 2 * 2 * 2 * 8 * 4
+"""Keys and values of a token: two layers, two heads, eight numbers of four bytes."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, max_position_embeddings=4096, **shape
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def request_of(length: int, max_tokens: int, *, seed: int = 0, session: str | None = None):
+    loop = asyncio.get_running_loop()
+    return GenerationRequest(
+        prompt=[Random(seed).randrange(300) for _ in range(length)],
+        sampling=Sampling(seed=seed, adapter=None),
+        stop=frozenset(),
+        session_id=session,
+        max_tokens=max_tokens,
+        deadline=None,
+        random=Random(seed),
+        loop=loop,
+        future=loop.create_future(),
+        created=0.0,
+    )
+
+
+def play(scheduler: Scheduler, requests: list[GenerationRequest], check: Callable[[], None]) -> None:
+    """Run the requests to their end; `check` is called after each turn."""
+    scheduler.take(requests, ())
+    while scheduler.has_work:
+        scheduler.turn()
+        check()
+
+
+def logprobs_of(model, request: GenerationRequest) -> list[float]:
+    """Score a completion with one unpadded forward pass without a cache."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([request.context]), use_cache=False).logits[0]
+    start = len(request.prompt) - 1
+    scores = logits.double().log_softmax(-1)[start:-1]
+    return scores.gather(1, torch.tensor(request.tokens)[:, None])[:, 0].tolist()
+
+
+def cells_of(scheduler: Scheduler) -> int:
+    """Return rows times columns of the buffers."""
+    return scheduler.stats()["live_bytes"] // TOKEN_BYTES
+
+
+async def test_the_buffers_keep_to_their_limit_when_a_long_request_joins_the_last_of_many_short_ones(model):
+    limit = 1000
+    scheduler = Scheduler(model, max_batch=64, kept_bytes=0, live_tokens=limit)
+    short = [request_of(6, 9 if number == 5 else 2, seed=number) for number in range(64)]
+    long = request_of(490, 10, seed=99)
+    most = 0
+
+    def check() -> None:
+        nonlocal most
+        most = max(most, cells_of(scheduler))
+
+    play(scheduler, [*short, long], check)
+
+    assert len(long.tokens) == 10
+    assert most <= limit
+    assert short[5].logprobs == pytest.approx(logprobs_of(model, short[5]), abs=5e-5)
+    assert long.logprobs == pytest.approx(logprobs_of(model, long), abs=5e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_mix_of_requests_makes_the_buffers_or_what_is_kept_exceed_their_limits(model, seed):
+    random, limit, kept = Random(seed), 300, 60 * TOKEN_BYTES
+    scheduler = Scheduler(model, max_batch=8, kept_bytes=kept, live_tokens=limit)
+    requests = [
+        request_of(
+            random.choice([3, 5, 20, 60, 400]),
+            random.choice([1, 2, 9, 40]),
+            seed=number,
+            session=str(number % 5),
+        )
+        for number in range(40)
+    ]
+
+    def check() -> None:
+        lone = max((len(each.prompt) + each.max_tokens for each in scheduler._live), default=0)
+        assert cells_of(scheduler) <= max(limit, lone)
+        assert scheduler.stats()["kept_bytes"] <= kept
+
+    play(scheduler, requests, check)
+
+    for each in requests:
+        assert len(each.tokens) == each.max_tokens
+        assert each.logprobs == pytest.approx(logprobs_of(model, each), abs=5e-5)
+
+
+async def test_a_request_beyond_the_limit_runs_alone_and_its_buffers_grow_in_large_steps(model):
+    scheduler = Scheduler(model, max_batch=8, kept_bytes=0, live_tokens=50)
+    sizes: list[int] = []
+
+    play(scheduler, [request_of(10, 600), request_of(5, 5)], lambda: sizes.append(cells_of(scheduler)))
+
+    assert max(sizes) <= 610
+    assert len(set(sizes)) <= 10
+    assert sizes[-2] <= 50  # the last size is 0: nothing lives any more
+
+
+def test_buffers_that_shrink_keep_what_the_live_rows_hold():
+    buffers = RowBuffers()
+    buffers.limit = 640
+    states = torch.arange(2 * 1 * 5 * 4, dtype=torch.float32).reshape(2, 1, 5, 4)
+    buffers.reserve(10, 60)
+    for _ in range(2):
+        buffers.append(None, 0)
+    buffers.plan_prefill(0, [5, 5])
+    buffers.update(states, -states, 0)
+    buffers.lengths = [5, 5]
+
+    buffers.reserve(0, 300)
+
+    assert buffers.keys[0].shape[0] * buffers.keys[0].shape[2] <= 640
+    assert buffers.keys[0].shape[2] >= 300
+    torch.testing.assert_close(buffers.keys[0][:2, :, :5], states)
+    torch.testing.assert_close(buffers.values[0][:2, :, :5], -states)
