@@ -7,13 +7,19 @@ from typing import Any
 
 import typer
 
+from agentenv.core.errors import UsageError
+
 __all__ = [
+    "AllowHostOption",
     "ConfigOption",
     "JsonOption",
     "ModelOption",
+    "NoTokenOption",
     "RunsDirOption",
     "SeedOption",
     "SettingsOption",
+    "TokenOption",
+    "chosen_token",
     "typed",
 ]
 
@@ -29,6 +35,30 @@ ConfigOption: Any = typer.Option(
 )
 RunsDirOption: Any = typer.Option("runs", "--runs-dir", help="Directory that contains the runs.")
 JsonOption: Any = typer.Option(False, "--json", help="Print one JSON object instead.")
+TokenOption: Any = typer.Option(
+    "",
+    "--token",
+    envvar="AGENTENV_TOKEN",
+    show_envvar=True,
+    help="Token that clients send; a new one if empty. Others see what stands on a command line.",
+)
+NoTokenOption: Any = typer.Option(
+    False, "--no-token", help="Let everyone act who reaches the server; only on this machine."
+)
+AllowHostOption: Any = typer.Option(
+    None, "--allow-host", metavar="NAME", help="Also answer to this host name; may be repeated."
+)
+
+
+def chosen_token(token: str, no_token: bool) -> str | None:
+    """Return the token of a server: None for a new one, and an empty one for none.
+
+    Raises:
+        UsageError: There are a token and the wish to have none.
+    """
+    if token and no_token:
+        raise UsageError("--token and --no-token exclude each other", remedy="leave one of them out")
+    return "" if no_token else token or None
 
 
 def typed(ctx: typer.Context, given: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
