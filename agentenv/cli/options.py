@@ -19,6 +19,7 @@ __all__ = [
     "SeedOption",
     "SettingsOption",
     "TokenOption",
+    "TrustOption",
     "chosen_token",
     "typed",
 ]
@@ -35,6 +36,12 @@ ConfigOption: Any = typer.Option(
 )
 RunsDirOption: Any = typer.Option("runs", "--runs-dir", help="Directory that contains the runs.")
 JsonOption: Any = typer.Option(False, "--json", help="Print one JSON object instead.")
+TrustOption: Any = typer.Option(
+    False,
+    "--trust",
+    help="Execute the code that the run names, although somebody else made the run.",
+    hidden=True,  # rarely needed, and the error that asks for it names it
+)
 TokenOption: Any = typer.Option(
     "",
     "--token",
