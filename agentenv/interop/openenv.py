@@ -40,6 +40,9 @@ __all__ = ["OpenEnvServer", "serve", "serve_forever"]
 _log = logging.getLogger(__name__)
 _ENDS = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
 _MAX_MESSAGE_BYTES = 16 << 20
+_HEARTBEAT_S = 30.0
+_FAREWELL_S = 2.0
+"""Time that a client has to confirm that its socket closes."""
 IDLE_S = 1800.0
 """Seconds without a message after which a session ends; a model may think or train for minutes in between."""
 _ACTION: dict[str, Any] = {
@@ -158,7 +161,9 @@ class OpenEnvServer:
         return web.json_response(await answer_rpc(await read_object(request), self._sessions, self._shared))
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE_BYTES, heartbeat=30.0)
+        socket = web.WebSocketResponse(
+            timeout=_FAREWELL_S, max_msg_size=_MAX_MESSAGE_BYTES, heartbeat=_HEARTBEAT_S
+        )
         await socket.prepare(request)
         # After this line nothing may be raised: the connection is no longer one of HTTP.
         with suppress(ConnectionError):

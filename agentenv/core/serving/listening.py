@@ -21,6 +21,8 @@ __all__ = ["Served", "guarded", "listen", "read_body", "read_object", "time_for_
 
 BODY_TIMEOUT_S = 30.0
 """Time that a client has to send a body, and to begin a request on an open connection."""
+_FAREWELL_S = 2.0
+"""Time that a connection has to end once its last answer is sent."""
 _log = logging.getLogger(__name__)
 _http_log = logging.getLogger(f"{__name__}.http")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -163,7 +165,12 @@ async def listen(app: web.Application, guard: Guard, *, port: int = 0) -> AsyncG
         OSError: The port is in use.
     """
     runner = web.AppRunner(
-        app, access_log=None, logger=_http_log, keepalive_timeout=BODY_TIMEOUT_S, shutdown_timeout=2.0
+        app,
+        access_log=None,
+        logger=_http_log,
+        keepalive_timeout=BODY_TIMEOUT_S,
+        lingering_time=_FAREWELL_S,
+        shutdown_timeout=_FAREWELL_S,
     )
     await runner.setup()
     try:
