@@ -54,14 +54,18 @@ def is_own(info: RunInfo) -> bool:
         return False
     # A run from elsewhere may have anything in this field.
     given = str(info.signature).encode(errors="replace")
-    if not hmac.compare_digest(_signature(info, key).encode(), given):
+    try:
+        right = _signature(info, key)
+    except RecursionError:  # nested deeper than anything that `signed` can have written
+        return False
+    if not hmac.compare_digest(right.encode(), given):
         return False
     return all(_resolved(name, info.directory) == _resolved(name, ".") for name in _names(info.config))
 
 
 def executed_files(config: Mapping[str, Any]) -> list[str]:
-    """Return the absolute paths of the environment files that a run's settings name."""
-    return [str(_resolved(name, ".")) for name in _names(config)]
+    """Return the absolute paths of the environment files that a run's settings name, to be printed."""
+    return [_printable(str(_resolved(name, "."))) for name in _names(config)]
 
 
 def require_trust(info: RunInfo, *, trust: bool, purpose: str) -> None:
@@ -87,7 +91,12 @@ def require_trust(info: RunInfo, *, trust: bool, purpose: str) -> None:
 
 def _short(value: object) -> str:
     names = [str(name) for name in value] if isinstance(value, list | tuple | dict) else [str(value)]
-    return ", ".join(f"{name:.80}" for name in names[:5])
+    return ", ".join(_printable(f"{name:.80}") for name in names[:5])
+
+
+def _printable(text: str) -> str:
+    """Return a text of a run without what would move a terminal's cursor or hide the rest."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
 def _names(config: Mapping[str, Any]) -> list[str]:
@@ -98,7 +107,10 @@ def _names(config: Mapping[str, Any]) -> list[str]:
 
 
 def _resolved(name: str, directory: str) -> Path:
-    return (Path(directory) / Path(name).expanduser()).resolve()
+    try:
+        return (Path(directory) / Path(name).expanduser()).resolve()
+    except (OSError, ValueError, RuntimeError):  # no such user, a null character, a circle of links
+        return Path(directory) / name
 
 
 def _signature(info: RunInfo, key: bytes) -> str:

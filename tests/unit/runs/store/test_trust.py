@@ -89,6 +89,32 @@ def test_a_run_of_another_user_needs_trust_and_the_error_names_the_file(home, mo
     assert str(home / "work" / "shop.py") in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {
+            "envs": [
+                "a\0.py",
+                "~nobody-has-this-name/a.py",
+                "\x1b[2Jhidden.py",
+                "a" * 5_000 + ".py",
+                "\ud800.py",
+            ]
+        },
+        {"envs": {"\x1b[2J": 1}},
+        {"envs": 3},
+        {"envs": [[[]]], "deep": json.loads("[" * 700 + "]" * 700)},
+    ],
+)
+def test_hostile_settings_are_refused_in_words_that_a_terminal_can_show(config):
+    run = edited(made(), config=config)
+
+    with pytest.raises(UsageError, match="--trust") as refused:
+        require_trust(run.info, trust=False, purpose="resuming")
+
+    assert str(refused.value).isprintable()
+
+
 def test_a_user_without_a_key_trusts_no_run(home, monkeypatch):
     run = made()
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "new"))
