@@ -5,26 +5,13 @@ from __future__ import annotations
 import json
 import re
 import socket
-import urllib.error
-import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
 
-from helpers.live_viewer import live
+from helpers.live_viewer import fetch, live
 from helpers.sample_runs import varied, write_run
 from helpers.waiting import wait_until
-
-
-def fetch(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-    """Return status and text of an answer; a redirect is followed."""
-    request = urllib.request.Request(url, headers=headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 def raw(server, data: bytes) -> bytes:
