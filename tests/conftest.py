@@ -34,6 +34,14 @@ def _guarded_connect(self: socket.socket, address: object) -> None:
     _connect(self, address)  # type: ignore[arg-type]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Keep the key that signs runs out of the home directory, also in processes that tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", _guarded_connect)

@@ -17,6 +17,7 @@ from agentenv.cli.options import (
     RunsDirOption,
     SeedOption,
     SettingsOption,
+    TrustOption,
     in_runs_dir,
     typed,
 )
@@ -51,6 +52,7 @@ def run(
     ),
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Continue a stopped run with its own settings."),
+    trust: bool = TrustOption,
     fail_under: float = typer.Option(None, "--fail-under", help="Exit with 1 if the mean reward is lower."),
     as_json: bool = JsonOption,
 ) -> None:
@@ -71,7 +73,13 @@ def run(
     }
     sources = [read_toml(config), typed(ctx, given, {})] if config else []
     code = _evaluate(
-        given, [*sources, parse_pairs(settings or [])], resume, runs_dir, fail_under, as_json=as_json
+        given,
+        [*sources, parse_pairs(settings or [])],
+        resume,
+        runs_dir,
+        fail_under,
+        trust=trust,
+        as_json=as_json,
     )
     if code:
         raise typer.Exit(code)
@@ -101,9 +109,11 @@ def _evaluate(
     runs_dir: str,
     fail_under: float | None,
     *,
+    trust: bool,
     as_json: bool,
 ) -> int:
     from agentenv.cli.progress import EvalProgress
+    from agentenv.cli.trust import announce
     from agentenv.envs.registry import spec
     from agentenv.runs.evaluate import EvalConfig, Evaluation, new_run
     from agentenv.runs.store.reader import find_run
@@ -116,6 +126,8 @@ def _evaluate(
         if run.info.kind == "train":
             remedy = f"resume it with agentenv train --resume {run.id}"
         raise UsageError(f"run {run.id} is not an evaluation", remedy=remedy)
+    if run is not None:
+        announce(run.info, trust=trust, purpose="resuming")
     config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(

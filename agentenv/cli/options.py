@@ -8,13 +8,20 @@ from typing import Any
 
 import typer
 
+from agentenv.core.errors import UsageError
+
 __all__ = [
+    "AllowHostOption",
     "ConfigOption",
     "JsonOption",
     "ModelOption",
+    "NoTokenOption",
     "RunsDirOption",
     "SeedOption",
     "SettingsOption",
+    "TokenOption",
+    "TrustOption",
+    "chosen_token",
     "in_runs_dir",
     "typed",
 ]
@@ -35,6 +42,36 @@ ConfigOption: Any = typer.Option(
 _RUNS = "runs"
 RunsDirOption: Any = typer.Option(_RUNS, "--runs-dir", help="Directory that contains the runs.")
 JsonOption: Any = typer.Option(False, "--json", help="Print one JSON object instead.")
+TrustOption: Any = typer.Option(
+    False,
+    "--trust",
+    help="Execute the code that the run names, although somebody else made the run.",
+    hidden=True,  # rarely needed, and the error that asks for it names it
+)
+TokenOption: Any = typer.Option(
+    "",
+    "--token",
+    envvar="AGENTENV_TOKEN",
+    show_envvar=True,
+    help="Token that clients send; a new one if empty. Others see what stands on a command line.",
+)
+NoTokenOption: Any = typer.Option(
+    False, "--no-token", help="Let everyone act who reaches the server; only on this machine."
+)
+AllowHostOption: Any = typer.Option(
+    None, "--allow-host", metavar="NAME", help="Also answer to this host name; may be repeated."
+)
+
+
+def chosen_token(token: str, no_token: bool) -> str | None:
+    """Return the token of a server: None for a new one, and an empty one for none.
+
+    Raises:
+        UsageError: There are a token and the wish to have none.
+    """
+    if token and no_token:
+        raise UsageError("--token and --no-token exclude each other", remedy="leave one of them out")
+    return "" if no_token else token or None
 
 
 def in_runs_dir(runs_dir: str) -> str:

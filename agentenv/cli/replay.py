@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from agentenv.cli.options import JsonOption, RunsDirOption
+from agentenv.cli.options import JsonOption, RunsDirOption, TrustOption
 
 __all__ = ["app"]
 
@@ -28,10 +28,12 @@ def run(
     model: str = typer.Option("", "-m", "--model", help="Model that continues; the run's own if empty."),
     env: str = typer.Option("", "--env", help="Environment to play in; the run's own if empty."),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the run's tokenizer."),
+    trust: bool = TrustOption,
     runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Send a stored episode's messages to its environment again, and compare the answers."""
+    from agentenv.cli.trust import announce
     from agentenv.core.errors import UsageError
     from agentenv.runs.store.reader import find_run
 
@@ -43,6 +45,9 @@ def run(
             "-m continues from a turn, but no turn is named", remedy="name the turn with --from-turn"
         )
     stored = find_run(name, runs_dir)
+    if not env or (from_turn is not None and not model):
+        # The environment or the model is the one that the run names.
+        announce(stored.info, trust=trust, purpose="replaying")
     old = stored.load(stored.find(episode or index))
     again = asyncio.run(_Replay(stored.info, env, tokenizer, model, from_turn).play(old))
     new, difference = again.trajectory, again.difference

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import typer
 
-from agentenv.cli.options import JsonOption
+from agentenv.cli.options import AllowHostOption, JsonOption, NoTokenOption, TokenOption, chosen_token
 
 __all__ = ["app"]
 
@@ -31,12 +31,33 @@ def run(ctx: typer.Context, as_json: bool = JsonOption) -> None:
 @app.command()
 def serve(
     protocol: str = typer.Option("e2b", "--protocol", help="Protocol of the server; only e2b exists."),
-    host: str = typer.Option("127.0.0.1", "--host", help="Address; use loopback: there is no password."),
+    host: str = typer.Option("127.0.0.1", "--host", help="Address; other machines reach any but loopback."),
     port: int = typer.Option(8900, "--port", help="Port; 0 takes a free one."),
     size: int = typer.Option(4, "--size", help="Number of sandboxes that run code at once."),
     backend: str = typer.Option("auto", "--backend", help="auto, local, or none."),
+    sandboxes: int = typer.Option(64, "--sandboxes", help="Number of sandboxes that exist at once."),
+    token: str = TokenOption,
+    no_token: bool = NoTokenOption,
+    allow_host: list[str] = AllowHostOption,
 ) -> None:
     """Serve this machine's sandbox, so that E2B's own SDK runs code here."""
     from agentenv.sandbox.e2b.server import serve_forever
 
-    asyncio.run(serve_forever(protocol=protocol, host=host, port=port, size=size, backend=backend))
+    asyncio.run(
+        serve_forever(
+            protocol=protocol,
+            said=_say,
+            host=host,
+            port=port,
+            size=size,
+            backend=backend,
+            max_sandboxes=sandboxes,
+            token=chosen_token(token, no_token),
+            allowed_hosts=allow_host or (),
+        )
+    )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

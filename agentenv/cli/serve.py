@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, chosen_token
 from agentenv.core.errors import UsageError
 
 __all__ = ["app"]
@@ -21,9 +22,14 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def run(
     model: str = typer.Argument("", metavar="[MODEL]", help="Directory or Hub name of a model, for vLLM."),
     env: str = typer.Option("", "--env", metavar="ENV", help="Serve this environment to OpenEnv's clients."),
-    host: str = typer.Option("127.0.0.1", "--host", help="Address; use a trusted one: there is no password."),
+    host: str = typer.Option(
+        "127.0.0.1", "--host", help="Address; a model has no token, so keep it private."
+    ),
     port: int = typer.Option(8000, "--port", help="Port; 0 takes a free one for an environment."),
     sessions: int = typer.Option(64, "--sessions", help="With --env: number of episodes at once."),
+    token: str = TokenOption,
+    no_token: bool = NoTokenOption,
+    allow_host: list[str] = AllowHostOption,
     dtype: str = typer.Option("auto", "--dtype", help="With MODEL: type of the weights."),
     max_model_len: int | None = typer.Option(
         None, "--max-model-len", help="With MODEL: tokens of the context."
@@ -38,7 +44,8 @@ def run(
     if env:
         from agentenv.interop.openenv import serve_forever
 
-        asyncio.run(serve_forever(env, host=host, port=port, max_sessions=sessions, said=_say))
+        guard = {"token": chosen_token(token, no_token), "allowed_hosts": allow_host or ()}
+        asyncio.run(serve_forever(env, host=host, port=port, said=_say, max_sessions=sessions, **guard))
         return
     from agentenv.engine.vllm.launch import ServeOptions, serve
 

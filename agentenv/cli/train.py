@@ -17,6 +17,7 @@ from agentenv.cli.options import (
     RunsDirOption,
     SeedOption,
     SettingsOption,
+    TrustOption,
     in_runs_dir,
     typed,
 )
@@ -59,6 +60,7 @@ def run(
     config: str = ConfigOption,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Go on with a stopped run from its last checkpoint."),
+    trust: bool = TrustOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Train a model with GRPO on episodes of environments.
@@ -81,8 +83,7 @@ def run(
     )
     options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume}
     if resume:
-        # A resumed run keeps its settings. The default of --steps must not make it longer.
-        options["steps"] = chosen.get("max_steps")
+        options |= _resuming(resume, runs_dir, chosen, trust=trust)
     named = options["train"].pop("model")
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
     watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
@@ -94,6 +95,20 @@ def run(
     _show(result, in_runs_dir(runs_dir), as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
+
+
+def _resuming(resume: str, runs_dir: str, chosen: Mapping[str, Any], *, trust: bool) -> dict[str, Any]:
+    """Say what a resumed run executes, and return the options with which it goes on.
+
+    Raises:
+        UsageError: Somebody else made the run, and there is no `--trust`.
+    """
+    from agentenv.cli.trust import announce
+    from agentenv.runs.store.reader import find_run
+
+    announce(find_run(resume, runs_dir).info, trust=trust, purpose="resuming")
+    # A resumed run keeps its settings. The default of --steps must not make it longer.
+    return {"steps": chosen.get("max_steps"), "trust": trust}
 
 
 def _typed(ctx: typer.Context, given: Mapping[str, Any]) -> dict[str, Any]:

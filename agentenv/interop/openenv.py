@@ -9,6 +9,9 @@
 4. `reset` takes `seed`, and `task_id` or `task` with `split`. The same seed and task give the same episode.
 5. The specification's turn limit applies. The reward at the end is added to the reward of the last step.
 6. `/mcp` lists and calls the tools with MCP's methods, for the session that `/ws?session_id=...` plays.
+7. Every request but `/health` needs the server's token (see `agentenv.core.serving.Guard`), which OpenEnv's
+   clients send with `headers=`. A session without a message for `idle_s` seconds ends, and a session without
+   an episode makes room for a new one.
 
 Environments with a simulated user cannot be served, because the runner plays the user's turns. Token ids are
 not served, because OpenEnv's protocol transports text.
@@ -17,15 +20,17 @@ not served, because OpenEnv's protocol transports text.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSMessage, WSMsgType, web
 
 from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.core.serving.body import parse_json
+from agentenv.core.serving.guard import Guard
+from agentenv.core.serving.listening import Served, guarded, listen, read_object
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.interop.openenv_mcp import answer_rpc
 from agentenv.interop.openenv_session import EnvSession, Sessions
@@ -33,7 +38,13 @@ from agentenv.interop.openenv_session import EnvSession, Sessions
 __all__ = ["OpenEnvServer", "serve", "serve_forever"]
 
 _log = logging.getLogger(__name__)
-_MAX_MESSAGE_BYTES = 100 << 20
+_ENDS = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
+_MAX_MESSAGE_BYTES = 16 << 20
+_HEARTBEAT_S = 30.0
+_FAREWELL_S = 2.0
+"""Time that a client has to confirm that its socket closes."""
+IDLE_S = 1800.0
+"""Seconds without a message after which a session ends; a model may think or train for minutes in between."""
 _ACTION: dict[str, Any] = {
     "title": "Action",
     "type": "object",
@@ -74,23 +85,34 @@ class OpenEnvServer:
 
     Args:
         env: id, file or specification of the environment.
+        guard: rules for whom the server answers; None makes a new token, which `guard.token` contains.
         max_sessions: limit of sessions that are open at once.
+        idle_s: seconds without a message after which a session ends.
 
     Raises:
         UsageError: The environment has a simulated user.
     """
 
-    def __init__(self, env: str | EnvSpec, *, max_sessions: int = 64) -> None:
+    def __init__(
+        self,
+        env: str | EnvSpec,
+        *,
+        guard: Guard | None = None,
+        max_sessions: int = 64,
+        idle_s: float = IDLE_S,
+    ) -> None:
         self.entry = spec(env)
         if self.entry.user is not None:
             raise UsageError(f"{self.entry.id} has a simulated user, which OpenEnv's protocol cannot serve")
-        self._sessions = Sessions(self.entry, max_sessions)
-        self._sockets: set[web.WebSocketResponse] = set()
+        self.guard = guard or Guard()
+        self._idle_s = idle_s
+        self._sessions = Sessions(self.entry, max_sessions, idle_s)
+        self._sockets: dict[str, web.WebSocketResponse] = {}
         self._shared = EnvSession(self.entry)
 
     def app(self) -> web.Application:
         """Return the aiohttp application of the server."""
-        app = web.Application(client_max_size=_MAX_MESSAGE_BYTES)
+        app = web.Application(client_max_size=_MAX_MESSAGE_BYTES, middlewares=[guarded(self.guard)])
         app.add_routes(
             [
                 web.get("/health", self._health),
@@ -107,7 +129,7 @@ class OpenEnvServer:
         return app
 
     async def _stop(self, app: web.Application) -> None:
-        for socket in list(self._sockets):
+        for socket in list(self._sockets.values()):
             await socket.close()
         await self._sessions.close_all()
         await self._shared.close()
@@ -126,57 +148,70 @@ class OpenEnvServer:
         return web.json_response(self._shared.state)
 
     async def _reset(self, request: web.Request) -> web.Response:
-        asked = await _body(request) if request.can_read_body else {}
+        asked = await read_object(request) if request.can_read_body else {}
         return await _plain(self._shared.reset(asked))
 
     async def _step(self, request: web.Request) -> web.Response:
-        action = (await _body(request)).get("action")
+        action = (await read_object(request)).get("action")
         if not isinstance(action, dict):
-            return web.json_response({"detail": "the body must be an object with an action"}, status=422)
+            raise UsageError("the body must be an object with an action")
         return await _plain(self._shared.step(action))
 
     async def _mcp(self, request: web.Request) -> web.Response:
-        return web.json_response(await answer_rpc(await _body(request), self._sessions, self._shared))
+        return web.json_response(await answer_rpc(await read_object(request), self._sessions, self._shared))
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(max_msg_size=_MAX_MESSAGE_BYTES, heartbeat=30.0)
+        socket = web.WebSocketResponse(
+            timeout=_FAREWELL_S, max_msg_size=_MAX_MESSAGE_BYTES, heartbeat=_HEARTBEAT_S
+        )
         await socket.prepare(request)
-        given = request.query.get("session_id")
+        # After this line nothing may be raised: the connection is no longer one of HTTP.
+        with suppress(ConnectionError):
+            await self._attend(socket, request.query.get("session_id"))
+            await socket.close()
+        return socket
+
+    async def _attend(self, socket: web.WebSocketResponse, given: str | None) -> None:
+        """Play a socket's session until the socket or the session ends."""
         try:
             id = given or await self._sessions.open()
-            session = self._sessions.attach(id)
+            session = self._sessions.attach(id, socket.close)
         except UsageError as error:
             await socket.send_json(_error(str(error), "SESSION_ERROR" if given else "CAPACITY_REACHED"))
-            await socket.close()
-            return socket
-        self._sockets.add(socket)
+            return
+        self._sockets[id] = socket
         try:
             await self._play(socket, session)
         finally:
-            self._sockets.discard(socket)
+            del self._sockets[id]
             self._sessions.detach(id)
             if not given:
-                with suppress(UsageError):  # closed already, when the whole server stops
+                with suppress(UsageError):  # closed already: it made room, or the whole server stops
                     await self._sessions.close(id)
-        await socket.close()
-        return socket
 
     async def _play(self, socket: web.WebSocketResponse, session: EnvSession) -> None:
-        """Answer a socket's messages until it closes."""
-        async for frame in socket:
-            if frame.type is not WSMsgType.TEXT:
-                continue
-            answer = await _reply(session, self._sessions, frame.data)
-            if answer is None:
+        """Answer a socket's messages until it closes or sends none for too long."""
+        while True:
+            try:
+                frame: WSMessage = await socket.receive(self._idle_s)
+            except TimeoutError:
+                await socket.send_json(_error(f"no message came for {self._idle_s:g} s", "SESSION_ERROR"))
                 return
-            await socket.send_json(answer)
+            if frame.type in _ENDS:
+                return
+            if frame.type is WSMsgType.TEXT:
+                answer = await _reply(session, self._sessions, frame.data)
+                if answer is None:
+                    return
+                await socket.send_json(answer)
 
 
 async def _reply(session: EnvSession, sessions: Sessions, text: str) -> dict[str, Any] | None:
     """Return the answer to one message of a socket; None to close it."""
+    session.touch()
     try:
-        message = json.loads(text)
-    except ValueError as error:
+        message = parse_json(text)
+    except UsageError as error:
         return _error(f"Invalid JSON: {error}", "INVALID_JSON")
     kind = message.get("type") if isinstance(message, dict) else None
     data = message.get("data", {}) if isinstance(message, dict) else {}
@@ -198,29 +233,18 @@ async def _reply(session: EnvSession, sessions: Sessions, text: str) -> dict[str
         return _error(f"{type(error).__name__}: {error}", "EXECUTION_ERROR")
     if kind == "state":
         return {"type": "state", "data": session.state}
-    return None if kind == "close" else _error(f"Unknown message type: {kind}", "UNKNOWN_TYPE")
+    return None if kind == "close" else _error(f"Unknown message type: {kind!r:.80}", "UNKNOWN_TYPE")
 
 
-async def _plain(answer: Any) -> web.Response:
+async def _plain(answer: Awaitable[dict[str, Any]]) -> web.Response:
     try:
         return web.json_response(await answer)
-    except UsageError as error:
-        return web.json_response({"detail": str(error)}, status=422)
+    except UsageError:
+        raise
     except Exception as error:  # noqa: BLE001 - told to the client
+        # Here, so that the environment's own TimeoutError is not taken for one of the request.
         _log.exception("the environment raised")
         return web.json_response({"detail": f"{type(error).__name__}: {error}"}, status=500)
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = await request.json()
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise web.HTTPUnprocessableEntity(
-            text=json.dumps({"detail": "the body must be a JSON object"}), content_type="application/json"
-        )
-    return body
 
 
 def _error(message: str, code: str) -> dict[str, Any]:
@@ -229,42 +253,57 @@ def _error(message: str, code: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def serve(
-    env: str | EnvSpec, *, host: str = "127.0.0.1", port: int = 0, max_sessions: int = 64
-) -> AsyncGenerator[str]:
-    """Serve an environment while the block runs, and yield the address.
+    env: str | EnvSpec,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    max_sessions: int = 64,
+    token: str | None = None,
+    allowed_hosts: Sequence[str] = (),
+    idle_s: float = IDLE_S,
+) -> AsyncGenerator[Served]:
+    """Serve an environment while the block runs, and yield the address and the token.
 
     Args:
         env: id, file or specification of the environment.
         host: address on which the server listens.
         port: port on which the server listens; 0 chooses a free one.
         max_sessions: limit of sessions that are open at once.
+        token: token that clients send; None makes a new one, and an empty one lets everyone act who reaches
+            the server.
+        allowed_hosts: further host names by which clients may reach the server.
+        idle_s: seconds without a message after which a session ends.
 
     Raises:
         UnknownEnvironment: Nothing has this name.
-        UsageError: The environment has a simulated user.
+        UsageError: The environment has a simulated user, or other machines could act without a token.
         OSError: The port is in use.
     """
-    runner = web.AppRunner(OpenEnvServer(env, max_sessions=max_sessions).app(), shutdown_timeout=2.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-        address = runner.addresses[0]
-        yield f"http://{address[0]}:{address[1]}"
-    finally:
-        await runner.cleanup()
+    guard = Guard.of(host, token, allowed_hosts)
+    server = OpenEnvServer(env, guard=guard, max_sessions=max_sessions, idle_s=idle_s)
+    async with listen(server.app(), guard, port=port) as served:
+        yield served
 
 
 async def serve_forever(
-    env: str | EnvSpec, *, host: str, port: int, max_sessions: int, said: Callable[[str], None]
+    env: str | EnvSpec, *, host: str, port: int, said: Callable[[str], None], **options: Any
 ) -> None:
     """Serve until cancelled; the command `agentenv serve --env` calls this.
+
+    Args:
+        env: id, file or specification of the environment.
+        host: address on which the server listens.
+        port: port on which the server listens.
+        said: called with the text for the person who started the server.
+        options: further options of `serve`.
 
     Raises:
         UsageError: The server cannot listen on the port, or the environment cannot be served.
     """
     try:
-        async with serve(env, host=host, port=port, max_sessions=max_sessions) as address:
-            said(f"serving {spec(env).id} in OpenEnv's protocol at {address}")
+        async with serve(env, host=host, port=port, **options) as served:
+            said(f"serving {spec(env).id} in OpenEnv's protocol at {served.url}")
+            said(served.how_to_send("OPENENV_TOKEN"))
             await asyncio.Event().wait()
     except OSError as error:
         raise UsageError(

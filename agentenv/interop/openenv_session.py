@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from agentenv.core.context import Context
@@ -18,12 +19,24 @@ from agentenv.envs.spec import EnvSpec
 
 __all__ = ["EnvSession", "Sessions"]
 
+_GRACE_S = 10.0
+"""Time that a new client has to begin an episode before its session may make room for another one."""
+_MAX_SEED = 2**63 - 1
+
 
 class EnvSession:
-    """Plays the episodes of one client."""
+    """Plays the episodes of one client.
 
-    def __init__(self, entry: EnvSpec) -> None:
+    Args:
+        entry: specification of the environment.
+        now: clock that says when the session was used, in seconds.
+    """
+
+    def __init__(self, entry: EnvSpec, now: Callable[[], float] = time.monotonic) -> None:
         self._entry = entry
+        self._now = now
+        self.used_at = now()
+        """When the client sent its last message."""
         self._env: Env | None = None
         self._lock = asyncio.Lock()
         self._turns = 0
@@ -31,6 +44,15 @@ class EnvSession:
         self._done = True
         self._episode_id: str | None = None
         self._task_id = ""
+
+    @property
+    def is_playing(self) -> bool:
+        """True while an episode is going on or a message is being answered."""
+        return not self._done or self._lock.locked()
+
+    def touch(self) -> None:
+        """Note that the client has sent a message."""
+        self.used_at = self._now()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -47,23 +69,26 @@ class EnvSession:
         """Start an episode and return its first observation.
 
         Raises:
-            UsageError: The seed is not a whole number from 0, or the task is not an object.
+            UsageError: The seed is not a whole number from 0, or the environment cannot start the given task.
         """
         async with self._lock:
-            seed = asked.get("seed")
-            if seed is None:
-                seed = uuid.uuid4().int % 2**31
-            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-                raise UsageError(f"a seed must be a whole number from 0, not {seed!r:.100}")
+            seed, episode_id = _seed(asked.get("seed")), _episode_id(asked.get("episode_id"))
             self._task_id, task = self._task(asked, seed)
             await self._close()
-            self._env = self._entry.make()
-            self._episode_id = str(asked.get("episode_id") or uuid.uuid4())
-            context = Context(episode_id=self._episode_id, seed=seed)
+            env = self._env = self._entry.make()
+            self._episode_id = episode_id
             self._turns = self._calls = 0
-            begun = await self._env.begin(task, seed=seed, context=context)
+            try:
+                begun = await env.begin(task, seed=seed, context=Context(episode_id=episode_id, seed=seed))
+            except Exception as error:
+                if asked.get("task") is None or isinstance(error, UsageError):
+                    raise
+                # The fields of the task are the client's, so they are the likely cause.
+                raise UsageError(
+                    f"the environment cannot start the given task: {type(error).__name__}: {error}"
+                ) from error
             self._done = False
-            seen = {"messages": list(begun.messages), "tools": list(map(dict, self._env.tool_schemas))}
+            seen = {"messages": list(begun.messages), "tools": list(map(dict, env.tool_schemas))}
             return _answer(seen, None, done=False, metadata={"task_id": self._task_id, "seed": seed})
 
     async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +168,7 @@ class EnvSession:
                 remedy="an action needs content (text), tool_calls, or the type call_tool or list_tools",
             )
         fields = {name: action[name] for name in ("content", "tool_calls") if action.get(name) is not None}
+        _check_message(fields)
         return Action.of({"role": "assistant", "content": None, **fields})
 
     async def _reason(self, turn: Action, terminated: bool, truncated: bool) -> str:
@@ -170,14 +196,22 @@ class Sessions:
 
     Args:
         entry: specification of the environment.
-        limit: limit of open sessions. At the limit, a new session closes the oldest one that no socket uses.
+        limit: limit of open sessions. At the limit, a new session closes the one that was unused for the
+            longest time, among those without a socket and those whose socket plays no episode.
+        idle_s: seconds without a message after which a session that no socket uses is closed.
+        now: clock, in seconds.
     """
 
-    def __init__(self, entry: EnvSpec, limit: int) -> None:
+    def __init__(
+        self, entry: EnvSpec, limit: int, idle_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._entry = entry
         self._limit = limit
+        self._idle_s = idle_s
+        self._now = now
         self._open: dict[str, EnvSession] = {}
-        self._attached: set[str] = set()
+        self._attached: dict[str, Callable[[], Awaitable[object]]] = {}
+        self._closing: set[asyncio.Future[object]] = set()
 
     def __getitem__(self, id: str) -> EnvSession:
         """Return an open session.
@@ -187,6 +221,7 @@ class Sessions:
         """
         if id not in self._open:
             raise UsageError(f"no session {id!r:.80} is open")
+        self._open[id].touch()
         return self._open[id]
 
     async def open(self) -> str:
@@ -195,19 +230,50 @@ class Sessions:
         Raises:
             UsageError: All sessions are in use by sockets.
         """
-        if len(self._open) >= self._limit:
-            idle = next((id for id in self._open if id not in self._attached), None)
-            if idle is None:
-                raise UsageError(
-                    f"all {self._limit} sessions are in use", remedy="try again when another has closed"
-                )
-            await self.close(idle)
+        await self._close_unused()
+        unused = self._unused() if len(self._open) >= self._limit else ""
+        if unused is None:
+            raise UsageError(
+                f"all {self._limit} sessions are in use", remedy="try again when another has closed"
+            )
         id = uuid.uuid4().hex
-        self._open[id] = EnvSession(self._entry)
+        self._open[id] = EnvSession(self._entry, self._now)  # first, so that nobody else takes the room
+        if unused:
+            await self._push_out(unused)
         return id
 
-    def attach(self, id: str) -> EnvSession:
+    def _unused(self) -> str | None:
+        """Return the session that makes room for a new one; None if all are in use."""
+        early = self._now() - _GRACE_S
+        free = [
+            (session.used_at, id)
+            for id, session in self._open.items()
+            if id not in self._attached or (session.used_at <= early and not session.is_playing)
+        ]
+        return min(free)[1] if free else None
+
+    async def _close_unused(self) -> None:
+        """Close the sessions that no socket uses and that had no message for too long."""
+        early = self._now() - self._idle_s
+        for id, session in list(self._open.items()):
+            if id in self._open and id not in self._attached and session.used_at <= early:
+                await self.close(id)
+
+    async def _push_out(self, id: str) -> None:
+        hang_up = self._attached.pop(id, None)
+        if hang_up is not None:
+            # The client need not answer, so nobody waits for it.
+            closing = asyncio.ensure_future(hang_up())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        await self.close(id)
+
+    def attach(self, id: str, hang_up: Callable[[], Awaitable[object]]) -> EnvSession:
         """Reserve an open session for a socket and return it.
+
+        Args:
+            id: id of the session.
+            hang_up: called to close the socket if the session makes room for another one.
 
         Raises:
             UsageError: No session with this id is open, or another socket uses it.
@@ -215,12 +281,12 @@ class Sessions:
         session = self[id]
         if id in self._attached:
             raise UsageError(f"session {id!r} is already in use by another socket")
-        self._attached.add(id)
+        self._attached[id] = hang_up
         return session
 
     def detach(self, id: str) -> None:
         """End a socket's use of a session, which stays open."""
-        self._attached.discard(id)
+        self._attached.pop(id, None)
 
     async def close(self, id: str) -> None:
         """Close a session and its environment.
@@ -239,6 +305,49 @@ class Sessions:
         self._attached.clear()
         for id in list(self._open):
             await self.close(id)
+
+
+def _check_message(fields: Mapping[str, Any]) -> None:
+    """Check the fields of an assistant's message.
+
+    Raises:
+        UsageError: The content is not text, or a call does not have OpenAI's format.
+    """
+    content, calls = fields.get("content", ""), fields.get("tool_calls", [])
+    if not isinstance(content, str):
+        raise UsageError(f"the content of an action must be text, not {content!r:.100}")
+    if not isinstance(calls, list):
+        raise UsageError(f"tool_calls must be a list, not {calls!r:.100}")
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        texts = (
+            [call.get("id"), function.get("name"), function.get("arguments")]
+            if isinstance(function, dict)
+            else [None]
+        )
+        if not all(isinstance(text, str) for text in texts):
+            raise UsageError(
+                f"this is not a tool call: {call!r:.200}",
+                remedy='write {"id": ..., "function": {"name": ..., "arguments": ...}}, all of them texts',
+            )
+
+
+def _seed(seed: Any) -> int:
+    """Return the seed that a client sent, or a new one."""
+    if seed is None:
+        return uuid.uuid4().int % 2**31
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
+        raise UsageError(f"a seed must be a whole number from 0 to {_MAX_SEED}, not {seed!r:.100}")
+    return seed
+
+
+def _episode_id(id: Any) -> str:
+    """Return the episode's id that a client sent, or a new one."""
+    if id is None:
+        return str(uuid.uuid4())
+    if not isinstance(id, str) or not 0 < len(id) <= 200:
+        raise UsageError(f"an episode_id must be a text of at most 200 characters, not {id!r:.100}")
+    return id
 
 
 def _answer(

@@ -17,6 +17,7 @@ from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.store.reader import find_run
+from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.loop.checkpoint import last_checkpoint, step_of
@@ -87,6 +88,7 @@ class TrainRequest:
     runs_dir: str | Path = "runs"
     resume: str | Path = ""
     demos: str = ""
+    trust: bool = False
 
     def open(self) -> tuple[RunWriter, TrainPlan]:
         """Start a new run or resume a stopped one; return its writer and its plan.
@@ -154,6 +156,7 @@ class TrainRequest:
             raise UsageError(
                 f"run {run.id} is an evaluation", remedy=f"resume it with agentenv eval --resume {run.id}"
             )
+        require_trust(run.info, trust=self.trust, purpose="resuming")
         ids = tuple(_spec(env).id for env, _ in weighted(self.envs))
         if ids and ids != tuple(run.info.env_ids):
             raise UsageError(

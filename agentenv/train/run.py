@@ -66,6 +66,7 @@ def train(
     num_demos: int = 128,
     runs_dir: str | Path = "runs",
     resume: str | Path = "",
+    trust: bool = False,
     train: GRPOConfig | Mapping[str, Any] | None = None,
     limits: RunLimits | Mapping[str, Any] | None = None,
     runner: RunnerOptions | Mapping[str, Any] | None = None,
@@ -90,6 +91,7 @@ def train(
         num_demos: number of tasks that the scripted policy plays.
         runs_dir: directory of all runs.
         resume: id or path of a stopped run, which continues with the settings that it has.
+        trust: execute what the resumed run names, although another user or machine made the run.
         train: the trainer's options; `model`, `steps`, `group_size` and `seed` override them.
         limits: limits of each episode.
         runner: options such as the number of concurrent episodes, retries and history.
@@ -100,11 +102,12 @@ def train(
         on_metrics: called after each step with its number and metrics.
 
     Raises:
+        UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
         TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
     """
     policy, shown_by = policy_of(demos)
     settings = (train, limits, runner, env or {}, engine or {})
-    request = TrainRequest(envs, model, steps, group_size, seed, *settings, runs_dir, resume, shown_by)
+    request = TrainRequest(envs, model, steps, group_size, seed, *settings, runs_dir, resume, shown_by, trust)
     with SharedRun(request.open) as run:
         training = _Training(run, request.mixture(run.plan), on_start, on_metrics)
         training.begin(policy, num_demos, on_warmup)

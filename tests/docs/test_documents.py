@@ -71,6 +71,14 @@ def test_files_that_a_page_names_exist(page: Path):
     assert [file for file in named if not (ROOT / file).exists()] == []
 
 
+def test_the_tests_that_hold_promises_of_security_exist():
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)` `(test_\w+)`", page)
+
+    assert named
+    assert [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text()] == []
+
+
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.stem
 )

@@ -7,11 +7,15 @@ message without a call. Tasks are seeds.
 
 OpenEnv has no token ids and does not distinguish terminated from truncated, and an environment may ignore
 seeds. The server decides how many episodes it plays at once.
+
+If the environment variable OPENENV_TOKEN is set, servers get it as a bearer token. `agentenv serve --env` and
+private Spaces of Hugging Face need one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,15 +36,16 @@ class OpenEnv(ToolEnv):
     Args:
         source: URL of a server, or an environment object of this process.
         action: action class of the environment object; leave it out for an MCP environment.
+        token: bearer token for the server; None takes it from the environment variable OPENENV_TOKEN.
 
     Raises:
         UsageError: The source is neither a URL nor an environment object.
     """
 
-    def __init__(self, source: Any, action: type[Any] | None = None) -> None:
+    def __init__(self, source: Any, action: type[Any] | None = None, *, token: str | None = None) -> None:
         self._link: _Remote | _Local
         if isinstance(source, str):
-            self._link = _Remote(source)
+            self._link = _Remote(source, os.environ.get("OPENENV_TOKEN", "") if token is None else token)
         elif callable(getattr(source, "reset", None)) and callable(getattr(source, "step", None)):
             self._link = _Local(source, action)
         else:
@@ -90,8 +95,9 @@ class OpenEnv(ToolEnv):
 class _Remote:
     """A session with a server through its WebSocket."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http: Any = None
         self._socket: Any = None
         self._tools: list[dict[str, Any]] | None = None
@@ -132,9 +138,17 @@ class _Remote:
         import aiohttp
 
         await self.close()
-        self._http = aiohttp.ClientSession()
+        self._http = aiohttp.ClientSession(headers=self._headers)
         try:
             self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=100 << 20)
+        except aiohttp.WSServerHandshakeError as error:
+            await self.close()
+            raise EnvironmentMisuse(
+                f"the OpenEnv server at {self._url} refused the connection with status {error.status}",
+                remedy="set OPENENV_TOKEN to the token that the server printed"
+                if error.status == 401
+                else "check the URL",
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             await self.close()
             raise EnvironmentMisuse(f"the OpenEnv server at {self._url} does not answer: {error}") from error

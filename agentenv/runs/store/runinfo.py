@@ -59,6 +59,10 @@ class RunInfo:
     expected_episodes: int | None = None
     """Number of episodes that the finished run will have; None if it is not known."""
     schema_version: int = SCHEMA_VERSION
+    directory: str = ""
+    """Directory in which the run was started, to which the names of its files are relative."""
+    signature: str = ""
+    """Proof that the user of this machine made the run (see `store/trust.py`); empty if it has none."""
 
     @classmethod
     def start(cls, run_id: str, kind: str, **values: Any) -> RunInfo:

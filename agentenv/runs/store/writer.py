@@ -29,6 +29,7 @@ from agentenv.runs.store.locking import lock, unlock
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunInfo, RunStatus, write_text_atomically
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.trust import signed
 from agentenv.runs.store.vocabulary import TokenTexts
 
 __all__ = ["RunWriter"]
@@ -69,7 +70,7 @@ class RunWriter:
             StoreError: The directory cannot be made or written.
         """
         directory = _new_directory(Path(root), run_id or _default_id(name), exact=bool(run_id))
-        info = RunInfo.start(directory.name, kind, **values)
+        info = signed(RunInfo.start(directory.name, kind, **values))
         writer = cls(directory, info)
         try:
             info.write(directory)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from agentenv.sandbox.e2b.backend import E2BSandbox as E2BSandbox
     from agentenv.sandbox.e2b.backend import E2BSession as E2BSession
     from agentenv.sandbox.e2b.server import E2BServer as E2BServer
+    from agentenv.sandbox.e2b.server import new_key as new_key
     from agentenv.sandbox.e2b.server import serve as serve
     from agentenv.sandbox.e2b.server import serve_forever as serve_forever
 
@@ -17,6 +18,6 @@ __all__ = door(
     __name__,
     {
         "backend": ["E2BSandbox", "E2BSession"],
-        "server": ["E2BServer", "serve", "serve_forever"],
+        "server": ["E2BServer", "new_key", "serve", "serve_forever"],
     },
 )

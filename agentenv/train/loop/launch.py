@@ -6,8 +6,8 @@ collected. Processes wait for each other only at the beginning, when the first o
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from agentenv.core.errors import AgentEnvError
+from agentenv.runs.store.codec import dumps
 from agentenv.train.world import World, own_device
 
 __all__ = ["Launch", "LaunchFailed"]
@@ -58,16 +59,21 @@ class Launch:
         return self._from_first(decided)
 
     def send(self, value: object) -> None:
-        """Send a value to the first process, which has stored it when this method returns."""
+        """Send a value to the first process, which has stored it when this method returns.
+
+        Args:
+            value: a value with a JSON type. It is not pickled, because the store has no password: whoever
+                reaches its port could send the first process a pickle that runs code.
+        """
         key = f"{self._world.rank}/{next(self._sent)}"
-        self._store.set(key, pickle.dumps(value))
+        self._store.set(key, dumps(value))
         self._store.check([key])  # the store answers this after the `set` above
 
     def collect(self) -> Iterator[Any]:
         """Yield, in the first process, the values sent since the last call, in order for each sender."""
         for rank in range(1, self._world.size):
             while self._store.check([key := f"{rank}/{self._collected[rank]}"]):
-                value = pickle.loads(self._store.get(key))  # noqa: S301 - from a process of this launch
+                value = json.loads(self._store.get(key))
                 self._store.delete_key(key)
                 self._collected[rank] += 1
                 yield value

@@ -141,5 +141,5 @@ class SharedRun(Generic[P]):
 
 
 def _line(trajectory: Trajectory) -> str:
-    """Return an episode in its stored form, because not everything in an episode can be pickled."""
+    """Return an episode in its stored form."""
     return dumps(encode_trajectory(trajectory))

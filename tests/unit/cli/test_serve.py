@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
@@ -50,23 +51,33 @@ def test_a_sandbox_protocol_that_is_not_spoken_is_named(capsys):
     assert "unknown sandbox protocol 'x'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [("serve", "--env", "agentenv/Calculator-v0"), ("sandbox", "serve")])
+def test_a_server_for_other_machines_has_a_token(words, capsys):
+    assert code_of(*words, "--host", "0.0.0.0", "--no-token") == 2
+    assert "it has no token" in capsys.readouterr().err
+    assert code_of(*words, "--token", "of-sixteen-and-more", "--no-token") == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
 def started(*words):
-    """Start a command and return it with the address that it says."""
+    """Start a command and return it with the address and the token that it says."""
     process = subprocess.Popen(
         [sys.executable, "-m", "agentenv.cli", *words, "--port", "0"], stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     said = ""
-    while "http://" not in said:
+    while "token: " not in said:
         line = process.stderr.readline()
         assert line, f"the server ended: {said}"
         said += line
-    return process, "http://" + said.partition("http://")[2].split()[0]
+    url = "http://" + said.partition("http://")[2].split()[0]
+    return process, url, said.partition("token: ")[2].split()[0]
 
 
-def asked(url, data=None):
+def asked(url, data=None, token=""):
     body = None if data is None else json.dumps(data).encode()
-    request = Request(url, data=body, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+    request = Request(url, data=body, headers=headers)
     with build_opener(ProxyHandler({})).open(request, timeout=30) as response:
         return response.read()
 
@@ -74,10 +85,12 @@ def asked(url, data=None):
 def test_an_environment_is_served_until_it_is_stopped(tmp_path):
     (tmp_path / "say.py").write_text(ENV)
 
-    process, url = started("serve", "--env", str(tmp_path / "say.py"))
+    process, url, token = started("serve", "--env", str(tmp_path / "say.py"))
     try:
-        first = json.loads(asked(f"{url}/reset", {"seed": 1}))
-        last = json.loads(asked(f"{url}/step", {"action": {"content": "pear"}}))
+        with pytest.raises(HTTPError, match="401"):
+            asked(f"{url}/reset", {"seed": 1})
+        first = json.loads(asked(f"{url}/reset", {"seed": 1}, token))
+        last = json.loads(asked(f"{url}/step", {"action": {"content": "pear"}}, token))
     finally:
         process.terminate()
         process.communicate(timeout=30)
@@ -97,9 +110,12 @@ def test_the_sandbox_is_served_until_it_is_stopped():
     except SandboxUnavailable as error:
         pytest.skip(f"UNTESTED: no sandbox on this machine: {error}")
 
-    process, url = started("sandbox", "serve", "--size", "1")
+    process, url, token = started("sandbox", "serve", "--size", "1")
     try:
         assert asked(f"{url}/health") == b""
+        with pytest.raises(HTTPError, match="401"):
+            asked(f"{url}/sandboxes", {})
+        assert b"sandboxID" in asked(f"{url}/sandboxes", {}, token)
     finally:
         process.terminate()
         process.communicate(timeout=30)

@@ -179,5 +179,5 @@ function renderInPlace() {
 startTheme();
 document.addEventListener("keydown", keyed);
 window.addEventListener("hashchange", render);
-if (page.live && window.EventSource) new EventSource("events?page=" + page.number).onmessage = takeNews;
+if (page.live && window.EventSource) new EventSource("events?page=" + page.number + pass).onmessage = takeNews;
 render();

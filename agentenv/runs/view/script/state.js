@@ -21,8 +21,11 @@ async function unpack(node) {
   return new Response(text).json();
 }
 
+// A live page sends the server's token with every request.
+const pass = "&token=" + encodeURIComponent(page.token || "");
+
 async function ask(r, i) {
-  const got = await fetch("episode?run=" + encodeURIComponent(runs[r].id) + "&place=" + i);
+  const got = await fetch("episode?run=" + encodeURIComponent(runs[r].id) + "&place=" + i + pass);
   if (!got.ok) return null;
   const data = await got.json();
   Object.assign(runs[r].vocab, data.vocab || {});

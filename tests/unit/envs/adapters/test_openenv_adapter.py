@@ -35,10 +35,13 @@ class Door(ToolEnv):
         return float(self.open)
 
 
-async def test_a_served_environment_is_played_over_the_wire():
-    entry = EnvSpec.of("test/Door-v0", Door, tasks=[{"code": 4}])
-    async with serve(entry) as url:
-        env = spec(f"openenv:{url}").make()
+DOOR = EnvSpec.of("test/Door-v0", Door, tasks=[{"code": 4}])
+
+
+async def test_a_served_environment_is_played_over_the_wire(monkeypatch):
+    async with serve(DOOR) as server:
+        monkeypatch.setenv("OPENENV_TOKEN", server.token)
+        env = spec(f"openenv:{server.url}").make()
         first = await env.begin({"seed": 1}, seed=0, context=Context())
         wrong = await env.advance(Action.of(tool_call_message("press", number=3)))
         bad = await env.advance(Action.of(tool_call_message("press", number="x")))
@@ -50,6 +53,15 @@ async def test_a_served_environment_is_played_over_the_wire():
     assert (wrong.tool_results[0].text, wrong.reward) == ("shut", 0.0)
     assert bad.tool_results[0].is_error
     assert (right.tool_results[0].text, right.reward, done) == ("open", 1.0, True)
+
+
+async def test_a_server_that_wants_another_token_is_named(monkeypatch):
+    monkeypatch.setenv("OPENENV_TOKEN", "that of another server")
+    async with serve(DOOR) as server:
+        env = spec(f"openenv:{server.url}").make()
+        with pytest.raises(EnvironmentMisuse, match="status 401; set OPENENV_TOKEN"):
+            await env.begin({"seed": 1}, seed=0, context=Context())
+        await env.shutdown()
 
 
 async def test_a_server_that_is_not_there_is_named():

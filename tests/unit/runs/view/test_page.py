@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
-import urllib.error
-import urllib.request
-from contextlib import contextmanager
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
 from agentenv.runs.store import Run, RunWriter
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
-from agentenv.runs.view import LiveServer, build_page, show
+from agentenv.runs.view import build_page, show
 from agentenv.runs.view.data import page_json, run_data
 from agentenv.runs.view.page import frame
 from helpers.browser import CHROMIUM, open_browser
+from helpers.live_viewer import live
 from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, varied, write_run
 
 LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
@@ -114,42 +110,6 @@ def test_vocabulary_joins_to_the_text_that_was_encoded():
     words = vocabulary_of(TOKENIZER.backend, ids)
 
     assert "".join(words[token] for token in ids).encode("latin-1").decode() == text
-
-
-@contextmanager
-def live(root: Path):
-    server = LiveServer([], root)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.close()
-        thread.join()
-
-
-def fetch(url: str, host: str = "") -> tuple[int, str]:
-    request = urllib.request.Request(url, headers={"Host": host} if host else {})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def test_live_server_gives_page_and_episodes_to_this_machine_only(tmp_path):
-    write_run(tmp_path, "one", varied(2))
-    with live(tmp_path) as server:
-        status, page = fetch(server.url)
-        found, data = fetch(server.url + "episode?run=one&place=3")
-
-        assert (status, found) == (200, 200)
-        assert '"live":true' in page
-        assert json.loads(data)["vocab"]
-        assert fetch(server.url, host="evil.example")[0] == 403
-        for bad in ("episode?run=one&place=99", "episode?run=../one&place=0", "episode", "etc/passwd"):
-            assert fetch(server.url + bad)[0] == 404
 
 
 @needs_browser

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from agentenv.core import SandboxCrashed, SandboxUnavailable, UsageError
 from agentenv.sandbox import SandboxLimits, create
-from agentenv.sandbox.e2b import serve, serve_forever
+from agentenv.sandbox.e2b import new_key, serve, serve_forever
 
 pytest.importorskip("e2b_code_interpreter", reason="UNTESTED: e2b-code-interpreter is not installed")
 pytestmark = [
@@ -18,16 +18,16 @@ pytestmark = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def url():
-    async with serve(size=2) as address:
-        yield address
+async def server():
+    async with serve(size=2) as served:
+        yield served
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def cloud(url, monkeypatch):
+async def cloud(server, monkeypatch):
     for name in ("E2B_API_URL", "E2B_SANDBOX_URL"):
-        monkeypatch.setenv(name, url)
-    monkeypatch.setenv("E2B_API_KEY", "e2b_" + "0" * 40)
+        monkeypatch.setenv(name, server.url)
+    monkeypatch.setenv("E2B_API_KEY", server.token)
     monkeypatch.setenv("E2B_HTTP_VERSION", "1.1")
     async with create("e2b", size=2, limits=SandboxLimits(max_output_bytes=100_000)) as sandbox:
         yield sandbox
@@ -105,6 +105,15 @@ async def test_a_sandbox_that_has_gone_aborts_and_the_next_call_gets_another(clo
     assert (await cloud.run_code("print(1)")).stdout == "1\n"
 
 
+async def test_a_wrong_key_is_refused(server, monkeypatch):
+    monkeypatch.setenv("E2B_API_URL", server.url)
+    monkeypatch.setenv("E2B_API_KEY", new_key())
+
+    with pytest.raises(SandboxUnavailable, match=r"401.*the token of this request is wrong"):
+        async with create("e2b"):
+            pass
+
+
 @pytest.mark.slow
 async def test_a_service_that_cannot_be_reached_is_said(monkeypatch):
     monkeypatch.setenv("E2B_API_URL", "http://127.0.0.1:9")
@@ -117,4 +126,4 @@ async def test_a_service_that_cannot_be_reached_is_said(monkeypatch):
 
 async def test_an_unknown_protocol_is_refused():
     with pytest.raises(UsageError, match="use e2b"):
-        await serve_forever(protocol="daytona")
+        await serve_forever(protocol="daytona", said=print)

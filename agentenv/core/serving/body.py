@@ -1,0 +1,61 @@
+"""Read JSON that a stranger sent.
+
+Python's parser accepts more than JSON allows (`NaN`), and some of what JSON allows breaks later code: objects
+that are nested deeper than Python's stack, and half of a surrogate pair, which no encoding can write.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from agentenv.core.errors import UsageError
+
+__all__ = ["parse_json"]
+
+MAX_DEPTH = 100
+"""Most levels of nested lists and objects."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        UsageError: The text is not JSON, is nested too deeply, or has text that is not Unicode.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise UsageError(f"the JSON is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise UsageError(f"this is not JSON: {error}") from None
+    if _is_too_deep(value):
+        raise UsageError(f"the JSON is nested deeper than {MAX_DEPTH} levels")
+    if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # pyright: ignore[reportOperatorIssue]
+        _check_unicode(value)
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for part in level
+            if isinstance(part, dict | list)
+            for item in (part.values() if isinstance(part, dict) else part)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _check_unicode(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UsageError("the JSON has half of a surrogate pair, which is not Unicode text") from None
