@@ -165,12 +165,23 @@ def _home_of(name: str, value: object, sections: Mapping[str, Section]) -> str:
     raise _unknown(f"{name}.{inner}" if inner else name, sections)
 
 
+_OF_PEERS = {
+    "max_assistant_turns": "max_turns",
+    "max_tool_calling_iterations": "max_turns",
+    "max_tool_response_length": "max_tool_output_tokens",
+    "max_new_tokens": "max_tokens_per_turn",
+    "max_response_length": "max_tokens_per_turn",
+}
+"""Settings of verl, TRL and transformers, and ours that has the same meaning; similar names differ in it."""
+
+
 def _unknown(name: str, sections: Mapping[str, Section]) -> UsageError:
     """Return the error for a name that no section has; it explains the most similar names."""
     named = [(home, field) for home, section in sections.items() for field in section.names]
     whole = {f"{home}.{field}" if home else field: (home, field) for home, field in named}
     spellings = {field: text for text, (_, field) in whole.items()} | {text: text for text in whole}
-    elsewhere = [text for text, (_, field) in whole.items() if field == name.rpartition(".")[2]]
+    last = name.rpartition(".")[2]
+    elsewhere = [text for text, (_, field) in whole.items() if field in {last, _OF_PEERS.get(last)}]
     near = nearest(name, spellings, cutoff=0.9) or nearest(name, spellings, count=3)
     close = elsewhere or list(dict.fromkeys(spellings[spelling] for spelling in near))[:2]
     if close:

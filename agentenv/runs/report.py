@@ -144,7 +144,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         stop_reasons=dict(Counter(episode.stop_reason.value for episode in episodes).most_common()),
         tools=tools,
         time_s=_times(episodes),
-        prompt_tokens=sum(max(0, episode.total_tokens - episode.trained_tokens) for episode in episodes),
+        prompt_tokens=sum(map(_tokens_read, episodes)),
         sampled_tokens=sum(episode.sampled_tokens for episode in episodes),
         cost_usd=sum(costs) if costs else None,
         num_groups=len(groups),
@@ -153,6 +153,12 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         errors=tuple(ErrorCount(text, count, places[text]) for text, count in failures.most_common()),
         warnings=tuple(_warnings(episodes, scored, groups, tools)),
     )
+
+
+def _tokens_read(episode: EpisodeSummary) -> int:
+    """Return the tokens that the model read: what a chat API counted, or what was not trained."""
+    counted = episode.metrics.get("prompt_tokens")
+    return max(0, episode.total_tokens - episode.trained_tokens) if counted is None else int(counted)
 
 
 def _mean(values: Sequence[float]) -> float:

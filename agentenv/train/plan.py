@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
 from agentenv.engine.factory import check_options, weights_and_engine
@@ -22,6 +22,7 @@ from agentenv.runs.store.writer import RunWriter
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.loop.checkpoint import last_checkpoint, step_of
 from agentenv.train.loop.mixture import Envs, weighted
+from agentenv.train.watch.track import require_trackers
 
 __all__ = ["TrainPlan", "TrainRequest"]
 
@@ -125,6 +126,9 @@ class TrainRequest:
         for spec in specs:
             spec.check_kwargs()
         refuse_groups_of_one(plan.config)
+        require_trackers(plan.config.report_to)
+        if plan.config.notify:
+            DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         _check_model(plan.config.model)
         if plan.engine and not plan.config.engine:
             check_options(TransformersEngine, "the engine in this process", plan.engine)

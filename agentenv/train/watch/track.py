@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from agentenv.core.errors import DependencyMissing, UsageError
 
-__all__ = ["Trackers"]
+__all__ = ["Trackers", "require_trackers"]
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,23 @@ class _TensorBoard:
         self._writer.close()
 
 
+def require_trackers(names: Sequence[str]) -> None:
+    """Check that trackers are known and installed, without importing them.
+
+    Raises:
+        UsageError: A tracker is unknown.
+        DependencyMissing: A tracker's package is not installed.
+    """
+    for name in names:
+        if name not in PACKAGES:
+            raise UsageError(
+                f"unknown tracker {name!r} in report_to", remedy=f"use one of {sorted(PACKAGES)}"
+            )
+        DependencyMissing.require(name, extra="track", purpose=f"report_to={name!r}")
+
+
 def _open(name: str, directory: Path, config: Mapping[str, Any]) -> Tracked:
-    if name not in PACKAGES:
-        raise UsageError(f"unknown tracker {name!r} in report_to", remedy=f"use one of {sorted(PACKAGES)}")
+    require_trackers([name])
     try:
         module = import_module(PACKAGES[name])
     except ImportError:

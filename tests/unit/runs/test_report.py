@@ -136,3 +136,10 @@ def test_costs_are_summed_where_an_api_gives_them():
     priced = [replace(episode(task), metrics={"cost_usd": 0.25}) for task in range(3)]
 
     assert report_on([*priced, episode(9)]).cost_usd == 0.75
+
+
+def test_tokens_that_an_api_counted_are_the_tokens_read():
+    counted = replace(episode(1), metrics={"prompt_tokens": 40.0}, total_tokens=0, trained_tokens=0)
+    recorded = replace(episode(2), total_tokens=9, trained_tokens=2)
+
+    assert report_on([counted, recorded]).prompt_tokens == 47

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.cli import main
-from agentenv.core import StoreError, TrainingFailed, UsageError
+from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.render import byte_tokenizer
@@ -113,6 +114,18 @@ def test_the_command_makes_a_resumed_run_longer_only_if_steps_are_typed(model, w
 
     assert not stop.value.code
     assert len(ae.find_run(first.run.id).metrics()) == steps
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"), [({"report_to": "wandb"}, "wandb"), ({"notify": ("json://x",)}, "apprise")]
+)
+def test_a_service_that_is_not_installed_is_told_before_a_run_is_made(model, options, missing, monkeypatch):
+    monkeypatch.setattr("agentenv.core.errors.find_spec", lambda name: None if name == missing else object())
+
+    with pytest.raises(DependencyMissing, match=f"needs {missing}"):
+        ae.train(echo(), model, steps=1, train=options, runs_dir="services")
+
+    assert not Path("services").exists()
 
 
 def test_arguments_win_over_the_trainers_options(model):
