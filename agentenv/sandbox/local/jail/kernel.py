@@ -124,9 +124,15 @@ def umount(target: str, flags: int = 2) -> None:
         raise _fail(f"umount {target}")
 
 
-def write(path: str, data: bytes) -> None:
-    """Write to a file in /proc with a single call, as the kernel requires."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def write(path: str, data: bytes, folder: int | None = None) -> None:
+    """Write to a file in /proc with a single call, as the kernel requires.
+
+    Args:
+        path: The file, relative to `folder` if there is one.
+        data: What to write.
+        folder: Descriptor of a directory.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.write(fd, data)
     finally:

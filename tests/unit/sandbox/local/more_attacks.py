@@ -108,7 +108,8 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
         "state",
         "marks on the directories",
         (
-            "for d in ('.', os.environ['TMPDIR']):\n s = os.stat(d)\n print('BREACH' if s.st_mtime_ns == 12345 or 'user.left' in os.listxattr(d) else 'clean')\n"
+            "def marks(d):\n try: return os.listxattr(d)\n except OSError: return []\n"
+            "for d in ('.', os.environ['TMPDIR']):\n s = os.stat(d)\n print('BREACH' if s.st_mtime_ns == 12345 or 'user.left' in marks(d) else 'clean')\n"
             " try: os.setxattr(d, 'user.left', b'1')\n except OSError: pass\n os.utime(d, ns=(12345, 12345))"
         ),
         {"out": "clean\nclean", "quick": True},
