@@ -67,7 +67,7 @@ def _confine(config: dict[str, Any], cell: Cell) -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     prctl(_PR_SET_DUMPABLE, 1)
-    _limit(config["limits"], namespaces=namespaces)
+    _limit(config["limits"], core_bytes=config["core_bytes"], namespaces=namespaces)
     kernel.drop_capabilities(bounding=namespaces)
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
@@ -76,10 +76,10 @@ def _confine(config: dict[str, Any], cell: Cell) -> None:
     kernel.close_range(START + 1, kernel.LAST)
 
 
-def _limit(limits: dict[str, int], *, namespaces: bool) -> None:
+def _limit(limits: dict[str, int], *, core_bytes: int, namespaces: bool) -> None:
     wanted = [
         (resource.RLIMIT_AS, limits["address_space_bytes"]),
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, core_bytes),
         (resource.RLIMIT_NOFILE, limits["max_open_files"]),
         (resource.RLIMIT_FSIZE, limits["max_file_bytes"]),
         (resource.RLIMIT_MEMLOCK, 64 * 1024),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.local.jail import usage
+from agentenv.sandbox.local.jail import kernel, usage
 
 MIB = 1 << 20
 
@@ -117,3 +117,14 @@ def test_an_init_can_see_its_child(owner):
     if owner != -1 and os.geteuid() != 0:
         pytest.skip("UNTESTED as root: only root has a child of another user")
     usage.check_measurable(owner)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "limit"),
+    [("core\n", 0), ("/var/core/%e", 0), ("|/usr/share/apport/apport %p\n", 1), ("@/run/x", 1)],
+)
+def test_a_crash_leaves_no_core_wherever_the_machine_puts_them(tmp_path, pattern, limit):
+    (tmp_path / "setting").write_text(pattern)
+
+    assert kernel.core_limit(str(tmp_path / "setting")) == limit
+    assert kernel.core_limit(str(tmp_path / "missing")) == 1
