@@ -13,6 +13,8 @@ from agentenv.core.errors import AgentEnvError
 from agentenv.sandbox.base import create
 from agentenv.sandbox.local.backend import FIXES, TIERS
 from agentenv.sandbox.local.jail import landlock
+from agentenv.sandbox.local.pool import Tier
+from agentenv.sandbox.local.promises import promises
 
 __all__ = ["BackendFinding", "SandboxDiagnosis", "diagnose", "doctor"]
 
@@ -24,6 +26,16 @@ class BackendFinding:
     name: str
     works: bool
     detail: str
+    holds: tuple[str, ...] = ()
+    """What it protects on this kernel."""
+    leaves_open: tuple[str, ...] = ()
+    """What it does not protect on this kernel."""
+
+    def lines(self) -> list[str]:
+        """Return the finding for a terminal."""
+        lines = [f"  {'ok ' if self.works else 'no '} {self.name}: {self.detail}"]
+        lines += [f"      holds: {text}" for text in self.holds]
+        return lines + [f"      open:  {text}" for text in self.leaves_open]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +52,8 @@ class SandboxDiagnosis:
     def text(self) -> str:
         """Return the diagnosis for a terminal."""
         lines = [f"sandbox: {self.tier or 'NO ISOLATION'}   ({self.machine})"]
-        lines += [
-            f"  {'ok ' if finding.works else 'no '} {finding.name}: {finding.detail}"
-            for finding in self.findings
-        ]
+        for finding in self.findings:
+            lines += finding.lines()
         lines += [f"  fix: {fix}" for fix in self.fixes]
         return "\n".join(lines)
 
@@ -64,16 +74,18 @@ def doctor() -> SandboxDiagnosis:
     return asyncio.run(diagnose())
 
 
-async def _try_tier(tier: str) -> BackendFinding:
+async def _try_tier(tier: Tier) -> BackendFinding:
     try:
         async with create(tier, size=1) as sandbox:
             result = await sandbox.run_code("print('ok')", timeout_s=10)
     except (AgentEnvError, OSError) as error:
         reason = error.message if isinstance(error, AgentEnvError) else str(error)
         return BackendFinding(tier, False, reason.removeprefix("no isolation on this machine. "))
-    return BackendFinding(
-        tier, result.stdout == "ok\n", f"runs; first execution {result.duration_s * 1000:.1f} ms"
-    )
+    if result.stdout != "ok\n":
+        return BackendFinding(tier, False, f"the first execution failed: {result.text()}")
+    promised = promises(tier)
+    detail = f"runs; first execution {result.duration_s * 1000:.1f} ms"
+    return BackendFinding(tier, True, detail, promised.holds, promised.leaves_open)
 
 
 def _e2b() -> BackendFinding:

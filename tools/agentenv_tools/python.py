@@ -53,8 +53,14 @@ async def close_session(context: Context) -> None:
 
 
 def answer_of(result: ExecResult) -> str:
-    """Return the text of a result, as the model reads it."""
-    return result.text() or "(no output)"
+    """Return the text of a result, as the model reads it.
+
+    The exit code is added unless the traceback of an exception says how the code ended.
+    """
+    text = result.text() or "(no output)"
+    if result.status == "error" and (result.exit_code != 1 or not result.stderr.strip()):
+        return f"{text}\n[exit code {result.exit_code}]"
+    return text
 
 
 @tool

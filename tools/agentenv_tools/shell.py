@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentenv.core import Context
 from agentenv.tools import tool
-from agentenv_tools.python import answer_of, session_of
+from agentenv_tools.python import session_of
 
 __all__ = ["shell"]
 
@@ -19,5 +19,5 @@ async def shell(command: str, context: Context) -> str:  # noqa: D417 - the mode
         command: A line for /bin/sh.
     """
     result = await session_of(context).exec(command)
-    text = answer_of(result)
+    text = result.text() or "(no output)"
     return text if result.ok else f"{text}\n[exit code {result.exit_code}]"

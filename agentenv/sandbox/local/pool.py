@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from agentenv.core.errors import SandboxCrashed, SandboxUnavailable, UsageError
+from agentenv.sandbox.local.jail import landlock
 from agentenv.sandbox.local.jail.launch import BOOT, FLAGS
 from agentenv.sandbox.local.layout import JAIL_CODE, JailLayout
 from agentenv.sandbox.request import SandboxLimits
@@ -193,11 +194,18 @@ class Pool:
         if self.tier == "namespace":
             paths = self._layout.for_namespaces()
         else:
-            self._base = tempfile.mkdtemp(prefix="agentenv-sandbox-")
+            # The init finds the code's files in /proc by their real paths.
+            self._base = os.path.realpath(tempfile.mkdtemp(prefix="agentenv-sandbox-"))
             Path(self._base).chmod(0o711)
             paths = self._layout.for_landlock(self._base)
-        limits = self.limits.as_dict()
-        return {**paths, "tier": self.tier, "control": control, "limits": limits, "preload": self._preload}
+        return {
+            **paths,
+            "tier": self.tier,
+            "control": control,
+            "limits": self.limits.as_dict(),
+            "preload": self._preload,
+            "abi": landlock.abi(),
+        }
 
     def _ask(self, count: int) -> None:
         """Request workers from the zygote."""

@@ -24,7 +24,6 @@ the event loop only once."""
 _GRACE_S = 2.0
 """Seconds after the time limit at which the host ends an execution that the init did not end."""
 _INLINE_BYTES = 100_000
-_SIGXCPU = 24
 
 
 class Lost(Exception):
@@ -44,13 +43,26 @@ class ExecVerdict:
     files_complete: bool = True
 
     @classmethod
-    def parse(cls, data: bytes, memory: int = -1) -> ExecVerdict:
-        """Parse a verdict, and the files that follow it or that are in a memory file.
+    def receive(cls, message: bytes, memory: list[int]) -> ExecVerdict:
+        """Parse a message of an init, or the memory file that came in its place, and close the file.
 
         Raises:
             Lost: There is no verdict, because the init was killed.
-            SandboxCrashed: The child could not be confined.
+            SandboxCrashed: The child could not be confined, or the message cannot be read.
         """
+        try:
+            for fd in memory:
+                with open(fd, "rb", closefd=False) as file:
+                    message = file.read()
+            return cls._parse(message)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise SandboxCrashed(f"a verdict of the sandbox cannot be read: {error}") from error
+        finally:
+            for fd in memory:
+                os.close(fd)
+
+    @classmethod
+    def _parse(cls, data: bytes) -> ExecVerdict:
         line, newline, rest = data.partition(b"\n")
         if not newline:
             raise Lost
@@ -59,9 +71,6 @@ class ExecVerdict:
             raise SandboxCrashed(f"the sandbox could not be set up: {message['failed']}")
         if not message["started"] or message["reason"] == "stopped":
             raise Lost
-        if memory != -1:
-            with open(memory, "rb", closefd=False) as file:
-                rest = file.read()
         files: dict[str, bytes] = {}
         at = 0
         for name, size in message["files"]:
@@ -138,7 +147,10 @@ class _Run:
 
     def read(self, fd: int) -> None:
         output = self.outputs[fd]
-        data = os.read(fd, 1 << 16)
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:  # the code itself can read its pipe if it runs as the user of the host
+            return
         output.add(data)
         if not data:
             self.loop.remove_reader(fd)
@@ -160,15 +172,12 @@ class _Run:
     def ended(self, message: bytes, memory: list[int]) -> None:
         """Store the verdict. Nothing writes to the pipes any more, unless the init was killed."""
         try:
-            self.verdict = ExecVerdict.parse(message, *memory)
+            self.verdict = ExecVerdict.receive(message, memory)
         except Lost:
             pass
         except SandboxCrashed as error:
             if not self.done.done():
                 self.done.set_exception(error)
-        finally:
-            for fd in memory:
-                os.close(fd)
         for fd, output in self.outputs.items():
             drain(fd, output, self.limits.max_output_bytes)
             if output.total > self.limits.max_output_bytes:
@@ -241,21 +250,33 @@ def _status(
 ) -> tuple[ExecStatus, str]:
     notes: dict[str, tuple[ExecStatus, str]] = {
         "timeout": ("timeout", f"time limit of {timeout_s:g} s reached"),
+        "cpu": ("timeout", "processor time limit reached"),
         "memory": ("memory", f"memory limit of {limits.memory_bytes >> 20} MiB reached"),
         "output_limit": ("output_limit", f"output limit of {limits.max_output_bytes >> 10} KiB reached"),
         "disk": ("killed", f"disk limit of {2 * limits.work_bytes >> 20} MiB reached"),
+        "processes": ("killed", f"limit of {limits.max_processes} processes and threads reached"),
     }
     if verdict.reason in notes:
         return notes[verdict.reason]
     if verdict.exit == 0:
         return "ok", ""
-    if verdict.exit == -_SIGXCPU:
-        return "timeout", "processor time limit reached"
     if verdict.exit < 0:
         return "killed", f"ended by signal {-verdict.exit}"
     if verdict.exit == 1 and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
-        return "memory", f"a process may use {limits.address_space_bytes >> 20} MiB of addresses"
+        return _memory_error(verdict, limits)
     return "error", f"exit code {verdict.exit}"
+
+
+def _memory_error(verdict: ExecVerdict, limits: SandboxLimits) -> tuple[ExecStatus, str]:
+    """Return the status of a program that says it had too little memory.
+
+    Anyone can print these words, so they count only if the kernel saw that the program used much memory. A
+    single request that is too large uses none, and is an error of the program.
+    """
+    note = f"a process may use {limits.address_space_bytes >> 20} MiB of addresses"
+    if 2 * verdict.max_rss_bytes >= limits.address_space_bytes:
+        return "memory", note
+    return "error", f"exit code 1; {note}"
 
 
 def pack(job: Mapping[str, object]) -> bytes:

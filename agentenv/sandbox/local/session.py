@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import socket
-import stat
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
@@ -14,8 +11,10 @@ from agentenv.core.errors import SandboxCrashed, UsageError
 from agentenv.core.execution import ExecResult
 from agentenv.sandbox import checks
 from agentenv.sandbox.base import Session
+from agentenv.sandbox.local.jail.messages import MAX_DATA_BYTES
 from agentenv.sandbox.local.output import Output
 from agentenv.sandbox.local.pool import Pool, Worker
+from agentenv.sandbox.local.reply import MAX_REPLY_BYTES, StepReply
 from agentenv.sandbox.local.running import ExecVerdict, Lost, drain, pack, send, settle
 from agentenv.sandbox.request import ExecRequest, SandboxLimits
 
@@ -71,7 +70,7 @@ class LocalSession(Session):
                 self._pipes = self._worker.take_pipes()
                 self._worker.listener = self._over
                 job = {"kind": "session", "timeout_s": None, "files": self._files, "env": {}}
-                result, _, _ = await self._exchange(job, _START_S, 0)
+                result, _ = await self._exchange(job, _START_S, 0)
                 if result.status != "ok":
                     raise SandboxCrashed(f"a session could not be started: {result.note} {result.stderr}")
 
@@ -103,17 +102,19 @@ class LocalSession(Session):
         return replace(result[0], queue_s=began - asked)
 
     async def read_file(self, path: str) -> bytes:
-        """Return the content of a file in the session's directory."""
-        result, fd = await self._file({"kind": "read", "path": checks.clean_path(path)})
-        if fd == -1:
-            raise FileNotFoundError(f"no file {path!r} in the session's working directory: {result}")
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise FileNotFoundError(f"{path!r} is not a regular file")
-            with open(fd, "rb", closefd=False) as file:  # noqa: ASYNC230 - a regular file, in memory
-                return file.read(_MAX_READ_BYTES)
-        finally:
-            os.close(fd)
+        """Return the content of a file in the session's directory; at most 32 MiB of it."""
+        job: dict[str, object] = {"kind": "read", "path": checks.clean_path(path)}
+        content = bytearray()
+        await self.start()
+        deadline = asyncio.get_running_loop().time() + self.limits.timeout_s
+        while len(content) < _MAX_READ_BYTES:
+            reason, data = await self._file({**job, "at": len(content)}, deadline)
+            if reason:
+                raise FileNotFoundError(f"no file {path!r} in the session's working directory: {reason}")
+            content += data
+            if len(data) < MAX_DATA_BYTES:
+                break
+        return bytes(content[:_MAX_READ_BYTES])
 
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file into the session's directory."""
@@ -122,30 +123,34 @@ class LocalSession(Session):
             raise UsageError(
                 f"file {path!r} has {len(content):,} bytes, but at most {checks.MAX_JOB_BYTES:,} are allowed"
             )
-        reason, _ = await self._file({"kind": "write", "path": checks.clean_path(path), "data": content})
+        job: dict[str, object] = {"kind": "write", "path": checks.clean_path(path), "data": content}
+        await self.start()
+        reason, _ = await self._file(job, asyncio.get_running_loop().time() + self.limits.timeout_s)
         if reason:
             raise OSError(f"file {path!r} cannot be written in the sandbox: {reason}")
 
-    async def _file(self, job: dict[str, object]) -> tuple[str, int]:
-        """Read or write a file in the session; return the reason of a failure, and the file's descriptor."""
-        await self.start()
+    async def _file(self, job: dict[str, object], deadline: float) -> tuple[str, bytes]:
+        """Read or write a file in the session; return the reason of a failure, and the data of the file."""
         async with self._one_at_a_time:
-            result, reason, fd = await self._step(job, self.limits.timeout_s, self.limits.timeout_s)
-        return reason or ("" if result.status == "ok" else result.note), fd
+            wait_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            result, reply = await self._step(job, wait_s, self.limits.timeout_s)
+        if reply is None or result.status != "ok":
+            return result.note or result.status, b""
+        return reply.failed, reply.data
 
     async def _step(
         self, job: dict[str, object], wait_s: float, timeout_s: float
-    ) -> tuple[ExecResult, str, int]:
+    ) -> tuple[ExecResult, StepReply | None]:
         """Send one job and wait for its reply, for the end of the process, or for the time limit."""
         if self._worker is None or self._why:
             note = f"the session has ended ({self._why or 'closed'}) and its state is lost; open a new one"
-            return ExecResult(status="killed", stderr=note + "\n", note=note), note, -1
+            return ExecResult(status="killed", stderr=note + "\n", note=note), None
         self._count += 1
         return await self._exchange({**job, "id": self._count, "timeout_s": timeout_s}, wait_s, self._count)
 
     async def _exchange(
         self, job: Mapping[str, object], wait_s: float, number: int
-    ) -> tuple[ExecResult, str, int]:
+    ) -> tuple[ExecResult, StepReply | None]:
         assert self._worker is not None
         worker, limit_s = self._worker, job["timeout_s"]
         timeout_s = float(limit_s) if isinstance(limit_s, int | float) else wait_s
@@ -164,35 +169,33 @@ class LocalSession(Session):
         finally:
             step.stop()
             self._current = None
-        return self._settle(step, timeout_s), str(step.reply.get("failed", "")), step.fd
+        return self._settle(step, timeout_s), step.reply
 
     def _settle(self, step: _Step, timeout_s: float) -> ExecResult:
-        reply = step.reply
-        ended = bool(step.reason) or not reply
-        reason = step.reason or ("" if reply else "lost")
-        verdict = ExecVerdict(
-            exit=_whole(reply.get("exit", 0)) if reply else -9,
-            reason=reason if ended else str(reply.get("reason", "")),
-            duration_s=float(_number(reply.get("duration_s"), step.elapsed())),
-            cpu_s=float(_number(reply.get("cpu_s"), 0.0)),
-            max_rss_bytes=_whole(reply.get("max_rss_bytes", 0)),
-        )
-        if reason == "lost":
-            verdict = step.verdict or verdict
+        """Make the result of a step; the session ends unless there is a reply within all limits."""
+        if step.reply is not None and not step.reason:
+            verdict = ExecVerdict(
+                exit=step.reply.exit,
+                reason="timeout" if step.reply.timed_out else "",
+                duration_s=step.reply.duration_s,
+                cpu_s=step.reply.cpu_s,
+                max_rss_bytes=step.reply.max_rss_bytes,
+            )
+            return replace(settle(verdict, step.out, step.err, timeout_s, self.limits), files=None)
+        verdict = ExecVerdict(reason=step.reason, duration_s=step.elapsed())
+        if step.reason == "lost" and step.verdict is not None:
+            verdict = step.verdict
         result = settle(verdict, step.out, step.err, timeout_s, self.limits)
-        if ended:
-            self._end(result.note or f"its process ended with exit code {result.exit_code}")
-            note = f"{self._why}; the session has ended and its state is lost"
-            status = "killed" if result.status in ("ok", "error") else result.status
-            result = replace(result, status=status, note=note, files=None)
-        return replace(result, files=None)
+        forged = "it sent a message that is not the reply to its step" if step.reason == "forged" else ""
+        self._end(forged or result.note or f"its process ended with exit code {result.exit_code}")
+        note = f"{self._why}; the session has ended and its state is lost"
+        status = "killed" if result.status in ("ok", "error") else result.status
+        return replace(result, status=status, note=note, files=None)
 
     def _over(self, message: bytes, memory: list[int]) -> None:
         """Handle the init's message that the process has ended."""
-        for fd in memory:
-            os.close(fd)
         try:
-            verdict = ExecVerdict.parse(message.partition(b"\n")[0] + b"\n")
+            verdict = ExecVerdict.receive(message, memory)
         except (Lost, SandboxCrashed):
             verdict = None
         if self._current is not None:
@@ -220,15 +223,6 @@ class LocalSession(Session):
         self._end("closed")
 
 
-def _number(value: object, default: float) -> float:
-    """Return a number from the confined process, which may send anything, or the default."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
-
-
-def _whole(value: object) -> int:
-    return int(_number(value, 0))
-
-
 class _Step:
     """One job of a session that is running."""
 
@@ -239,9 +233,8 @@ class _Step:
         self.out, self.err = Output(limits.output_bytes), Output(limits.output_bytes)
         self.outputs = dict(zip(pipes, (self.out, self.err), strict=True))
         self.verdict: ExecVerdict | None = None
-        self.reply: dict[str, object] = {}
+        self.reply: StepReply | None = None
         self.reason = ""
-        self.fd = -1
         self.stopped = False
         self.loop = asyncio.get_running_loop()
         self.began = self.loop.time()
@@ -268,25 +261,23 @@ class _Step:
             self._finish()
 
     def _replied(self) -> None:
+        """Receive the reply. Any other message is forged and ends the session, so that a flood of them does.
+
+        The kernel closes descriptors that come with a message, because `recv` has no room for them.
+        """
         try:
-            data, fds, _, _ = socket.recv_fds(self.worker.job, 1 << 16, 4)
+            message = self.worker.job.recv(MAX_REPLY_BYTES + 1)
         except BlockingIOError:
             return
         except OSError:
-            data, fds = b"", []
-        for extra in fds[1:]:
-            os.close(extra)
-        if not data:
-            self.loop.remove_reader(self.worker.job.fileno())
-        try:
-            reply = json.loads(data)
-        except ValueError:
-            reply = None
-        if isinstance(reply, dict) and reply.get("id") == self.number and not self.reply:
-            self.reply, self.fd = reply, fds[0] if fds else -1
-            self._finish()
-        elif fds:
-            os.close(fds[0])
+            message = b""
+        self.loop.remove_reader(self.worker.job.fileno())
+        if not message:
+            return  # the process has ended, and the init's verdict follows
+        self.reply = StepReply.parse(message, self.number)
+        if self.reply is None:
+            self.reason = self.reason or "forged"
+        self._finish()
 
     def end(self, verdict: ExecVerdict | None) -> None:
         """Stop waiting for a reply, because the process has ended."""

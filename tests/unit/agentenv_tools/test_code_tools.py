@@ -26,6 +26,11 @@ async def test_code_answers_with_output_value_and_traceback():
 
         assert (await ask(box, context, "python", code="x = 6\nprint('hi')\nx * 7")).text == "hi\n42"
         assert (await ask(box, context, "python", code="x = 1")).text == "(no output)"
+        silent = await ask(box, context, "python", code="raise SystemExit(3)")
+        assert silent.text == "(no output)\n[exit code 3]"
+        after = await ask(box, context, "python", code="print('out')\nimport os\nos._exit(1)")
+        assert after.text == "out\n[exit code 1]"
+        assert (await ask(box, context, "python", code="1 / 0")).text.endswith("division by zero")
         assert "NameError: name 'x' is not defined" in (await ask(box, context, "python", code="x")).text
         assert list(box.schemas()[0]["function"]["parameters"]["properties"]) == ["code"]
 

@@ -16,6 +16,8 @@ __all__ = ["JOB", "NOBODY", "START", "Cell", "run"]
 NOBODY = 65534
 JOB, START = 3, 4
 """Descriptors besides the standard streams: jobs arrive on `JOB`, and its start is reported on `START`."""
+_MAX_PENDING_SIGNALS = 64
+"""Signals that wait to be delivered. Without a limit the code could take all that its user may have."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 
@@ -26,6 +28,8 @@ class Cell(NamedTuple):
     """Descriptor of the user namespace, which has its own count of processes; -1 in the Landlock tier."""
     ruleset: int
     """Descriptor of the Landlock ruleset; -1 if the kernel has no Landlock."""
+    proc: int
+    """Descriptor of /proc, to which the code may not write."""
     home: str
     temporary: str
 
@@ -51,18 +55,19 @@ def _confine(config: dict[str, Any], cell: Cell) -> None:
     """Give up privileges, set limits, and apply the namespace and the Landlock ruleset."""
     namespaces = cell.user_namespace != -1
     os.setsid()
-    kernel.write("/proc/self/oom_score_adj", b"1000")
+    kernel.write("self/oom_score_adj", b"1000", cell.proc)
     if namespaces:
         kernel.setns(cell.user_namespace, kernel.CLONE_NEWUSER)
         if config["mapped"]:
             os.setresgid(UID, UID, UID)
             os.setresuid(UID, UID, UID)
-    elif os.geteuid() == 0:
+    elif 0 in os.getresuid():
+        os.seteuid(0)  # the init keeps root as its saved user
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     prctl(_PR_SET_DUMPABLE, 1)
-    _limit(config["limits"], namespaces=namespaces)
+    _limit(config["limits"], core_bytes=config["core_bytes"], namespaces=namespaces)
     kernel.drop_capabilities(bounding=namespaces)
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
@@ -71,14 +76,16 @@ def _confine(config: dict[str, Any], cell: Cell) -> None:
     kernel.close_range(START + 1, kernel.LAST)
 
 
-def _limit(limits: dict[str, int], *, namespaces: bool) -> None:
+def _limit(limits: dict[str, int], *, core_bytes: int, namespaces: bool) -> None:
     wanted = [
         (resource.RLIMIT_AS, limits["address_space_bytes"]),
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, core_bytes),
         (resource.RLIMIT_NOFILE, limits["max_open_files"]),
         (resource.RLIMIT_FSIZE, limits["max_file_bytes"]),
         (resource.RLIMIT_MEMLOCK, 64 * 1024),
         (resource.RLIMIT_STACK, 8 * 1024 * 1024),
+        (resource.RLIMIT_SIGPENDING, _MAX_PENDING_SIGNALS),
+        (resource.RLIMIT_MSGQUEUE, 0),
     ]
     if namespaces:
         wanted.append((resource.RLIMIT_NPROC, limits["max_processes"]))

@@ -18,6 +18,7 @@ __all__ = [
     "LAST",
     "MACHINE",
     "close_range",
+    "core_limit",
     "drop_capabilities",
     "fork",
     "mount",
@@ -124,13 +125,31 @@ def umount(target: str, flags: int = 2) -> None:
         raise _fail(f"umount {target}")
 
 
-def write(path: str, data: bytes) -> None:
-    """Write to a file in /proc with a single call, as the kernel requires."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def write(path: str, data: bytes, folder: int | None = None) -> None:
+    """Write to a file in /proc with a single call, as the kernel requires.
+
+    Args:
+        path: The file, relative to `folder` if there is one.
+        data: What to write.
+        folder: Descriptor of a directory.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.write(fd, data)
     finally:
         os.close(fd)
+
+
+def core_limit(setting: str = "/proc/sys/kernel/core_pattern") -> int:
+    """Return the limit of a core file that keeps the machine from writing one.
+
+    The limit 0 does not hold on a machine that hands cores to a program or a socket; 1 stands for none there.
+    """
+    try:
+        with open(setting, encoding="utf-8", errors="replace") as file:
+            return 1 if file.read(1) in ("|", "@") else 0
+    except OSError:
+        return 1
 
 
 LAST = 0x7FFFFFFF

@@ -9,7 +9,7 @@ import struct
 
 from .kernel import syscall
 
-__all__ = ["READ", "WRITE", "abi", "new_ruleset", "open_path", "restrict"]
+__all__ = ["READ", "SCOPED", "WRITE", "abi", "new_ruleset", "open_path", "restrict"]
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
@@ -19,6 +19,9 @@ READ = _EXECUTE | _READ_FILE | _READ_DIR
 """Rights to read and execute files and to list directories."""
 WRITE = (1 << 15) - 1
 """All rights except device ioctls. The kernel lets only privileged processes create devices anyway."""
+
+SCOPED = 6
+"""First version that restricts abstract Unix sockets and signals to the sandbox's own."""
 
 _PATH_BENEATH = 1
 
@@ -46,7 +49,7 @@ def new_ruleset(rules: list[tuple[int, int]], version: int) -> int:
     Unix sockets and signals to processes outside from version 6 on.
     """
     handled = _handled(version)
-    attributes = struct.pack("=QQQ", handled, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
+    attributes = struct.pack("=QQQ", handled, 3, 3)[: 8 if version < 4 else 16 if version < SCOPED else 24]
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     ruleset = syscall("landlock_create_ruleset", ctypes.addressof(buffer), len(attributes), 0)
     for fd, rights in rules:

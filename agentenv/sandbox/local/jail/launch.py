@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> None:
         host = os.pidfd_open(int(arguments[1]))
         if os.getppid() != int(arguments[1]):
             raise OSError("the host has ended")
+        config["core_bytes"] = kernel.core_limit()
         if config["tier"] == "landlock":
             from .zygote import serve
 

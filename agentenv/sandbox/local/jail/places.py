@@ -10,9 +10,10 @@ import time
 from . import kernel
 from .kernel import mount
 
-__all__ = ["Places", "make", "mount_own"]
+__all__ = ["Places", "make", "mount_own", "seal_proc"]
 
 _NOSUID, _NODEV, _NOEXEC, _NOATIME = 2, 4, 8, 1024
+_RDONLY, _REMOUNT, _BIND = 1, 32, 4096
 _GET_FLAGS = 0x80086601
 _TICK_S = 0.02
 """Seconds that are longer than the resolution of file times, which is the kernel's tick of at most 10 ms."""
@@ -77,10 +78,16 @@ def mount_own(limits: dict[str, int], owner: int) -> list[str]:
     return list(sizes)
 
 
+def seal_proc() -> None:
+    """Cover /proc by a copy that cannot be written to; needed only if there is no Landlock."""
+    mount("/proc", "/proc", "", _BIND)
+    mount("", "/proc", "", _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV | _NOEXEC)
+
+
 def make(base: str, owner: int) -> list[str]:
     """Create the directories of a worker for the Landlock tier, which has no mounts of its own."""
     folder = f"{base}/{os.urandom(8).hex()}"
-    os.mkdir(folder, 0o711)
+    os.mkdir(folder, 0o755)
     paths = [f"{folder}/work", f"{folder}/tmp"]
     for path in paths:
         os.mkdir(path, 0o700)

@@ -62,7 +62,6 @@ def preload(config: dict[str, Any]) -> None:
     config["mapped"] = _is_mapped(UID)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    config["abi"] = landlock.abi()
     config["rules"] = []
     if config["tier"] == "landlock":
         if config["abi"] == 0:

@@ -12,7 +12,6 @@ import ast
 import atexit
 import builtins
 import contextlib
-import json
 import linecache
 import marshal
 import math
@@ -20,7 +19,7 @@ import os
 import resource
 import signal
 import socket
-import struct
+import stat
 import sys
 import threading
 import time
@@ -28,10 +27,9 @@ import types
 from traceback import print_exception
 from typing import Any, NoReturn, cast
 
-__all__ = ["BEGUN", "lower", "prepare", "serve"]
+from .messages import BEGUN, MAX_DATA_BYTES, REPLY, REPLY_FAILED, REPLY_TIMED_OUT
 
-BEGUN = struct.Struct("=c4d")
-"""Message to the init: b"b", start time, time limit, and the limits of memory and disk in bytes."""
+__all__ = ["lower", "prepare", "serve"]
 
 _NAME = "main.py"
 _Job = dict[str, Any]
@@ -92,7 +90,7 @@ def _warm_up() -> None:
     """Use what a job will need, so that the kernel copies the shared memory pages before a job waits."""
     exec(compile(_WARM_UP, _NAME, "exec", dont_inherit=True), {})  # noqa: S102 - three lines of ours
     marshal.loads(marshal.dumps({"kind": "code", "env": {}, "timeout_s": 1.0}, 2))
-    BEGUN.pack(b"b", time.monotonic(), math.inf, 0.0, 0.0)
+    BEGUN.pack(b"b", time.monotonic(), math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
     resource.getrlimit(resource.RLIMIT_CPU)
     sys.stdout.write("")
     sys.stdout.flush()
@@ -126,7 +124,16 @@ def _receive_with_files(channel: _socket.socket) -> tuple[bytes, list[int]]:
 def _begin(start: int, job: _Job, limits: dict[str, int]) -> None:
     """Tell the init that the job starts now, and its limits."""
     limit_s = math.inf if job["timeout_s"] is None else job["timeout_s"]
-    terms = BEGUN.pack(b"b", time.monotonic(), limit_s, limits["memory_bytes"], 2 * limits["work_bytes"])
+    terms = BEGUN.pack(
+        b"b",
+        time.monotonic(),
+        limit_s,
+        limits["memory_bytes"],
+        2 * limits["work_bytes"],
+        resource.getrlimit(resource.RLIMIT_CPU)[0],
+        limits["max_processes"],
+        limits["max_file_bytes"],
+    )
     os.write(start, terms)
     os.close(start)
 
@@ -219,7 +226,7 @@ def _exit_code(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    print(code, file=sys.stderr)  # noqa: T201 - as Python does
+    print(code, file=sys.stderr or sys.__stderr__)
     return 1
 
 
@@ -248,8 +255,9 @@ def _leave(code: int) -> NoReturn:
         code = _exit_code(error.code) if isinstance(error, SystemExit) else code or 1
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except Exception:  # noqa: BLE001 - closed or replaced by the program
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception:  # noqa: BLE001 - replaced by the program
             code = code or 120
     os._exit(code)
 
@@ -269,7 +277,7 @@ def _execute(job: _Job) -> NoReturn:
 def _session(jobs: int, names: dict[str, Any]) -> NoReturn:
     """Run one job after another in the same process and directory."""
     os.set_inheritable(jobs, False)
-    _reply(jobs, {"id": 0}, -1)
+    _reply(jobs, {"id": 0})
     while True:
         channel = _socket.socket(fileno=os.dup(jobs))
         job = _receive(channel)
@@ -278,17 +286,13 @@ def _session(jobs: int, names: dict[str, Any]) -> NoReturn:
             os._exit(0)
         began = time.monotonic()
         reply: _Job = {"id": job["id"]}
-        fd = -1
         try:
-            fd = _step(job, names, reply)
+            _step(job, names, reply)
         except OSError as error:
-            reply["failed"] = error.strerror or str(error)
+            reply |= {"flags": REPLY_FAILED, "data": (error.strerror or str(error)).encode(errors="replace")}
         _flush()
         reply["duration_s"] = time.monotonic() - began
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        reply["cpu_s"] = usage.ru_utime + usage.ru_stime
-        reply["max_rss_bytes"] = usage.ru_maxrss * 1024
-        _reply(jobs, reply, fd)
+        _reply(jobs, reply)
 
 
 def _flush() -> None:
@@ -297,31 +301,45 @@ def _flush() -> None:
             stream.flush()
 
 
-def _reply(jobs: int, reply: _Job, fd: int) -> None:
+def _reply(jobs: int, reply: _Job) -> None:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    head = REPLY.pack(
+        reply["id"],
+        reply.get("exit", 0),
+        reply.get("flags", 0),
+        reply.get("duration_s", 0.0),
+        usage.ru_utime + usage.ru_stime,
+        usage.ru_maxrss * 1024,
+    )
     with socket.socket(fileno=os.dup(jobs)) as channel:
-        data = [json.dumps(reply).encode()]
-        if fd == -1:
-            channel.sendmsg(data)
-        else:
-            channel.sendmsg(data, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
-            os.close(fd)
+        channel.send(head + reply.get("data", b""))
 
 
-def _step(job: _Job, names: dict[str, Any], reply: _Job) -> int:
-    """Run one job of a session; return a descriptor to send to the host, or -1."""
+def _step(job: _Job, names: dict[str, Any], reply: _Job) -> None:
+    """Run one job of a session and add what came of it to the reply."""
     kind = job["kind"]
     if kind == "code":
         reply["exit"] = _run(job, names)
     elif kind == "exec":
-        reply.update(_command(job))
+        _command(job, reply)
     elif kind == "write":
         _write(job["path"], job["data"])
     elif kind == "read":
-        return os.open(job["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    return -1
+        reply["data"] = _read(job["path"], job["at"])
 
 
-def _command(job: _Job) -> _Job:
+def _read(path: str, at: int) -> bytes:
+    """Return a part of a file; it ends before `MAX_DATA_BYTES` only at the end of the file."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError("it is not a regular file")
+        return os.pread(fd, MAX_DATA_BYTES, at)
+    finally:
+        os.close(fd)
+
+
+def _command(job: _Job, reply: _Job) -> None:
     """Run a command as a child process with its own time limit; the session goes on after it."""
     import subprocess
 
@@ -335,11 +353,13 @@ def _command(job: _Job) -> _Job:
         )
     except OSError as error:
         os.write(2, f"{job['command'][0]}: {error.strerror}\n".encode(errors="backslashreplace"))
-        return {"exit": 126 if isinstance(error, PermissionError) else 127}
+        reply["exit"] = 126 if isinstance(error, PermissionError) else 127
+        return
     try:
         process.communicate(job.get("stdin") or None, timeout=job["timeout_s"])
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return {"exit": -9, "reason": "timeout"}
-    return {"exit": process.returncode}
+        reply |= {"exit": -9, "flags": REPLY_TIMED_OUT}
+        return
+    reply["exit"] = process.returncode

@@ -1,12 +1,12 @@
 """The filter of system calls: a BPF program written by hand for x86-64 and aarch64.
 
-The rules are, in this order:
+It is a list of permissions. The rules are, in this order:
 
 1. A call of another architecture, or with an x32 number, kills the process.
-2. A number that nobody reviewed (`FIRST_UNKNOWN` and above, and `GAPS`) fails with ENOSYS.
-3. A call in `REFUSED` fails with EPERM.
-4. A few calls are allowed or refused by their arguments.
-5. All other calls are allowed.
+2. Some calls are decided by their arguments (`_special` and `_without_processes`).
+3. A call in `ALLOWED` is made, one in `PRETENDED` returns 0, and one in `REFUSED` fails with EPERM.
+4. Every other number fails with ENOSYS, as on a kernel that does not have the call. Programs then use an
+   older call instead.
 
 The program is a binary search over the call number, so that each call runs few instructions, and the kernel
 fills its cache of the results quickly.
@@ -19,207 +19,171 @@ import errno
 import struct
 from collections.abc import Callable
 
+from .calls import ALLOWED, NUMBERS, PRETENDED, REFUSED, names
 from .kernel import MACHINE, prctl, syscall
 
-__all__ = ["FIRST_UNKNOWN", "GAPS", "NUMBERS", "REFUSED", "build", "install", "run"]
-
-FIRST_UNKNOWN = 457
-"""Number of statmount, the first call that has not been reviewed."""
+__all__ = ["build", "install", "run"]
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
 _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
-_LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_LOAD, _JA, _JEQ, _JGE, _AND, _RET = 0x20, 0x05, 0x15, 0x35, 0x54, 0x06
 
-# Numbers that both architectures share: from 424 on, new calls have the same number everywhere.
-_SAME = {
-    "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-    "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433,
-    "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438, "process_madvise": 440, "mount_setattr": 442,
-    "quotactl_fd": 443, "memfd_secret": 447, "process_mrelease": 448, "set_mempolicy_home_node": 450,
-}  # fmt: skip
+_NEW_NAMESPACES = 0x7E020000
+_PTHREAD_FLAGS = (0x3D0F00, 0x7D0F00)
+"""Flags with which the C libraries glibc and musl start a thread; it shares memory and open files."""
+_AF_UNIX, _SOCK_STREAM, _SOL_SOCKET = 1, 1, 1
+_SOCKET_PROGRAMS = (26, 50, 51, 52)
+"""Socket options that attach a filter program."""
+_IOCTLS = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x40049409)
+"""TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX and FICLONE. Others could for example
+read the machine's network addresses through any socket, or send signals to other processes."""
+_F_SETFL, _O_ASYNC = 4, 0x2000
+_FCNTLS = (0, 1, 2, 3, 5, 6, 7, 9, 36, 37, 38, 1025, 1030, 1032, 1033, 1034)
+"""Duplicates, flags, record locks, pipe size and seals; not leases, directory notices, signals to an owner,
+or larger pipes."""
+_PRCTLS = (2, 3, 4, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 42)
+"""Names, the dumpable flag, timer slack, reaping of orphans, no_new_privs, and questions. The child must end
+when its init ends, so PR_SET_PDEATHSIG is not among them."""
+_PR_SET_DUMPABLE = 4
+_MADVISE_REFUSED = (12, 20, 21, 25, 100, 101)
+"""MERGEABLE, COLD, PAGEOUT, COLLAPSE, HWPOISON and SOFT_OFFLINE: they work on memory of others."""
+_CLOSE_RANGE_UNSHARE = 2
+_O_ACCMODE_AND_TRUNC = 0o1003
+_TRUNC_WITHOUT_WRITING = (0o1000, 0o1003)
+"""Flags that cut a file opened for reading, or for neither reading nor writing."""
 
-NUMBERS: dict[str, dict[str, int]] = {
-    "x86_64": {
-        **_SAME,
-        "ioctl": 16, "shmget": 29, "shmat": 30, "shmctl": 31, "socket": 41, "socketpair": 53, "clone": 56,
-        "fork": 57, "vfork": 58, "kill": 62, "semget": 64, "semop": 65, "semctl": 66, "shmdt": 67,
-        "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "ptrace": 101, "syslog": 103, "uselib": 134,
-        "personality": 135, "ustat": 136, "sysfs": 139, "setpriority": 141, "sched_setparam": 142,
-        "sched_setscheduler": 144, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155, "_sysctl": 156,
-        "prctl": 157, "adjtimex": 159, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165,
-        "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169, "sethostname": 170,
-        "setdomainname": 171, "iopl": 172, "ioperm": 173, "create_module": 174, "init_module": 175,
-        "delete_module": 176, "get_kernel_syms": 177, "query_module": 178, "quotactl": 179,
-        "nfsservctl": 180, "tkill": 200, "sched_setaffinity": 203, "lookup_dcookie": 212,
-        "remap_file_pages": 216, "semtimedop": 220, "clock_settime": 227, "tgkill": 234, "mbind": 237,
-        "set_mempolicy": 238, "get_mempolicy": 239, "mq_open": 240, "mq_unlink": 241, "mq_timedsend": 242,
-        "mq_timedreceive": 243, "mq_notify": 244, "mq_getsetattr": 245, "kexec_load": 246, "add_key": 248,
-        "request_key": 249, "keyctl": 250, "ioprio_set": 251, "migrate_pages": 256, "unshare": 272,
-        "vmsplice": 278, "move_pages": 279, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
-        "perf_event_open": 298, "fanotify_init": 300, "fanotify_mark": 301, "prlimit64": 302,
-        "name_to_handle_at": 303, "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308,
-        "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
-        "sched_setattr": 314, "seccomp": 317, "memfd_create": 319, "kexec_file_load": 320, "bpf": 321,
-        "userfaultfd": 323,
-    },
-    "aarch64": {
-        **_SAME,
-        "lookup_dcookie": 18, "ioctl": 29, "ioprio_set": 30, "umount2": 39, "mount": 40, "pivot_root": 41,
-        "nfsservctl": 42, "chroot": 51, "vhangup": 58, "quotactl": 60, "vmsplice": 75, "acct": 89,
-        "personality": 92, "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106,
-        "clock_settime": 112, "syslog": 116, "ptrace": 117, "sched_setparam": 118,
-        "sched_setscheduler": 119, "sched_setaffinity": 122, "kill": 129, "tkill": 130, "tgkill": 131,
-        "rt_sigqueueinfo": 138, "setpriority": 140, "reboot": 142, "sethostname": 161,
-        "setdomainname": 162, "prctl": 167, "settimeofday": 170, "adjtimex": 171, "mq_open": 180,
-        "mq_unlink": 181, "mq_timedsend": 182, "mq_timedreceive": 183, "mq_notify": 184,
-        "mq_getsetattr": 185, "msgget": 186, "msgctl": 187, "msgrcv": 188, "msgsnd": 189, "semget": 190,
-        "semctl": 191, "semtimedop": 192, "semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196,
-        "shmdt": 197, "socket": 198, "socketpair": 199, "add_key": 217, "request_key": 218, "keyctl": 219,
-        "clone": 220, "swapon": 224, "swapoff": 225, "remap_file_pages": 234, "mbind": 235,
-        "get_mempolicy": 236, "set_mempolicy": 237, "migrate_pages": 238, "move_pages": 239,
-        "rt_tgsigqueueinfo": 240, "perf_event_open": 241, "prlimit64": 261, "fanotify_init": 262,
-        "fanotify_mark": 263, "name_to_handle_at": 264, "open_by_handle_at": 265, "clock_adjtime": 266,
-        "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273,
-        "sched_setattr": 274, "seccomp": 277, "memfd_create": 279, "bpf": 280, "userfaultfd": 282,
-        "kexec_file_load": 294,
-    },
-}  # fmt: skip
-
-GAPS = {"x86_64": [range(337, 424)], "aarch64": [range(244, 260), range(295, 424)]}
-"""Numbers below `FIRST_UNKNOWN` that no reviewed call has. New kernels still use such numbers.
-
-The last two were uretprobe and uprobe (335, 336), which work only if the kernel's own trampolines call them.
-"""
-
-_REFUSED_NAMES = """
-# other processes' memory, and tracing
-ptrace process_vm_readv process_vm_writev kcmp process_madvise process_mrelease pidfd_getfd
-# mounts and roots
-mount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr
-# kernel code and machinery
-init_module finit_module delete_module create_module query_module get_kernel_syms kexec_load
-kexec_file_load bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
-seccomp personality modify_ldt iopl ioperm lookup_dcookie uselib ustat sysfs _sysctl nfsservctl
-remap_file_pages fanotify_init fanotify_mark
-# keyrings, namespaces, clocks, handles, quotas, machine state
-add_key request_key keyctl unshare setns settimeofday clock_settime adjtimex clock_adjtime
-name_to_handle_at open_by_handle_at quotactl quotactl_fd swapon swapoff reboot acct syslog
-sethostname setdomainname vhangup
-# NUMA and priorities
-mbind set_mempolicy get_mempolicy migrate_pages move_pages set_mempolicy_home_node setpriority
-ioprio_set sched_setscheduler sched_setparam sched_setattr
-# memory that no limit counts: System V and POSIX IPC, memory files, gifts to pipes
-shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl mq_open
-mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr memfd_create memfd_secret vmsplice
-"""
-REFUSED = frozenset(name for line in _REFUSED_NAMES.splitlines() if line[:1] != "#" for name in line.split())
-"""Names of the calls that fail with EPERM in every tier."""
-
-_NO_FORK = frozenset({"fork", "vfork", "tkill", "pidfd_open", "pidfd_send_signal", "rt_tgsigqueueinfo"})
-"""Names of the calls that are also refused without a pid namespace, which would end leftover processes."""
-
-_NEW_NAMESPACES, _THREAD = 0x7E020000, 0x00010000
-_AF_UNIX, _SOCK_STREAM = 1, 1
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_PR_SET_PDEATHSIG = 1
+_SILENT = names(
+    "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat"
+)
+_UNSUPPORTED = names("""
+setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr
+lremovexattr fremovexattr fallocate
+""")
+_NO_PROCESSES = names("""
+fork vfork tkill pidfd_open pidfd_send_signal rt_tgsigqueueinfo socket connect bind listen accept accept4
+sendmsg sendmmsg
+""")
 _OWN_PID = 0x3EA51DE5
 """Placeholder for the process id in the program; `install` replaces it, so all children share one program."""
 
 _Code = list[tuple[int, int, int, int]]
-_EPERM = (_RET, 0, 0, _ERRNO | errno.EPERM)
-_PERMIT = (_RET, 0, 0, _ALLOW)
-_UNKNOWN = (_RET, 0, 0, _ERRNO | errno.ENOSYS)
+_Step = tuple[int, int, int, int]
 
 
-def _argument(index: int) -> tuple[int, int, int, int]:
-    """Load the low half of an argument; the kernel uses only 32 bits of all arguments tested here."""
-    return (_LOAD, 0, 0, 16 + 8 * index)
+def _fails(number: int) -> _Step:
+    return (_RET, 0, 0, _ERRNO | number)
 
 
-# A jump's distance counts from the next instruction. Two returns follow a row of tests; a match jumps over
-# the first return to the second.
+_EPERM, _UNKNOWN, _DONE = _fails(errno.EPERM), _fails(errno.ENOSYS), _fails(0)
+_PERMIT: _Step = (_RET, 0, 0, _ALLOW)
+
+# The kernel uses only 32 bits of all arguments that are tested here, so the program loads their low halves.
+# The distance of a jump counts from the next instruction.
 
 
-def _allow_if(index: int, values: tuple[int, ...]) -> _Code:
+def _test(index: int, mask: int | None) -> _Code:
+    load = (_LOAD, 0, 0, 16 + 8 * index)
+    return [load] if mask is None else [load, (_AND, 0, 0, mask)]
+
+
+def _when(index: int, values: tuple[int, ...], action: _Step, *, mask: int | None = None) -> _Code:
+    """Take the action if an argument is one of the values, else go on."""
     jumps = [(_JEQ, len(values) - n, 0, value) for n, value in enumerate(values)]
-    return [_argument(index), *jumps, _EPERM, _PERMIT]
+    return [*_test(index, mask), *jumps, (_JA, 0, 0, 1), action]
 
 
-def _refuse_if(index: int, values: tuple[int, ...]) -> _Code:
+def _unless(index: int, values: tuple[int, ...], action: _Step, *, mask: int | None = None) -> _Code:
+    """Take the action if an argument is none of the values, else go on."""
     jumps = [(_JEQ, len(values) - n, 0, value) for n, value in enumerate(values)]
-    return [_argument(index), *jumps, _PERMIT, _EPERM]
+    return [*_test(index, mask), *jumps, action]
 
 
-def _special(*, fork: bool) -> dict[str, _Code]:
-    rules: dict[str, _Code] = {
-        # The flags of clone3 are in memory, which a filter cannot read; after ENOSYS glibc uses clone.
-        "clone3": [_UNKNOWN],
-        "clone": [_argument(0), (_JSET, 0, 1, _NEW_NAMESPACES), _EPERM, _PERMIT],
-        "socket": _allow_if(0, (_AF_UNIX,)),
-        "socketpair": _allow_if(0, (_AF_UNIX,)),
-        "ioctl": _refuse_if(1, (_TIOCSTI, _TIOCLINUX)),
-        # The child must end when its init ends, so it may not change this setting.
-        "prctl": _refuse_if(0, (_PR_SET_PDEATHSIG,)),
+def _special() -> dict[str, _Code]:
+    """Return the rules for calls that depend on their arguments, in every tier."""
+    return {
+        "clone": [*_unless(0, (0,), _EPERM, mask=_NEW_NAMESPACES), _PERMIT],
+        "socket": [*_unless(0, (_AF_UNIX,), _EPERM), _PERMIT],
+        "socketpair": [*_unless(0, (_AF_UNIX,), _EPERM), _PERMIT],
+        "setsockopt": [
+            *_unless(1, (_SOL_SOCKET,), _fails(errno.ENOPROTOOPT)),
+            *_when(2, _SOCKET_PROGRAMS, _EPERM),
+            _PERMIT,
+        ],
+        "ioctl": [*_unless(1, _IOCTLS, _fails(errno.ENOTTY)), _PERMIT],
+        "fcntl": [
+            *_unless(1, (_F_SETFL, *_FCNTLS), _EPERM),
+            *_when(1, _FCNTLS, _PERMIT),
+            *_unless(2, (0,), _EPERM, mask=_O_ASYNC),
+            _PERMIT,
+        ],
+        "prctl": [*_unless(0, _PRCTLS, _EPERM), _PERMIT],
+        "madvise": [*_when(2, _MADVISE_REFUSED, _EPERM), _PERMIT],
     }
-    if not fork:
-        # Threads are needed, for example by numpy. A new process could go on after the end of the job.
-        rules["clone"] = [
-            _argument(0),
-            (_JSET, 1, 0, _NEW_NAMESPACES),
-            (_JSET, 1, 0, _THREAD),
-            _EPERM,
+
+
+def _without_processes(version: int) -> dict[str, _Code]:
+    """Return the further rules for the Landlock tier, whose code shares the machine's files and processes.
+
+    Args:
+        version: Version of the kernel's Landlock. Before version 3 it does not know that a file is cut.
+    """
+    own = [*_unless(0, (0, _OWN_PID), _EPERM), _PERMIT]  # 0: the caller or its group, which is the job's
+    rules: dict[str, _Code] = {name: [_EPERM] for name in _NO_PROCESSES}
+    # Landlock does not restrict who changes the mode, owner, times and attributes of a file, and the files of
+    # the machine may belong to the same user. Copying a file must still work, so most calls do nothing.
+    rules |= {name: [_DONE] for name in _SILENT}
+    # Reserving space would be faster than the init can count it; the C library then writes blocks instead.
+    rules |= {name: [_fails(errno.EOPNOTSUPP)] for name in _UNSUPPORTED}
+    rules |= {
+        # Threads are needed, for example by numpy. A new process could go on after the end of the job, and a
+        # thread with open files of its own could hide files from the init.
+        "clone": [*_unless(0, _PTHREAD_FLAGS, _EPERM), _PERMIT],
+        "close_range": [*_when(2, (_CLOSE_RANGE_UNSHARE,), _EPERM, mask=_CLOSE_RANGE_UNSHARE), _PERMIT],
+        # Landlock does not restrict sockets in the file system, so the code has only pairs. The ends of a
+        # stream pair are fixed, but a datagram socket could send to another address.
+        "socketpair": [
+            *_unless(0, (_AF_UNIX,), _EPERM),
+            *_unless(1, (_SOCK_STREAM,), _EPERM, mask=0xF),
             _PERMIT,
-        ]
-        # Landlock does not restrict sockets in the file system, so the code may not have a socket that could
-        # connect to one.
-        rules["socket"] = [_EPERM]
-        # The ends of a stream pair are fixed, but a datagram socket could be connected to another address.
-        rules["socketpair"] = [
-            _argument(0),
-            (_JEQ, 0, 4, _AF_UNIX),
-            _argument(1),
-            (_AND, 0, 0, 0xF),
-            (_JEQ, 0, 1, _SOCK_STREAM),
-            _PERMIT,
-            _EPERM,
-        ]
-        # 0 means the caller or its process group, which belongs to the job.
-        for name in ("kill", "tgkill", "rt_sigqueueinfo", "prlimit64", "sched_setaffinity"):
-            rules[name] = _allow_if(0, (0, _OWN_PID))
+        ],
+        # The init must be able to see the open files of the child.
+        "prctl": [*_when(0, (_PR_SET_DUMPABLE,), _EPERM), *_unless(0, _PRCTLS, _EPERM), _PERMIT],
+        # The flags of openat2 are in memory, which a filter cannot read; programs then use openat.
+        "openat2": [_UNKNOWN],
+        **dict.fromkeys(("kill", "tgkill", "rt_sigqueueinfo", "prlimit64", "sched_setaffinity"), own),
+    }
+    if version < 3:
+        rules["truncate"] = [_EPERM]
+        for name, index in (("open", 1), ("openat", 2)):
+            rules[name] = [*_when(index, _TRUNC_WITHOUT_WRITING, _EPERM, mask=_O_ACCMODE_AND_TRUNC), _PERMIT]
     return rules
 
 
-def build(machine: str = MACHINE, *, fork: bool = True) -> bytes:
+def build(machine: str = MACHINE, *, fork: bool = True, landlock: int = 1 << 16) -> bytes:
     """Return the filter in the kernel's format, with 8 bytes for each instruction.
 
     Args:
         machine: "x86_64" or "aarch64".
-        fork: False refuses new processes, but not threads, and signals to all other processes.
+        fork: False refuses new processes, but not threads, and what could reach other processes or files.
+        landlock: Version of the kernel's Landlock, which decides what else must be refused without `fork`.
 
     Raises:
         OSError: There is no table for this machine.
     """
     if machine not in NUMBERS:
         raise OSError(errno.ENOSYS, f"no system-call table for {machine}")
-    numbers = NUMBERS[machine]
-    leaves: dict[int, _Code] = {number: [_UNKNOWN] for gap in GAPS[machine] for number in gap}
-    for name in REFUSED if fork else REFUSED | _NO_FORK:
-        if name in numbers:
-            leaves[numbers[name]] = [_EPERM]
-    for name, code in _special(fork=fork).items():
-        leaves[numbers[name]] = code
+    rules: dict[str, _Code] = {name: [_PERMIT] for name in ALLOWED}
+    rules |= {name: [_DONE] for name in PRETENDED} | {name: [_EPERM] for name in REFUSED}
+    rules |= _special() if fork else _special() | _without_processes(landlock)
+    leaves = {number: rules[name] for name, number in NUMBERS[machine].items() if name in rules}
     # Invariant: spans are sorted by their first number, and each span ends where the next one begins.
-    spans: list[tuple[int, _Code]] = [(0, [_PERMIT])]
-    for number in sorted(leaves):
-        if spans[-1][0] == number:
-            spans[-1] = (number, leaves[number])
-        elif spans[-1][1] != leaves[number]:
-            spans.append((number, leaves[number]))
-        if number + 1 not in leaves:
-            spans.append((number + 1, [_PERMIT]))
-    spans.append((FIRST_UNKNOWN, [_UNKNOWN]))
+    spans: list[tuple[int, _Code]] = [(0, leaves.get(0, [_UNKNOWN]))]
+    for number in range(1, max(leaves) + 2):
+        code = leaves.get(number, [_UNKNOWN])
+        if spans[-1][1] != code:
+            spans.append((number, code))
     # A number means another call on another architecture, so the architecture is tested first; it is at
     # offset 4 of seccomp_data.
     head: _Code = [
@@ -241,7 +205,7 @@ def _search(spans: list[tuple[int, _Code]]) -> _Code:
     below, above = _search(spans[:middle]), _search(spans[middle:])
     # The distance of a conditional jump has 8 bits. A longer one needs an unconditional jump, which has 32.
     if len(below) > 255:
-        return [(_JGE, 0, 1, spans[middle][0]), (0x05, 0, 0, len(below)), *below, *above]
+        return [(_JGE, 0, 1, spans[middle][0]), (_JA, 0, 0, len(below)), *below, *above]
     return [(_JGE, len(below), 0, spans[middle][0]), *below, *above]
 
 
@@ -268,7 +232,6 @@ def run(program: bytes, number: int, arguments: tuple[int, ...] = (), machine: s
     tests: dict[int, Callable[[int, int], bool]] = {
         _JEQ: lambda a, k: a == k,
         _JGE: lambda a, k: a >= k,
-        _JSET: lambda a, k: bool(a & k),
     }
     at, accumulator = 0, 0
     while True:

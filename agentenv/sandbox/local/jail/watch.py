@@ -10,14 +10,21 @@ import select
 import signal
 import time
 
-from .files import walk
-from .program import BEGUN
+from . import usage
+from .messages import BEGUN
 
 __all__ = ["Watch", "plain"]
 
 _TICK_S = 0.1
+_FINE_TICK_S = 0.01
+"""Seconds between two looks if no file system limits the code, which can write some 20 MB meanwhile."""
+_SHARE = 4
+"""A look that takes long is followed by a wait of this many times as long."""
 _CLEAR_S = 5.0
-_MAX_INODES = 8192
+_CPU_SIGNALS = (-signal.SIGXCPU, -signal.SIGKILL)
+"""Ends by which the kernel holds the limit of processor time. The code can send them to itself, so only the
+time that it used tells which it was."""
+_CPU_ROUNDING = 1.05
 
 
 class Watch:
@@ -33,11 +40,16 @@ class Watch:
         self.child = child
         self.start = start
         self.place = place
+        self.tick_s = _FINE_TICK_S if place else _TICK_S
+        self.worked_s = 0.0
         self.started = 0.0
         self.duration_s = 0.0
         self.deadline = math.inf
         self.memory_bytes = 0.0
         self.disk_bytes = 0.0
+        self.cpu_s = 0.0
+        self.threads = 0.0
+        self.file_bytes = 0.0
         self.reason = ""
         self.failed = ""
         self.ended: tuple[int, resource.struct_rusage] | None = None
@@ -57,7 +69,7 @@ class Watch:
         while True:
             wait_s = None
             if self.started:
-                wait_s = min(_TICK_S, max(0.0, self.deadline - time.monotonic()))
+                wait_s = min(self.tick_s, max(0.0, self.deadline - time.monotonic()))
             events = dict(poller.poll(None if wait_s is None else wait_s * 1000 + 1))
             if self.start in events or handle in events:
                 self._listen()
@@ -79,27 +91,44 @@ class Watch:
         if message.startswith(b"!"):
             self.failed = message[1:].decode(errors="replace")
         else:
-            _, self.started, limit_s, self.memory_bytes, self.disk_bytes = BEGUN.unpack(message)
+            _, self.started, limit_s, self.memory_bytes, self.disk_bytes, *rest = BEGUN.unpack(message)
+            self.cpu_s, self.threads, self.file_bytes = rest
             self.deadline = self.started + limit_s
 
     def reap(self) -> None:
         """Collect the exit status of ended processes; orphans of the child become children of the init."""
         with contextlib.suppress(ChildProcessError):
             while True:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, spent = os.wait4(-1, os.WNOHANG)
                 if pid == 0:
                     return
                 if pid == self.child:
-                    self.ended = (status, usage)
+                    self.ended = (status, spent)
 
     def check(self) -> None:
-        """End the execution if it has exceeded its time, memory or disk limit."""
+        """End the execution if it has exceeded its time, memory, disk or thread limit."""
         if time.monotonic() >= self.deadline:
             self.kill("timeout")
-        elif self.memory_bytes and self._memory(precise=False) > self.memory_bytes:
-            if self._memory(precise=True) > self.memory_bytes:
-                self.kill("memory")
-        elif self.place and self.started and _disk(self.place, self.disk_bytes) > self.disk_bytes:
+        elif self.started and not self.place:
+            self._check_memory()
+        elif self.started and (worked_s := usage.processor_s(self.child)) != self.worked_s:
+            self.worked_s = worked_s  # a process that did nothing since the last look needs no other one
+            began = time.monotonic()
+            self._check_memory()
+            self._check_place()
+            self.tick_s = max(_FINE_TICK_S, _SHARE * (time.monotonic() - began))
+
+    def _check_memory(self) -> None:
+        if self._memory(precise=False) > self.memory_bytes and self._memory(precise=True) > self.memory_bytes:
+            self.kill("memory")
+
+    def _check_place(self) -> None:
+        """Hold the limits that nothing else holds without namespaces."""
+        if usage.threads(self.child) > self.threads:
+            self.kill("processes")
+        held = usage.disk(self.place, self.disk_bytes)
+        held += usage.hidden(self.child, self.place, self.file_bytes)
+        if held > self.disk_bytes:
             self.kill("disk")
 
     def kill(self, reason: str) -> None:
@@ -131,9 +160,9 @@ class Watch:
 
     def _memory(self, *, precise: bool) -> int:
         if self.place:
-            return _resident(self.child, precise=precise)
+            return usage.resident(self.child, precise=precise)
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
-        return sum(_resident(pid, precise=precise) for pid in pids)
+        return sum(usage.resident(pid, precise=precise) for pid in pids)
 
     def verdict(self) -> bytes:
         """Return the verdict as a JSON object without its closing brace.
@@ -141,12 +170,15 @@ class Watch:
         The text is written without `json`, because the encoder would touch many pages of memory that are
         shared with the zygote, and the kernel would have to copy each of them.
         """
-        code, usage = self.ended or (0, None)
-        cpu_s = usage.ru_utime + usage.ru_stime if usage else 0.0
-        rss = usage.ru_maxrss * 1024 if usage else 0
+        code, spent = self.ended or (0, None)
+        cpu_s = spent.ru_utime + spent.ru_stime if spent else 0.0
+        rss = spent.ru_maxrss * 1024 if spent else 0
+        exit_code = os.waitstatus_to_exitcode(code)
+        if exit_code in _CPU_SIGNALS and 0 < self.cpu_s <= cpu_s * _CPU_ROUNDING:
+            self.reason = self.reason or "cpu"
         failed = f', "failed": "{plain(self.failed)}"' if self.failed else ""
         return (
-            f'{{"exit": {os.waitstatus_to_exitcode(code)}, "reason": "{self.reason}", '
+            f'{{"exit": {exit_code}, "reason": "{self.reason}", '
             f'"duration_s": {self.duration_s!r}, "started": {"true" if self.started else "false"}, '
             f'"cpu_s": {cpu_s!r}, "max_rss_bytes": {rss}{failed}'
         ).encode()
@@ -156,40 +188,3 @@ def plain(text: str) -> str:
     """Return the text with all characters that JSON must escape replaced."""
     letters = (letter if letter.isprintable() and letter not in '"\\' else " " for letter in text)
     return "".join(letters).encode(errors="replace").decode()
-
-
-def _resident(pid: int, *, precise: bool) -> int:
-    """Return the bytes of anonymous and shared memory that a process uses.
-
-    The quick count includes a shared page once for each process. The precise count divides the page among
-    them, but not every process allows it to be read.
-    """
-    if precise and (held := _sum(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:"))):
-        return held
-    names = (b"RssAnon:", b"RssShmem:")
-    if held := _sum(f"/proc/{pid}/status", names):
-        return held
-    try:  # if the first thread of a process has ended, only the other threads show its memory
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return 0
-    return max((_sum(f"/proc/{pid}/task/{thread}/status", names) for thread in threads), default=0)
-
-
-def _sum(path: str, names: tuple[bytes, ...]) -> int:
-    try:
-        with open(path, "rb") as file:
-            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(names))
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _disk(top: str, enough: float) -> float:
-    """Return the bytes of files under a directory; more than `enough` if there are too many entries."""
-    total = 0
-    for entries, path in enumerate(walk(top)):
-        if entries > _MAX_INODES or total > enough:
-            return enough + 1
-        with contextlib.suppress(OSError):
-            total += os.lstat(path).st_blocks * 512
-    return total

@@ -14,11 +14,11 @@ import signal
 import socket
 from typing import Any, NoReturn
 
-from . import child, kernel, landlock
+from . import child, kernel, landlock, usage
 from .child import JOB, NOBODY, START, Cell
 from .files import collect, remove_tree
 from .kernel import prctl
-from .places import Places, make, mount_own
+from .places import Places, make, mount_own, seal_proc
 from .preload import UID
 from .watch import Watch, plain
 
@@ -70,19 +70,29 @@ class _Worker:
         self.jobs = 0
         self.child = 0
         self.stopped = False
+        self.owner = NOBODY if not self.namespaces and os.geteuid() == 0 else -1
         if self.namespaces:
             if os.getpid() != 1:
                 raise OSError("the init must be the first process of its namespace")
+            if config["abi"] < landlock.SCOPED:
+                kernel.unshare(kernel.CLONE_NEWNET)  # nothing else keeps abstract sockets of neighbours apart
             paths = mount_own(config["limits"], UID if config["mapped"] else 0)
             user_namespace = _user_namespace(mapped=bool(config["mapped"]))
         else:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
-            paths = make(config["base"], NOBODY if os.geteuid() == 0 else os.geteuid())
+            paths = make(config["base"], os.geteuid() if self.owner == -1 else self.owner)
             user_namespace = -1
-        prctl(_PR_SET_DUMPABLE, 0)
         self.places = Places(paths)
-        self.cell = Cell(user_namespace, _ruleset(config, paths), paths[0], paths[1])
+        proc = landlock.open_path("/proc")
+        if self.namespaces and not config["abi"]:
+            seal_proc()
+        self.cell = Cell(user_namespace, _ruleset(config, paths), proc, paths[0], paths[1])
+        if not self.namespaces:
+            usage.become(self.owner)
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # a change of the user clears this setting
+            if os.getppid() != config["zygote"]:
+                raise OSError("the zygote has ended")
+        prctl(_PR_SET_DUMPABLE, 0)
         self.out, self.err = self.pipes(b"r")
 
     def pipes(self, message: bytes) -> tuple[int, int]:
@@ -133,15 +143,17 @@ class _Worker:
         if len(head) + len(contents) <= _INLINE_BYTES:
             self.status.send(head + contents)
             return
-        with open(os.memfd_create("files", os.MFD_CLOEXEC), "wb") as memory:
-            memory.write(contents)
+        with open(os.memfd_create("verdict", os.MFD_CLOEXEC), "wb") as memory:
+            memory.write(head + contents)
             memory.flush()
             os.lseek(memory.fileno(), 0, os.SEEK_SET)
-            socket.send_fds(self.status, [head], [memory.fileno()])
+            socket.send_fds(self.status, [b"m"], [memory.fileno()])
 
     def end(self) -> None:
         """Remove the worker's directories if they are on disk."""
         if not self.namespaces:
+            if self.owner != -1:
+                os.seteuid(0)
             remove_tree(os.path.dirname(self.cell.home))
 
 

@@ -11,7 +11,8 @@ import socket
 import sys
 from typing import Any
 
-from . import kernel, preload, seccomp, worker
+from . import kernel, preload, seccomp, usage, worker
+from .child import NOBODY
 from .files import remove_tree
 
 __all__ = ["main", "serve"]
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> None:
 def serve(config: dict[str, Any]) -> None:
     """Answer requests until the host closes the control socket or ends."""
     control = socket.socket(fileno=config["control"])
+    config["zygote"] = os.getpid()
     try:
         own = _prepare(config)
     except Exception as error:  # noqa: BLE001 - the boundary: whatever went wrong, the host is told
@@ -65,7 +67,9 @@ def _prepare(config: dict[str, Any]) -> int:
     preload.preload(config)
     if namespaces:
         kernel.umount("/jail/jail")
-    config["filter"] = seccomp.build(fork=namespaces)
+    else:
+        usage.check_measurable(NOBODY if os.geteuid() == 0 else -1)
+    config["filter"] = seccomp.build(fork=namespaces, landlock=config["abi"])
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 2)
     os.close(null)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
+import logging
 import os
 import re
 import socket
@@ -22,18 +24,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from more_attacks import MORE
+from new_attacks import NEW
 
 from agentenv.core import SandboxUnavailable
 from agentenv.sandbox import SandboxLimits, create
+from agentenv.sandbox.local.jail import landlock
 
 LIMITS = SandboxLimits(
     timeout_s=20.0, memory_bytes=192 << 20, address_space_bytes=256 << 20, max_processes=16, work_bytes=8 << 20,
     shm_bytes=4 << 20, max_file_bytes=8 << 20, max_output_bytes=2 << 20,
 )  # fmt: skip
+MOST_DISK_BYTES = 512 << 20
+"""The limit is 16 MiB; what is beyond it is written between two looks, and by others on the machine."""
 HANGS_S = 40
 """Twice the limit: nothing but a limit that is not kept takes so long."""
 
@@ -76,6 +82,8 @@ class Case:
     """Short where the limit must end it; else so long that no busy machine reaches it."""
     only: str = ""
     """Machine that the case is for."""
+    session: bool = False
+    """True runs the code as the first step of a session, which then has to read a file and run a step."""
 
 
 CASES: list[Case] = []
@@ -132,7 +140,7 @@ case(
     status="timeout|memory",
     timeout_s=1.0,
 )
-case("dos", "one huge block", "b'x' * (1 << 40)", status="memory")
+case("dos", "one huge block", "b'x' * (1 << 40)", status="error", err="MemoryError")
 case(
     "dos",
     "memory over processes",
@@ -196,7 +204,7 @@ case(
     "dos",
     "deep directories",
     "try:\n for n in range(2000): os.mkdir('d'); os.chdir('d')\nexcept OSError: pass\nprint('deep')",
-    status="ok|timeout",
+    status="ok|timeout|killed",
     timeout_s=4.0,
 )
 case(
@@ -739,7 +747,7 @@ case(
 )
 
 
-for category, name, code, options in MORE:
+for category, name, code, options in [*MORE, *NEW]:
     case(category, name, code, **options)
 
 
@@ -780,19 +788,63 @@ class World:
                 listener.listen()
         (self.folder / "sock").chmod(0o777)
         (self.folder / "dgram").chmod(0o777)
+        self.mine = self.folder / "mine.txt"
+        self.mine.write_text("mine")
+        self.mine.chmod(0o666)
         self.bystander = subprocess.Popen(["/bin/sleep", "600"])
 
     def names(self) -> str:
         """Python text that tells the code where everything is: the attacker knows the machine."""
         return (
-            f"SECRET_FILE = {str(self.file)!r}; OPEN_DIR = {str(self.open_dir)!r}; HOST_PID = {os.getpid()}; "
+            f"SECRET_FILE = {str(self.file)!r}; MINE = {str(self.mine)!r}; "
+            f"OPEN_DIR = {str(self.open_dir)!r}; HOST_PID = {os.getpid()}; "
             f"BYSTANDER = {self.bystander.pid}; TCP_PORT = {self.listeners[0].getsockname()[1]}; "
             f"UDP_PORT = {self.listeners[1].getsockname()[1]}; ABSTRACT = {self.mark!r}; "
             f"UNIX_PATH = {str(self.folder / 'sock')!r}; DGRAM_PATH = {str(self.folder / 'dgram')!r}\n"
         )
 
+    def watch(self) -> None:
+        """Note what must stay as it is during a case."""
+        self.known = self.look()
+        self.faults: list[str] = []
+        self.disk_taken = 0
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: self.faults.append(str(fault)))
+        logging.getLogger("agentenv").handlers = [_Count(self.faults)]
+
+    def look(self) -> list[object]:
+        """Return the state of files and of the kernel that no case may change."""
+        library = Path(json.__file__)
+        paths = [
+            self.folder,
+            self.file,
+            self.mine,
+            self.open_dir,
+            library,
+            library.parent,
+            Path(sys.executable),
+        ]
+        seen: list[object] = [self.mine.read_text(), Path("/proc/sys/fs/aio-nr").read_text()]
+        for path in paths:
+            known = path.stat()
+            seen += [known.st_mode, known.st_uid, known.st_mtime_ns, known.st_size, os.listxattr(path)]
+        return seen
+
+    async def weigh(self) -> None:
+        """Measure how much of the disk is taken at most, until this is cancelled."""
+        free = os.statvfs(tempfile.gettempdir())
+        while True:
+            now = os.statvfs(tempfile.gettempdir())
+            self.disk_taken = max(self.disk_taken, (free.f_bavail - now.f_bavail) * now.f_frsize)
+            await asyncio.sleep(0.005)
+
     def harm(self) -> str:
         """Say what was touched; empty if nothing."""
+        if self.look() != self.known:
+            return f"files or the kernel were changed: {self.known} -> {self.look()}"
+        if self.faults:
+            return f"the host complained {len(self.faults)} times: {self.faults[0][:200]}"
+        if self.disk_taken > MOST_DISK_BYTES:
+            return f"{self.disk_taken >> 20} MiB of the disk were taken"
         for listener in self.listeners:
             with contextlib.suppress(BlockingIOError):
                 listener.accept() if listener.type == socket.SOCK_STREAM else listener.recv(10)
@@ -824,16 +876,45 @@ class World:
         self._stack.close()
 
 
+class _Count(logging.Handler):
+    """Keeps what is logged, since code must not flood the log of the host."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def play(sandbox, code: str, one: Case, mark: str):
+    """Run the code of a case, in a session if it wants one."""
+    if not one.session:
+        return await sandbox.run_code(code, timeout_s=one.timeout_s, env={"MARK": mark})
+    async with sandbox.session() as session:
+        result = await session.run_code(code, timeout_s=one.timeout_s)
+        file = b""
+        with contextlib.suppress(FileNotFoundError):
+            file = await session.read_file("f")
+        await session.run_code("print('next')", timeout_s=2)
+    return replace(result, files={"f": file})
+
+
 async def attempt(pool, world: World, one: Case) -> str:
     """Run one case; return what went wrong, or an empty text."""
     async with pool.lease() as sandbox:
+        world.watch()
+        before, scale = descriptors(), asyncio.ensure_future(world.weigh())
         began = time.monotonic()
-        result = await sandbox.run_code(
-            PRELUDE + world.names() + one.code, timeout_s=one.timeout_s, env={"MARK": world.mark}
-        )
+        result = await play(sandbox, PRELUDE + world.names() + one.code, one, world.mark)
         took = time.monotonic() - began
         files = "".join(data.decode(errors="replace") for data in (result.files or {}).values())
         probe = await sandbox.run_code("print('alive')", timeout_s=10)
+        scale.cancel()
     everything = result.stdout + result.stderr + files
     complaints = [
         ("the secret came out", world.secret in everything),
@@ -845,6 +926,7 @@ async def attempt(pool, world: World, one: Case) -> str:
         (f"took {took:.1f} s", took > HANGS_S),
         ("the next execution failed", probe.stdout != "alive\n"),
         (harm := world.harm(), bool(harm)),
+        (f"{descriptors() - before} descriptors were left open", descriptors() > before + 16),
     ]
     wrong = [text for text, is_wrong in complaints if is_wrong]
     if not wrong:
@@ -865,9 +947,12 @@ async def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tier", default="namespace", choices=["namespace", "landlock"])
     parser.add_argument("--python")
+    parser.add_argument("--abi", type=int, help="use no more of Landlock than this version of it offers")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    if options.abi is not None:
+        landlock.abi = lambda: options.abi
     world = World()
     failures = 0
     try:
@@ -883,7 +968,8 @@ async def main() -> int:
                 if problem:
                     print(f"FAILED {one.category}: {one.name}: {problem}")
             print(
-                f"{len(cases) - failures} of {len(cases)} cases held: tier {options.tier}, uid {os.getuid()}"
+                f"{len(cases) - failures} of {len(cases)} cases held: tier {options.tier}, uid {os.getuid()}, "
+                f"Landlock {landlock.abi()}"
             )
     except SandboxUnavailable as error:
         print(f"UNTESTED tier {options.tier}: {error}")

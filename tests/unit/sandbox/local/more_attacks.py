@@ -108,7 +108,8 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
         "state",
         "marks on the directories",
         (
-            "for d in ('.', os.environ['TMPDIR']):\n s = os.stat(d)\n print('BREACH' if s.st_mtime_ns == 12345 or 'user.left' in os.listxattr(d) else 'clean')\n"
+            "def marks(d):\n try: return os.listxattr(d)\n except OSError: return []\n"
+            "for d in ('.', os.environ['TMPDIR']):\n s = os.stat(d)\n print('BREACH' if s.st_mtime_ns == 12345 or 'user.left' in marks(d) else 'clean')\n"
             " try: os.setxattr(d, 'user.left', b'1')\n except OSError: pass\n os.utime(d, ns=(12345, 12345))"
         ),
         {"out": "clean\nclean", "quick": True},
@@ -139,7 +140,7 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
         "priv",
         "a core of the process",
         "import resource\nprint(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()",
-        {"out": r"^\(0, 0\)$", "status": "killed", "exit_code": -6},
+        {"out": r"^\((0, 0|1, 1)\)$", "status": "killed", "exit_code": -6},
     ),
     (
         "priv",

@@ -32,7 +32,7 @@ def run(tier: str, *arguments: str, nobody: bool = False) -> str:
         [*python, str(SUITE), "--tier", tier, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
     )
@@ -53,3 +53,10 @@ def test_the_quick_attacks_do_no_harm(tier):
 @pytest.mark.parametrize("tier", ["namespace", "landlock"])
 def test_all_attacks_do_no_harm(tier, nobody):
     assert " cases held" in run(tier, nobody=nobody)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nobody", [False, True], ids=["as-ourselves", "as-nobody"])
+@pytest.mark.parametrize(("tier", "version"), [("namespace", "0"), ("namespace", "4"), ("landlock", "1")])
+def test_all_attacks_do_no_harm_with_the_landlock_of_an_old_kernel(tier, version, nobody):
+    assert " cases held" in run(tier, "--abi", version, nobody=nobody)

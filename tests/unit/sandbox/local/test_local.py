@@ -74,7 +74,11 @@ async def test_an_exception_shows_its_own_lines_only(sandbox):
         ("import sys; sys.exit('bye')", "error", 1),
         ("import os; os._exit(9)", "error", 9),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed", -11),
-        ("x = [0] * (1 << 30)", "memory", 1),
+        ("x = []\nwhile True: x.append(bytearray(1 << 20))", "memory", 1),
+        ("x = [0] * (1 << 40)", "error", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", "killed", -24),
+        ("import sys; print('MemoryError', file=sys.stderr); sys.exit(1)", "error", 1),
+        ("import sys; sys.stdout = None", "ok", 0),
         ("def f(:", "error", 1),
         ("print('\0')", "error", 1),
         ("print('\ud800')", "error", 1),
@@ -162,6 +166,36 @@ async def test_a_session_keeps_names_and_files(sandbox):
         assert (await session.run_code("print(x)")).stdout == "20\n"
 
     assert (await sandbox.run_code("print('x' in globals())")).stdout == "False\n"
+
+
+async def test_a_file_of_a_session_may_be_larger_than_a_message(sandbox):
+    content = bytes(range(256)) * 1000
+    async with sandbox.session() as session:
+        await session.write_file("large", content)
+        await session.run_code("import os\nos.mkfifo('pipe')")
+
+        assert await session.read_file("large") == content
+        with pytest.raises(FileNotFoundError, match="not a regular file"):
+            await session.read_file("pipe")
+        with pytest.raises(FileNotFoundError, match="No such file"):
+            await session.read_file("nothing")
+
+
+async def test_a_session_that_sends_anything_but_its_reply_is_ended(sandbox):
+    async with sandbox.session() as session:
+        result = await session.run_code("import os\nos.write(3, b'{\"exit\": NaN}')")
+
+        assert result.status == "killed"
+        assert "not the reply" in result.note
+        assert not session.alive
+
+
+async def test_many_files_with_long_names_come_back(sandbox):
+    result = await sandbox.run_code("for n in range(500): open(f'{n:03}' + 'x' * 250, 'w').write(str(n))")
+
+    assert result.ok, result.stderr
+    assert len(result.files) == 500
+    assert result.files["007" + "x" * 250] == b"7"
 
 
 async def test_a_session_ends_with_a_time_out_and_says_so(sandbox):

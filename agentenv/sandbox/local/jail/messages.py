@@ -1,0 +1,25 @@
+"""The messages of a confined child: a job has begun, and the reply to a step of a session.
+
+Code in a session can send anything in place of a reply. A reply therefore has a fixed form that needs no
+parser, carries no descriptors, and is read by `agentenv.sandbox.local.reply`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = ["BEGUN", "MAX_DATA_BYTES", "REPLY", "REPLY_FAILED", "REPLY_TIMED_OUT"]
+
+BEGUN = struct.Struct("=c7d")
+"""Message to the init: b"b", start time, and the limits of time, memory, disk, processor time, processes and
+size of a file. The child sends it while it is still trusted."""
+
+REPLY = struct.Struct("=QiBddQ")
+"""Head of a reply to the host: number of the step, exit code, flags, duration and processor time in seconds,
+and peak memory in bytes. Data of a file follows, or the reason of a failure."""
+
+REPLY_TIMED_OUT, REPLY_FAILED = 1, 2
+"""Flags of a reply: a command reached its time limit; the data is the reason why the step failed."""
+
+MAX_DATA_BYTES = 60_000
+"""Largest data of one reply. A larger file is read in several steps."""
