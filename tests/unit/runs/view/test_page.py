@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
-from agentenv.runs.store import Run, RunWriter
+from agentenv.runs.store import Run, RunWriter, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import LiveServer, build_page, show
-from agentenv.runs.view.data import page_json, run_data
+from agentenv.runs.view.data import page_json, run_data, safe_json
 from agentenv.runs.view.page import frame
 from helpers.browser import CHROMIUM, open_browser
 from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, varied, write_run
@@ -138,6 +138,44 @@ def fetch(url: str, host: str = "") -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+HOSTILE_FILES = {
+    "run.json": ["[" * 100_000, '{"id": "bad", "config": {"success_at": ' + "[" * 900 + "]" * 900 + "}}"],
+    "trajectories.jsonl": ["[" * 100_000, '{"messages": [5]}'],
+    "index.jsonl": [
+        "[" * 100_000,
+        (
+            '{"env_id": 1, "task_id": [], "group_id": {}, "member": "x", "stop_reason": "max_turns", "reward": "x", '
+            '"tools": [[1, "x"]], "metrics": 5, "timings": {"total_s": []}, "offset": 0, "size": 9}'
+        ),
+    ],
+    "metrics.jsonl": ["[" * 100_000, '{"step": ' + "[" * 900 + "]" * 900 + "}"],
+    "annotations.jsonl": ["[" * 100_000, '{"episode": [], "tokens": [0, -5]}'],
+    "vocab.json": ["[" * 100_000, '{"x": {}}', '{"' + "9" * 5000 + '": "x"}'],
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [(file, text) for file, lines in HOSTILE_FILES.items() for text in lines],
+    ids=lambda part: part[:24],
+)
+def test_a_hostile_run_does_not_hide_the_others(tmp_path, file, text):
+    write_run(tmp_path, "good", [episode(0, 0)])
+    write_run(tmp_path, "bad", [episode(1, 0)])
+    (tmp_path / "bad" / file).write_text(text + "\n")
+
+    runs = list_runs(tmp_path)
+    page = build_page(runs)
+    with live(tmp_path) as server:
+        status, answer = fetch(server.url)
+
+    assert "good" in [run.id for run in runs]
+    assert status == 200
+    for shown in (page, answer):
+        data = json.loads(shown.split('id="page">', 1)[1].split("</script>", 1)[0])
+        assert "good" in [run["id"] for run in data["runs"]]
+
+
 def test_live_server_gives_page_and_episodes_to_this_machine_only(tmp_path):
     write_run(tmp_path, "one", varied(2))
     with live(tmp_path) as server:
@@ -240,7 +278,7 @@ async def test_a_run_has_more_rewards_than_a_call_has_arguments(tmp_path):
     data = run_data(write_run(tmp_path, "long", [episode(0, 0)]), vocabulary={})
     (row,) = data["episodes"]
     data["episodes"] = [{**row, "i": n, "k": f"t{n}", "g": f"t{n}"} for n in range(150_000)]
-    page = page_json([data], live=False, single=True, sort="")
+    page = page_json([safe_json(data)], live=False, single=True, sort="")
     (tmp_path / "view.html").write_text(frame([f'<script type="application/json" id="page">{page}</script>']))
     async with open_browser() as tab:
         await tab.open((tmp_path / "view.html").as_uri())
