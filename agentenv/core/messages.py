@@ -7,9 +7,10 @@ OpenAI-compatible API accept them unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, NotRequired, TypeAlias, TypedDict
+from typing import Literal, NotRequired, TypeAlias, TypedDict, cast
 
 __all__ = [
     "CallStatus",
@@ -21,8 +22,10 @@ __all__ = [
     "ToolCallMessage",
     "ToolErrorKind",
     "ToolResult",
+    "copy_of",
     "malformed",
     "not_run",
+    "orphans_as_user",
     "text_of",
 ]
 
@@ -61,6 +64,27 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[ToolCallMessage]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+
+
+def copy_of(message: Message) -> Message:
+    """Return a copy that shares nothing that can be changed; texts cannot, so they are not copied."""
+    copied = {key: value if isinstance(value, str) else deepcopy(value) for key, value in message.items()}
+    return cast("Message", copied)
+
+
+def orphans_as_user(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with tool results that answer no call of theirs as messages of the user.
+
+    Such a result tells the model what was wrong with a call that could not be read. The call stands in the
+    content of its message and not in `tool_calls`, and some chat templates refuse results without a call.
+    """
+    calls: set[str] = set()
+    shown: list[Message] = []
+    for message in messages:
+        calls.update(call["id"] for call in message.get("tool_calls") or ())
+        orphan = message["role"] == "tool" and message.get("tool_call_id", "") not in calls
+        shown.append({"role": "user", "content": message.get("content")} if orphan else message)
+    return shown
 
 
 def text_of(message: Message) -> str:
@@ -105,6 +129,8 @@ class ToolCall:
     values: Mapping[str, object] | None = field(default=None, compare=False, repr=False)
     """The arguments as Python values; None if nobody has parsed them yet or they are no usable object.
     Do not change them. They follow from `arguments`, so they are neither compared nor written to disk."""
+    text: str = ""
+    """The call as the model wrote it, if it could not be read; the message's content then contains it."""
 
     def to_message(self) -> ToolCallMessage:
         """Return the call in the shape of an assistant message's `tool_calls` entry."""

@@ -258,10 +258,15 @@ class Trajectory:
 
     @property
     def answer(self) -> str:
-        """Text of the last assistant message; empty if there is none."""
+        """Text of the last assistant message, without calls that cannot be read; empty if there is none."""
         for turn in reversed(self.turns):
             content = turn.message.get("content")
-            return content if isinstance(content, str) else ""
+            if not isinstance(content, str):
+                return ""
+            for call in turn.tool_calls:
+                if call.text:
+                    content = content.replace(call.text, "").strip()
+            return content
         return ""
 
 

@@ -24,7 +24,7 @@ import gymnasium
 
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
-from agentenv.core.errors import EnvironmentMisuse
+from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.task import TaskFields
 from agentenv.core.threads import off_loop, run_sync
@@ -37,6 +37,7 @@ from agentenv.envs.gym_values import (
     read_step,
     takes_text,
 )
+from agentenv.envs.names import check_methods
 from agentenv.envs.rewards.reward import Reward, combine, outcome_of
 from agentenv.envs.snapshots import Snapshot, put_back, take
 from agentenv.envs.tasks import TaskSet, task_from
@@ -64,6 +65,8 @@ class _Episode:
     """Results, by call id, that `ToolEnv.step` returned as messages to an author's own `step`."""
     turn_reward: float = 0.0
     """Reward that tools added during the current step."""
+    rewarded: bool = False
+    """True once a tool has added a reward."""
     begun: bool = False
     over: bool = False
     """True once a step or `end` has ended the episode."""
@@ -94,8 +97,11 @@ class Env(gymnasium.Env[Any, Any]):
     """Reward of a perfect episode."""
 
     _wants_text: ClassVar[bool] = False
+    _hooks: ClassVar[tuple[str, ...]] = ("reset", "step", "close", "is_done", "finish")
+    """Methods that authors may write."""
     _episode: _Episode
     _rewards: tuple[Reward, ...]
+    _has_user: bool = False
     env_id: str
     """Id of the specification that made the environment; without one, the class's name."""
 
@@ -116,6 +122,7 @@ class Env(gymnasium.Env[Any, Any]):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        check_methods(cls, cls._hooks)
         for name in ("reset", "step", "close"):
             author = cls.__dict__.get(name)
             if author is not None:
@@ -169,7 +176,7 @@ class Env(gymnasium.Env[Any, Any]):
         self, env_id: str, *, tasks: TaskSet | None, rewards: Sequence[Reward], has_user: bool = False
     ) -> Env:
         """Apply the id, tasks and rewards of a specification, and return the environment itself."""
-        self.env_id, self._rewards = env_id, tuple(rewards)
+        self.env_id, self._rewards, self._has_user = env_id, tuple(rewards), has_user
         if has_user:
             # The user answers the model's text, so text does not end the episode.
             self.ends_on_text = False
@@ -212,9 +219,9 @@ class Env(gymnasium.Env[Any, Any]):
 
     async def is_finished(self) -> bool:
         """Return the result of the author's `is_done`."""
-        if type(self).is_done is Env.is_done:
+        if type(self).is_done is Env.is_done and "is_done" not in vars(self):
             return False
-        return bool(await self._call(self.is_done))
+        return bool(await self._call(self._hook("is_done")))
 
     async def end(self, stop_reason: str) -> Outcome:
         """Score the episode; the author's `finish` runs once, however often this is called.
@@ -331,6 +338,20 @@ class Env(gymnasium.Env[Any, Any]):
         finally:
             _inside.reset(token)
 
+    def _hook(self, name: str) -> Callable[..., Any]:
+        """Return a method that authors may write.
+
+        Raises:
+            UsageError: An attribute of the instance hides the method.
+        """
+        method = getattr(self, name)
+        if not callable(method):
+            raise UsageError(
+                f"self.{name} is {method!r:.200}, which hides the method {name}() of {type(self).__name__}",
+                remedy="give the attribute another name",
+            )
+        return method
+
     def is_inside(self) -> bool:
         """Return whether the core is running this instance's code in the current context."""
         return id(self) in _inside.get()
@@ -393,7 +414,7 @@ class Env(gymnasium.Env[Any, Any]):
         return copy.deepcopy(list(self._with_system_prompt(messages) if first else messages))
 
 
-_NOT_COPIED = frozenset({"_rewards", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"})
+_NOT_COPIED = frozenset({"_has_user", "_rewards", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"})
 """Attributes that belong to the instance and not to an episode; a snapshot leaves them out."""
 
 

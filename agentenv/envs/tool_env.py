@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from agentenv.core.by_name import arguments_for, did_you_mean, wanted_by
 from agentenv.core.context import Context
@@ -14,10 +15,13 @@ from agentenv.core.errors import TaskError, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 from agentenv.envs import spaces
 from agentenv.envs.env import Env
+from agentenv.envs.names import move_tools
 from agentenv.envs.rewards.reward import RESERVED_NAMES
 from agentenv.tools.toolbox import Toolbox
 
 __all__ = ["ToolEnv"]
+
+_log = logging.getLogger(__name__)
 
 
 class ToolEnv(Env):
@@ -25,7 +29,9 @@ class ToolEnv(Env):
 
     - `start(...)` gets the task's fields by name and returns the first observation. It may also
       have parameters named `task`, `context`, `state`, `seed` and `sandbox`.
-    - Methods marked with `@ae.tool` are the model's tools; `tools` adds further functions.
+    - Methods marked with `@ae.tool` are the model's tools; `tools` adds further functions. A tool may have
+      any name. If the environment has an attribute of that name, such as `end` or `step`, then `self.end`
+      stays that attribute, and only the model calls the tool.
     - `reward(...)` scores the finished episode; its arguments are filled by name.
     - `is_done()` is optional and can end the episode after a step.
 
@@ -39,6 +45,14 @@ class ToolEnv(Env):
     """Functions or tools that this environment has in addition to its marked methods."""
     repair_json: bool = False
     """Repair invalid JSON in a call where that is possible (needs json-repair), and count the repairs."""
+
+    _warned: ClassVar[bool] = False
+    """True in a class whose missing reward was logged."""
+    _hooks: ClassVar[tuple[str, ...]] = (*Env._hooks, "start", "reward")  # noqa: SLF001 - of its base class
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        move_tools(cls, ToolEnv)
+        super().__init_subclass__(**kwargs)
 
     # To a type checker `*args: Any, **kwargs: Any` means that a subclass may choose its own parameters.
 
@@ -55,6 +69,7 @@ class ToolEnv(Env):
     def add_turn_reward(self, value: float) -> None:
         """Add a reward to the turn whose tool calls are being run."""
         self._episode.turn_reward += float(value)
+        self._episode.rewarded = True
 
     @property
     def toolbox(self) -> Toolbox:
@@ -94,7 +109,7 @@ class ToolEnv(Env):
         return step, [result.to_message() for result in results]
 
     async def _run_calls(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        return tuple(await self._toolbox.run(calls, self.context)) if calls else ()
+        return tuple(await self._toolbox.run(calls, self._episode.context)) if calls else ()
 
     def _parsed_calls(self, message: Message) -> Sequence[ToolCall]:
         """Return the calls that were already parsed, if the author passed the message on unchanged."""
@@ -105,10 +120,25 @@ class ToolEnv(Env):
 
     async def finish(self, stop_reason: str) -> Any:
         """Call `reward` with the arguments it names."""
-        if type(self).reward is ToolEnv.reward:
+        if type(self).reward is ToolEnv.reward and "reward" not in vars(self):
+            self._warn_without_reward()
             return 0.0
-        arguments = arguments_for(self.reward, self._offered(stop_reason), self.task)
-        return await self._call(self.reward, **arguments)
+        reward = self._hook("reward")
+        arguments = arguments_for(reward, self._offered(stop_reason), self.task)
+        return await self._call(reward, **arguments)
+
+    def _warn_without_reward(self) -> None:
+        """Log, once for each class, that nothing can give its episodes a reward."""
+        cls = type(self)
+        other = self._rewards or self._has_user or self._episode.rewarded or cls.step is not ToolEnv.step
+        if other or "_warned" in vars(cls):
+            return
+        cls._warned = True
+        _log.warning(
+            "%s has no reward, so all of its episodes score 0: write reward(), call add_turn_reward(), or "
+            "register the environment with rewards=[...]",
+            self.env_id,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the toolbox, which holds bound methods; it is made again when needed."""

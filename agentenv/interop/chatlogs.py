@@ -8,7 +8,7 @@ from json import dumps
 from typing import Any, cast
 
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, text_of
+from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, orphans_as_user, text_of
 from agentenv.core.trajectory import StopReason, Trajectory, Turn
 
 __all__ = ["from_openai", "to_openai", "to_sft"]
@@ -55,7 +55,7 @@ def to_sft(
         if trajectory.terminated and reward is not None and reward >= min_reward:
             for messages in _shown(trajectory):
                 yield {
-                    "messages": [_without(hint, message) for message in messages],
+                    "messages": [_without(hint, message) for message in orphans_as_user(messages)],
                     "tools": list(trajectory.tools),
                 }
 

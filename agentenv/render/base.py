@@ -23,9 +23,10 @@ class ParsedTurn:
     """The message and the tool calls that were read from the token ids of a completion."""
 
     message: Message
-    """The assistant message; calls and thinking are in keys of their own and not in `content`."""
+    """The assistant message. Thinking and calls are in keys of their own. Calls that cannot be read are in
+    `content`, as they were written, because a call in `tool_calls` has a name and a JSON object."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Every call in order, each with its status; `message` holds only those with status ok."""
+    """Every call in order, each with its status."""
 
     @property
     def errors(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user
 from agentenv.render.base import ParsedTurn, TemplateReport
 from agentenv.render.control import Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
@@ -115,7 +115,14 @@ class Renderer:
         if self._uses_protocol:
             plain = self._protocol.plain(plain, tools, system_role=reader.habits.system_role, opening=True)
             tools = []
-        text = reader.render(plain, tools=tools)
+        try:
+            text = reader.render(plain, tools=tools)
+        except RenderError:
+            # Some templates refuse the answer to a call that could not be read and is no call of its message.
+            told = [self._plain(message, neutral) for message in orphans_as_user(messages)]
+            if told == plain or self._uses_protocol:
+                raise
+            text = reader.render(told, tools=tools)
         return self._encoder.start(neutral.split(text))
 
     def extend(

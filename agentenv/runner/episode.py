@@ -8,18 +8,23 @@ Rules:
    therefore ends on a sampled token, which carries the final reward.
 3. Every wait has its own limit and the episode's deadline, and records whose code is running.
 4. A failed episode is not scored. Its environment is closed, and its record says why it failed.
+5. All code of the environment and the user runs in the task of the episode, also their constructors. Whatever
+   it raises ends this episode only.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
 
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, StepResult, check_step
 from agentenv.core.errors import EngineUnavailable, UsageError
-from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult, malformed, not_run
+from agentenv.core.faults import must_pass
+from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult, copy_of, malformed, not_run
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
@@ -31,7 +36,7 @@ from agentenv.runner.held import Lease
 from agentenv.runner.outputs import FullOutputs
 from agentenv.runner.plan import Plan
 from agentenv.runner.recorder import OpenTurn, Record
-from agentenv.runner.users import User, read_turn
+from agentenv.runner.users import User, read_opening, read_turn
 from agentenv.tools.arguments import marked, mend
 
 __all__ = ["Episode"]
@@ -43,15 +48,27 @@ _ABORT_SLACK_S = 0.05
 
 
 class Episode:
-    """Plays a plan once, on a new conversation. A failure in the episode is recorded, never raised."""
+    """Plays a plan once, on a new conversation. A failure in the episode is recorded, never raised.
+
+    Args:
+        plan: what to play.
+        open_env: makes the environment.
+        open_user: makes the simulated user, or returns None.
+        conversation: the conversation with the model.
+        context: the context that the environment gets.
+        condenser: shortens the conversation; a fresh copy is used.
+        lease: the sandbox to wait for.
+        full_outputs: keeps the full text of cut tool outputs.
+        attempt: number of earlier attempts.
+    """
 
     def __init__(
         self,
         plan: Plan,
-        env: EpisodeEnv,
+        open_env: Callable[[], EpisodeEnv],
+        open_user: Callable[[], User | None],
         conversation: Conversation,
         context: Context,
-        user: User | None,
         *,
         condenser: Condenser | None = None,
         lease: Lease | None = None,
@@ -60,10 +77,12 @@ class Episode:
     ) -> None:
         self._plan = plan
         self._limits = plan.limits
-        self._env = env
+        self._open_env = open_env
+        self._open_user = open_user
+        self._env: EpisodeEnv
         self._conversation = conversation
         self._context = context
-        self._user = user
+        self._user: User | None = None
         self._condenser = condenser
         self._lease = lease
         self._full_outputs = full_outputs
@@ -72,6 +91,8 @@ class Episode:
         self._record = Record(plan, conversation, attempt)
         self._explained = False
         self._begun = False
+        self.touched = False
+        """True once the environment was told to begin, so that it cannot be taken for a new one."""
         self._repair_json = False
 
     async def play(self) -> Trajectory:
@@ -95,7 +116,12 @@ class Episode:
                 reason = halt.reason
             return record.freeze(reason, outcome=await self._score(reason))
         except Failure as failure:
-            return record.freeze(failure.reason, error=failure.error)
+            return self.give_up(failure)
+        except BaseException as error:
+            # Values of outside code, such as a deadline that is no number, may raise anywhere.
+            if must_pass(error):
+                raise
+            return self.give_up(Failure.of(self.guard.boundary, error))
         finally:
             # The environment holds the context, and `draft` holds this episode: without this line they would
             # keep each other alive.
@@ -103,12 +129,19 @@ class Episode:
 
     def give_up(self, failure: Failure) -> Trajectory:
         """Return the record of what was played so far, marked as failed."""
-        return self._record.freeze(failure.reason, error=failure.error)
+        return self._record.freeze_failed(failure.reason, failure.error)
 
     # The beginning ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         plan, limits, spare = self._plan, self._limits, self._record.spare
+        with at("env"):
+            self._env = self._open_env()
+        with at("user"):
+            self._user = self._open_user()
+        if self._condenser is not None:
+            with at("render"):
+                self._condenser = self._condenser.fresh()
         if (lease := self._lease) is not None:
             began = time.perf_counter()
             async with self.guard.waiting("sandbox", lease.timeout_s):
@@ -118,6 +151,7 @@ class Episode:
         if limits.episode_timeout_s is not None:
             self._context.deadline = time.monotonic() + limits.episode_timeout_s
         began = time.perf_counter()
+        self.touched = True
         async with self.guard.waiting("env", limits.env_timeout_s):
             reset = await self._env.begin(plan.task, seed=plan.seed, context=self._context)
         self._begun = True
@@ -127,7 +161,8 @@ class Episode:
         if (user := self._user) is not None:
             began = time.perf_counter()
             async with self.guard.waiting("user", limits.env_timeout_s):
-                opening = await user.start(plan.task, seed=plan.seed)
+                # The user gets copies of the task and of messages, so that it cannot change the record.
+                opening = read_opening(await user.start(deepcopy(plan.task), seed=plan.seed))
             spare["user_s"] += time.perf_counter() - began
             if opening:
                 messages.append({"role": "user", "content": opening})
@@ -229,7 +264,8 @@ class Episode:
         over: StopReason | None = None
         for index, call in enumerate(calls):
             if self._condenser is not None and call.name == "recall_block" and call.status is CallStatus.OK:
-                results[index] = self._condenser.recall(call)
+                with at("render"):
+                    results[index] = self._condenser.recall(call)
             elif call.status is not CallStatus.OK:
                 results[index] = malformed(call)
                 # A well-formed call of a tool that does not exist is not a parse error.
@@ -247,7 +283,9 @@ class Episode:
         return results, runnable, over
 
     async def _answer_text(self, turn: OpenTurn) -> StopReason | None:
-        ends = self._env.ends_on_text
+        with at("env"):
+            # With a user the conversation goes on after a text, whatever the environment does without one.
+            ends = self._env.ends_on_text and self._user is None
         step, finished = await self._advance(turn, (), ask_done=not ends)
         if ends and not step.truncated:
             return await self._observe(turn, TurnAnswer((), step.messages), StopReason.FINAL_ANSWER)
@@ -290,7 +328,7 @@ class Episode:
             return (), StopReason.MAX_USER_TURNS
         self._record.user_turns += 1
         began = time.perf_counter()
-        heard = [*self._record.messages, *said] if said else self._record.messages
+        heard = [copy_of(message) for message in (*self._record.messages, *said)]
         async with self.guard.waiting("user", self._limits.env_timeout_s):
             said_back = await user.respond(heard)
         turn.timings["user_s"] += time.perf_counter() - began
@@ -299,8 +337,8 @@ class Episode:
             self._record.give(turn.index, answer.reward)
             for index, reward in answer.turn_rewards.items():
                 self._record.give(index, reward)
-        words: tuple[Message, ...] = ({"role": "user", "content": answer.text},) if answer.text else ()
-        return words, StopReason.USER_DONE if answer.done else None
+            words: tuple[Message, ...] = ({"role": "user", "content": answer.text},) if answer.text else ()
+            return words, StopReason.USER_DONE if answer.done else None
 
     async def _observe(
         self, turn: OpenTurn, answer: TurnAnswer, reason: StopReason | None
@@ -335,16 +373,20 @@ class Episode:
 
     async def _condense(self, turn: OpenTurn, answer: TurnAnswer) -> None:
         condenser = self._condenser
-        if condenser is None or not condenser.due(*self._conversation.used_with(answer)):
+        if condenser is None:
             return
+        with at("render"):
+            if not condenser.due(*self._conversation.used_with(answer)):
+                return
         began = time.perf_counter()
         async with self.guard.waiting("engine", self._limits.turn_timeout_s):
             view = await condenser.shorten(self._conversation.view)
         turn.timings["generate_s"] += time.perf_counter() - began
-        if view is not None:
-            self._record.sampled_tokens += view.written_tokens
-            self._record.condenser_tokens += view.written_tokens
-            self._conversation.go_on_with(view)
+        with at("render"):
+            if view is not None:
+                self._record.sampled_tokens += view.written_tokens
+                self._record.condenser_tokens += view.written_tokens
+                self._conversation.go_on_with(view)
 
     def _refuse(self, turn: OpenTurn, why: str) -> None:
         """Answer every call of the turn with "not run", in the messages only, not in the tokens."""

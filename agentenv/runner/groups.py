@@ -6,7 +6,7 @@ Rules:
    the source may be endless. No new group starts while too many finished groups wait for the consumer.
 2. The order in which episodes finish changes neither an episode nor the order of members in a group.
 3. When the consumer leaves the loop, and after an error or a cancellation, every environment is closed
-   before control returns.
+   before control returns. Every episode whose record is complete by then has reached `on_trajectory`.
 4. Members that an earlier run finished are not played again; a group is complete without them.
 """
 
@@ -144,16 +144,17 @@ class _InFlight:
             if not self._waiting and not self._begin_group():
                 return
             group, member = self._waiting.popleft()
-            task = asyncio.create_task(self._stage.play(group.job, member))
+            recorded: list[Trajectory] = []
+            task = asyncio.create_task(self._stage.play(group.job, member, on_record=recorded.append))
             self.running.add(task)
-            task.add_done_callback(partial(self._end, group, member))
+            task.add_done_callback(partial(self._end, group, member, recorded))
 
     def _begin_group(self) -> bool:
         """Put the members of the next group into `waiting`; return False if there is no next group now."""
         while not self._exhausted and len(self._ready) < self._max_ready:
             try:
                 job = next(self._jobs, None)
-            except Exception as error:  # noqa: BLE001 - from the caller's iterable; raised in `next_group`
+            except BaseException as error:  # noqa: BLE001 - from the caller's iterable; raised in `next_group`
                 self._broken = error
                 return False
             if job is None:
@@ -167,14 +168,24 @@ class _InFlight:
                 return True
         return False
 
-    def _end(self, group: _Group, member: int, task: asyncio.Task[Trajectory]) -> None:
-        """Take the record of an episode that has ended, and start more episodes."""
+    def _end(
+        self, group: _Group, member: int, recorded: list[Trajectory], task: asyncio.Task[Trajectory]
+    ) -> None:
+        """Take the record of an episode that has ended, and start more episodes.
+
+        An episode whose record is complete counts as played, also if its task was cancelled after that.
+        """
         self.running.discard(task)
-        if not task.cancelled():
-            try:
-                self._take(group, member, task.result())
-            except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
-                self._broken = self._broken or error
+        try:
+            if recorded:
+                self._take(group, member, recorded[0])
+            elif not task.cancelled():
+                task.result()  # raises what `play` raised
+            elif not self._stopping:
+                where = f"member {member} of {group.job.group_id}"
+                raise RuntimeError(f"other code cancelled the task of {where}")
+        except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
+            self._broken = self._broken or error
         self._fill()
         self.changed.set()
 

@@ -5,8 +5,9 @@ An episode can stop (`Halt`), fail (`Failure`), or be cancelled by the program. 
 1. If infrastructure fails (the engine, a sandbox, or the engine of a judge or simulated user), the stop
    reason is `aborted`. If code of an environment, reward, parser or user fails, it is `error`.
 2. If the engine refuses a prompt as too long, the episode stops. This is not a failure and not retried.
-3. Only a real cancellation of the running task passes through. A `CancelledError` or `SystemExit` that
-   the guarded code raised itself is a failure like any other.
+3. Only a real cancellation of the running task and the user's interrupt (Ctrl-C) pass through. Whatever else
+   the guarded code raises is a failure, also a `CancelledError`, `GeneratorExit` or `SystemExit` of its own,
+   and an exception that cannot be printed.
 4. The episode stops at its deadline, and when the engine exceeds the time limit of a turn. Any other code
    that exceeds its limit has failed.
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from types import TracebackType
 from typing import Literal, TypeAlias
 
@@ -28,6 +28,7 @@ from agentenv.core.errors import (
     SandboxCrashed,
     SandboxError,
 )
+from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.trajectory import EpisodeError, StopReason
 
 __all__ = ["Boundary", "Failure", "Guard", "Halt", "at"]
@@ -58,30 +59,26 @@ class Failure(Exception):
     @classmethod
     def of(cls, boundary: Boundary, error: BaseException) -> Failure:
         """Classify an exception by its type and by whose code raised it."""
+        kind = type(error)
         reason, retryable = StopReason.ERROR, False
-        if isinstance(error, SandboxError):
-            boundary, reason, retryable = "sandbox", StopReason.ABORTED, isinstance(error, SandboxCrashed)
-        elif isinstance(error, EngineError):
-            reason, retryable = StopReason.ABORTED, isinstance(error, EngineUnavailable)
+        if issubclass(kind, SandboxError):
+            boundary, reason, retryable = "sandbox", StopReason.ABORTED, issubclass(kind, SandboxCrashed)
+        elif issubclass(kind, EngineError):
+            reason, retryable = StopReason.ABORTED, issubclass(kind, EngineUnavailable)
         elif boundary in {"engine", "sandbox"}:
             # Another attempt may return complete logprobs, so an AlignmentError of the engine is retried.
-            reason, retryable = StopReason.ABORTED, isinstance(error, (OSError, TimeoutError, AlignmentError))
-        text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
-        message = str(error)[:MAX_MESSAGE_CHARS]
-        return cls(reason, EpisodeError(boundary, type(error).__name__, message, text, retryable))
+            reason, retryable = StopReason.ABORTED, issubclass(kind, (OSError, TimeoutError, AlignmentError))
+        text = traceback_of(error)[-MAX_TRACEBACK_CHARS:]
+        message = message_of(error)[:MAX_MESSAGE_CHARS]
+        return cls(reason, EpisodeError(boundary, class_of(error), message, text, retryable))
 
 
 def _meaning(boundary: Boundary, error: BaseException) -> Halt | Failure | None:
     """Return the `Halt` or `Failure` that an exception causes; None if it must propagate unchanged."""
-    if isinstance(error, (Halt, Failure, GeneratorExit, KeyboardInterrupt)):
+    kind = type(error)
+    if issubclass(kind, (Halt, Failure)) or must_pass(error):
         return None
-    if isinstance(error, asyncio.CancelledError):
-        # `cancelling()` counts the requests to cancel this task. Without one, code that the episode
-        # awaited raised the error itself, for example because it awaited a task that it had cancelled.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            return None
-    if isinstance(error, ContextTooLong) and boundary == "engine":
+    if boundary == "engine" and issubclass(kind, ContextTooLong):
         return Halt(StopReason.CONTEXT_LENGTH)
     return Failure.of(boundary, error)
 

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol, runtime_checkable
 
 from agentenv.core.execution import SandboxProtocol
+from agentenv.core.faults import must_pass, traceback_of
 
 __all__ = ["Closing", "Lease", "SandboxPool", "own_pool"]
 
@@ -50,7 +51,7 @@ class Lease:
 
     # Invariant: `take` sets `_lent` and `_keeper` together. `_lent` is pending until the pool answers, then
     # it holds the sandbox or the pool's exception. It is cancelled when nobody waits for a sandbox any more.
-    __slots__ = ("_keeper", "_lent", "_over", "_pool", "timeout_s")
+    __slots__ = ("_failure", "_keeper", "_lent", "_over", "_pool", "timeout_s")
 
     def __init__(self, pool: SandboxPool, timeout_s: float | None = None) -> None:
         self.timeout_s = timeout_s
@@ -58,6 +59,9 @@ class Lease:
         self._over = asyncio.Event()
         self._lent: asyncio.Future[SandboxProtocol] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        """Exception of the pool after it lent the sandbox. It is not raised in the keeper's task, because a
+        `SystemExit` in a task ends the event loop."""
 
     async def take(self) -> SandboxProtocol:
         """Wait for a sandbox; an exception of the pool is raised here."""
@@ -71,10 +75,13 @@ class Lease:
                 if not lent.done():
                     lent.set_result(sandbox)
                     await self._over.wait()
-        except (Exception, SystemExit) as error:  # passed to the waiting episode, whose guard classifies it
+        except BaseException as error:  # passed to the waiting episode, whose guard classifies it
+            if must_pass(error):
+                raise
             if lent.done():
-                raise  # an error after the sandbox was lent is raised by `give_back`
-            lent.set_exception(error)
+                self._failure = error
+            else:
+                lent.set_exception(error)
         finally:
             lent.cancel()  # does nothing to a future that is done
 
@@ -92,15 +99,15 @@ class Lease:
         except asyncio.CancelledError:
             keeper.cancel()
             raise
-        if not keeper.cancelled():
-            keeper.result()
+        if self._failure is not None:
+            raise self._failure
 
 
 class Closing:
     """Closes resources of episodes whose records are complete; failures are only logged.
 
     Args:
-        timeout_s: time limit for closing each resource.
+        timeout_s: time limit for closing each resource, and then for code to react to its cancellation.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -108,23 +115,29 @@ class Closing:
         # Invariant: a closing task is in this set until it is done, even if its caller was cancelled. The
         # event loop holds tasks only weakly, and `wait` must find the tasks that nobody awaits.
         self._running: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[BaseException | None]] = set()
 
     async def close(self, what: str, close: Callable[[], Awaitable[object]]) -> None:
-        """Close one resource; an exception is logged with the resource's name.
+        """Close one resource; whatever its code raises is logged with the resource's name.
 
-        A `CancelledError` that the author's code raises (by awaiting a task that it cancelled) is logged,
-        too. If it propagated, the finished episode would look cancelled and its record would be lost.
+        The code runs in a task of its own: if it cancels its caller, or raises a `CancelledError`, then only
+        its own task ends, and neither a finished record nor the other resources are lost.
         """
+        task = asyncio.create_task(_failure_of(close))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await close()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            _log.warning("closing %s failed", what, exc_info=True)
-        except (Exception, SystemExit):  # noqa: BLE001 - the boundary of closing
-            _log.warning("closing %s failed", what, exc_info=True)
+            await asyncio.wait({task}, timeout=self._timeout_s)
+        finally:
+            if not task.done():
+                task.cancel()
+        if not task.done():
+            _log.warning("closing %s took longer than %g s and was cancelled", what, self._timeout_s)
+            await asyncio.wait({task}, timeout=self._timeout_s)
+            self._abandoned.add(task)
+            task.add_done_callback(self._abandoned.discard)
+        elif task.cancelled():
+            _log.warning("closing %s failed: its code cancelled the task in which it ran", what)
+        elif (error := task.result()) is not None:
+            _log.warning("closing %s failed:\n%s", what, traceback_of(error))
 
     async def settle(self, closing: Coroutine[object, object, None]) -> None:
         """Run a closing to its end, even if the episode that waits for it is cancelled."""
@@ -137,3 +150,14 @@ class Closing:
         """Wait for the closings that are still running."""
         while self._running:
             await asyncio.wait(set(self._running))
+
+
+async def _failure_of(close: Callable[[], Awaitable[object]]) -> BaseException | None:
+    """Await a closing and return what its code raised; None if it raised nothing."""
+    try:
+        await close()
+    except BaseException as error:
+        if must_pass(error):
+            raise
+        return error
+    return None

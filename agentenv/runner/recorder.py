@@ -129,6 +129,25 @@ class Record:
             timings=self._timings(turns),
         )
 
+    def freeze_failed(self, reason: StopReason, error: EpisodeError) -> Trajectory:
+        """Return the record of a failed attempt; without its turns, if what was recorded is inconsistent."""
+        try:
+            return self.freeze(reason, error=error)
+        except Exception:  # noqa: BLE001 - values of outside code are in the record, and the episode must not be lost
+            plan = self.plan
+            return Trajectory(
+                env_id=plan.env_id,
+                task_id=plan.task_id,
+                seed=plan.seed,
+                group_id=plan.group_id,
+                stop_reason=reason,
+                member=plan.member,
+                attempt=self.attempt,
+                error=error,
+                untrainable_reason=self._untrainable(error),
+                task=cast("Mapping[str, JsonValue]", plan.task),
+            )
+
     def _metrics(self, turns: tuple[Turn, ...]) -> dict[str, float]:
         return {
             "turns": float(len(turns)),

@@ -106,6 +106,7 @@ class Runner:
         score: Score | None = None,
         env_kwargs: Mapping[str, object] | None = None,
         close_envs: bool = True,
+        one_object: bool = False,
     ) -> Stage:
         """Return a stage, which plays single episodes of an environment; `async with` opens it.
 
@@ -118,6 +119,7 @@ class Runner:
             score: adds a reward to the environment's own reward.
             env_kwargs: keyword arguments for `spec.make`.
             close_envs: shut each environment down after its attempt.
+            one_object: `spec.make` returns the same environment each time; see `Stage`.
         """
         template = Plan(
             env_id=spec.id,
@@ -127,7 +129,15 @@ class Runner:
             done_policy=done_policy or spec.done_policy,
             score=score,
         )
-        return Stage(self._shared, spec, template, user=user, env_kwargs=env_kwargs, close_envs=close_envs)
+        return Stage(
+            self._shared,
+            spec,
+            template,
+            user=user,
+            env_kwargs=env_kwargs,
+            close_envs=close_envs,
+            one_object=one_object,
+        )
 
     async def run_episode(
         self,
@@ -147,6 +157,9 @@ class Runner:
     ) -> Trajectory:
         """Play one episode and return its record, whatever happens in it.
 
+        The episode is played again only if infrastructure failed before the environment was begun, because an
+        environment that an attempt has used cannot be made anew.
+
         Args:
             env: the environment; this method begins, ends and closes it.
             task: the task to play.
@@ -165,7 +178,9 @@ class Runner:
         task_id, data = read_task(task)
         group_id = group_id or f"{spec.id}:{task_id}"
         seed = derive_seed(self.run_seed, spec.id, task_id) if seed is None else seed
-        stage = self.stage(spec, limits=limits, sampling=sampling, user=user, score=score, close_envs=False)
+        stage = self.stage(
+            spec, limits=limits, sampling=sampling, user=user, score=score, close_envs=False, one_object=True
+        )
         closing = Closing(self.options.close_timeout_s)
         try:
             async with stage:
@@ -238,7 +253,7 @@ class Runner:
 
 @dataclass(frozen=True, slots=True)
 class _OneEnv:
-    """The spec of an environment that already exists: every attempt plays the same object."""
+    """The spec of an environment that already exists."""
 
     env: EpisodeEnv
     id: str

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,7 +22,6 @@ from typing import Protocol, Self, cast
 from agentenv.core.context import Context
 from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.limits import DonePolicy, RunLimits
-from agentenv.core.messages import JsonValue
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.render.base import RendererProtocol
@@ -31,7 +30,6 @@ from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.text import ChatConversation
 from agentenv.runner.conversation.tokens import TokenConversation
 from agentenv.runner.episode import Episode
-from agentenv.runner.guard import Failure, at
 from agentenv.runner.held import Closing, Lease, SandboxPool, own_pool
 from agentenv.runner.ledger import Ledger
 from agentenv.runner.options import RunnerOptions
@@ -103,6 +101,8 @@ class Stage:
         user: user that replaces the spec's.
         env_kwargs: keyword arguments for `spec.make`.
         close_envs: shut each environment down after its attempt.
+        one_object: `spec.make` returns the same environment each time, so that an episode is played again
+            only if the environment was not begun.
     """
 
     def __init__(
@@ -114,6 +114,7 @@ class Stage:
         user: UserLike = None,
         env_kwargs: Mapping[str, object] | None = None,
         close_envs: bool = True,
+        one_object: bool = False,
     ) -> None:
         self.spec = spec
         self.template = template
@@ -121,6 +122,7 @@ class Stage:
         self._user = cast("UserLike", spec.user) if user is None else user
         self._env_kwargs = dict(env_kwargs or {})
         self._close_envs = close_envs
+        self._one_object = one_object
         self._sandbox = shared.sandbox
         self._closing = Closing(shared.options.close_timeout_s)
         self._stack = AsyncExitStack()
@@ -150,80 +152,99 @@ class Stage:
         """
         return jobs_of(tasks, self.spec.id, self.template.run_seed, round_index, repeats)
 
-    async def play(self, job: Job, member: int = 0) -> Trajectory:
+    async def play(
+        self, job: Job, member: int = 0, *, on_record: Callable[[Trajectory], None] | None = None
+    ) -> Trajectory:
         """Play one member of a group and return its record, whatever happens in it.
 
         The same job and member give the same seeds, wherever and in whatever order they are played.
+
+        Args:
+            job: the group.
+            member: number of the member.
+            on_record: called once with the record, before the resources of the episode are closed. A
+                cancellation that arrives while they are closed therefore loses no finished episode.
         """
         plan = job.plan(self.template, member)
-        ledger, options = self._shared.ledger, self._shared.options
-        attempt, wait_s = 0, options.retry_wait_s
+        ledger, wait_s = self._shared.ledger, self._shared.options.retry_wait_s
+        attempt = 0
+        record: Trajectory | None = None
         ledger.start()
         try:
             while True:
-                async with self._attempt(plan, attempt) as playing:
-                    trajectory = await playing
-                error = trajectory.error
-                if error is None or not error.retryable or attempt >= options.retries:
-                    ledger.finish(trajectory)
-                    return trajectory
+                async with self._attempt(plan, attempt) as (episode, playing):
+                    try:
+                        await playing
+                    finally:
+                        # The record may be complete although this wait was cancelled.
+                        record = self._final(episode, playing, attempt)
+                        if record is not None:
+                            ledger.finish(record)
+                            if on_record is not None:
+                                on_record(record)
+                if record is not None:
+                    return record
                 attempt += 1
                 ledger.retried += 1
-                _log.warning(
-                    "episode %s of %s aborted at %s (%s: %s); attempt %d follows in %.1f s",
-                    *(plan.member, plan.group_id, error.boundary, error.type, error.message),
-                    *(attempt + 1, wait_s),
-                )
+                _warn_of_retry(plan, playing.result(), attempt, wait_s)
                 await asyncio.sleep(wait_s)
                 wait_s *= 2
         except BaseException:
-            ledger.cancel()
+            if record is None:
+                ledger.cancel()
             raise
+
+    def _final(
+        self, episode: Episode, playing: asyncio.Future[Trajectory], attempt: int
+    ) -> Trajectory | None:
+        """Return the record of an attempt; None if there is none, or if the episode is to be played again."""
+        if not playing.done() or playing.cancelled() or playing.exception() is not None:
+            return None
+        record = playing.result()
+        if record.error is None or not record.error.retryable or attempt >= self._shared.options.retries:
+            return record
+        return record if self._one_object and episode.touched else None
 
     # An attempt ---------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _attempt(self, plan: Plan, attempt: int) -> AsyncGenerator[Awaitable[Trajectory]]:
-        """Start an attempt and yield the awaitable of its record; afterwards close its resources."""
+    async def _attempt(
+        self, plan: Plan, attempt: int
+    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory]]]:
+        """Start an attempt; yield its episode and the future of its record; then close its resources."""
         name = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._shared.sessions)}"
         held = _Held(self._conversation(plan.limits, name))
         try:
-            try:
-                episode = self._episode(plan, attempt, name, held)
-            except Failure as failure:
-                unplayed = asyncio.get_running_loop().create_future()
-                unplayed.set_result(_unplayed(plan, attempt, failure))
-                yield unplayed
-                return
+            episode = self._episode(plan, attempt, name, held)
             async with self._shared.watchdog.playing(name, episode) as record:
-                yield record
+                yield episode, record
         finally:
             await self._closing.settle(self._close(held))
 
     def _episode(self, plan: Plan, attempt: int, name: str, held: _Held) -> Episode:
-        """Make the episode of an attempt, with its environment, user and context.
+        """Return the episode of an attempt, which makes its environment and user itself."""
+        shared, limits = self._shared, plan.limits
 
-        Raises:
-            Failure: The environment or its user cannot be made.
-        """
-        shared = self._shared
-        with at("env"):
+        def open_env() -> EpisodeEnv:
             env = self.spec.make(**self._env_kwargs)
-        held.env = env if self._close_envs else None
-        with at("user"):
+            held.env = env if self._close_envs else None
+            return env
+
+        def open_user() -> User | None:
             held.user = user_for(self._user, plan.task)
+            return held.user
+
         if self._sandbox is not None:
             held.lease = Lease(self._sandbox, shared.options.lease_timeout_s)
-        limits = plan.limits
         context = Context(episode_id=name, seed=plan.seed, task=plan.task, limits=limits)
         context.tool_calls_left = limits.max_tool_calls
         return Episode(
             plan,
-            env,
+            open_env,
+            open_user,
             held.conversation,
             context,
-            held.user,
-            condenser=None if shared.condenser is None else shared.condenser.fresh(),
+            condenser=shared.condenser,
             lease=held.lease,
             full_outputs=shared.full_outputs,
             attempt=attempt,
@@ -239,28 +260,21 @@ class Stage:
         )
 
     async def _close(self, held: _Held) -> None:
-        close: Callable[[str, Callable[[], Awaitable[object]]], Awaitable[None]] = self._closing.close
+        # The lambdas look up the methods inside the boundary: outside code may make them properties.
+        close, user, env, lease = self._closing.close, held.user, held.env, held.lease
         await close("release", held.conversation.release)
-        if held.user is not None:
-            await close("user", held.user.close)
-        if held.env is not None:
-            await close(type(held.env).__name__, held.env.shutdown)
-        if held.lease is not None:
-            await close("sandbox", held.lease.give_back)
+        if user is not None:
+            await close("user", lambda: user.close())  # noqa: PLW0108
+        if env is not None:
+            await close(type(env).__name__, lambda: env.shutdown())  # noqa: PLW0108
+        if lease is not None:
+            await close("sandbox", lease.give_back)
 
 
-def _unplayed(plan: Plan, attempt: int, failure: Failure) -> Trajectory:
-    """Return the record of an episode that failed before its first step."""
-    error = failure.error
-    return Trajectory(
-        env_id=plan.env_id,
-        task_id=plan.task_id,
-        seed=plan.seed,
-        group_id=plan.group_id,
-        stop_reason=failure.reason,
-        member=plan.member,
-        attempt=attempt,
-        error=error,
-        untrainable_reason=f"failed at {error.boundary}: {error.type}: {error.message}",
-        task=cast("Mapping[str, JsonValue]", plan.task),
-    )
+def _warn_of_retry(plan: Plan, failed: Trajectory, attempt: int, wait_s: float) -> None:
+    if (error := failed.error) is not None:
+        _log.warning(
+            "episode %s of %s aborted at %s (%s: %s); attempt %d follows in %.1f s",
+            *(plan.member, plan.group_id, error.boundary, error.type, error.message),
+            *(attempt + 1, wait_s),
+        )

@@ -28,6 +28,7 @@ __all__ = [
     "User",
     "UserLike",
     "UserTurn",
+    "read_opening",
     "read_turn",
     "user_for",
 ]
@@ -59,7 +60,7 @@ class User:
         return None
 
     async def respond(self, messages: Sequence[Message]) -> UserTurn | str | None:
-        """Answer the conversation so far, whose last message is the model's. Do not change the messages.
+        """Answer the conversation so far, whose last message is the model's. The messages are a copy.
 
         Return text to continue the conversation, None to end it, or a `UserTurn`.
         """
@@ -79,7 +80,7 @@ def user_for(user: UserLike, task: Mapping[str, object]) -> User | None:
     Raises:
         UsageError: `user` is neither a user nor a function that returns one.
     """
-    chosen = user if user is None or isinstance(user, User) else user(task)
+    chosen = user if user is None or isinstance(user, User) else user(copy.deepcopy(task))
     if chosen is not None and not isinstance(chosen, User):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(
             f"{chosen!r:.200} is not a user",
@@ -88,13 +89,28 @@ def user_for(user: UserLike, task: Mapping[str, object]) -> User | None:
     return None if chosen is None else chosen.fresh()
 
 
+def read_opening(opening: object) -> str | None:
+    """Return the result of `start`.
+
+    Raises:
+        UsageError: The result is neither text nor None.
+    """
+    if opening is None or isinstance(opening, str):
+        return opening
+    raise UsageError(f"the user opened with {opening!r:.200}", remedy="start() must return text or None")
+
+
 def read_turn(answer: object) -> UserTurn:
     """Turn the result of `respond` into a `UserTurn`.
 
     Raises:
-        UsageError: The result is neither text, nor a `UserTurn`, nor None.
+        UsageError: The result is neither text, nor a `UserTurn` with a text or None, nor None.
     """
     if isinstance(answer, UserTurn):
+        if answer.text is not None and not isinstance(answer.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"the user said {answer.text!r:.200}", remedy="the text of a UserTurn is a str or None"
+            )
         return answer
     if answer is None:
         return UserTurn(done=True)

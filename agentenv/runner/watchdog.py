@@ -51,22 +51,24 @@ class _Watched:
     def _end(self, task: asyncio.Task[Trajectory]) -> None:
         if self.record.done():
             return
+        boundary = self.episode.guard.boundary
         if task.cancelled():
             # Nobody else cancels this task, so code that the episode ran must have cancelled its own caller.
-            boundary = self.episode.guard.boundary
-            error = RuntimeError(f"{boundary}: the code cancelled the task in which the episode runs")
-            self.record.set_result(self.episode.give_up(Failure.of(boundary, error)))
+            self._fail(RuntimeError(f"{boundary}: the code cancelled the task in which the episode runs"))
         elif (error := task.exception()) is not None:
-            self.record.set_exception(error)
+            self.record.set_exception(error)  # the user's interrupt; everything else is in the record
         else:
             self.record.set_result(task.result())
 
     def abandon(self) -> None:
         """End the episode without waiting for the code any longer."""
         boundary = self.episode.guard.boundary
-        stuck = TimeoutError(f"{boundary}: no answer within its limit, and it ignored its cancellation")
-        self.record.set_result(self.episode.give_up(Failure.of(boundary, stuck)))
+        self._fail(TimeoutError(f"{boundary}: no answer within its limit, and it ignored its cancellation"))
         self.task.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        """Settle the record as failed, in the part of the system that the episode waited for."""
+        self.record.set_result(self.episode.give_up(Failure.of(self.episode.guard.boundary, error)))
 
 
 class Watchdog:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from agentenv.core.context import Context
 from agentenv.core.errors import EngineError, SandboxError
+from agentenv.core.faults import class_of, message_of
 from agentenv.core.limits import RunLimits
 from agentenv.tools import process as isolation
 from agentenv.tools.tool import Tool
@@ -36,7 +37,7 @@ def main() -> None:
     try:
         tool = _load(requests.get())
     except BaseException as error:  # noqa: BLE001 - importing a module runs the author's code
-        _reply(replies, {"failed": f"{type(error).__name__}: {error}"})
+        _reply(replies, {"failed": f"{class_of(error)}: {message_of(error)}"})
         return
     _reply(replies, {"ready": True})
     context = Context(limits=RunLimits(tool_timeout_s=None))

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import EngineError, SandboxError, ToolError
+from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.messages import ContentPart, ToolErrorKind
 from agentenv.core.threads import ThreadCall, ThreadPool, abandoned_threads
 from agentenv.tools.content import to_content
@@ -73,15 +73,15 @@ def failure(error: BaseException) -> ToolOutcome:
     if isinstance(error, SandboxError | EngineError):
         raise error
     if isinstance(error, ToolError):
-        return ToolOutcome(str(error) or "the tool failed", ToolErrorKind.TOOL_ERROR)
-    text = " ".join(str(error).split())
+        return ToolOutcome(message_of(error) or "the tool failed", ToolErrorKind.TOOL_ERROR)
+    text = " ".join(message_of(error).split())
     if len(text) > _SHOWN_CHARS:
         text = text[: _SHOWN_CHARS - 3] + "..."
-    name = type(error).__name__
+    name = class_of(error)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
         frames = frames.tb_next
-    detail = "".join(traceback.format_exception(type(error), error, frames, limit=-20))[-_DETAIL_CHARS:]
+    detail = traceback_of(error, frames, limit=-20)[-_DETAIL_CHARS:]
     return ToolOutcome(f"{name}: {text}" if text else name, ToolErrorKind.EXCEPTION, detail)
 
 
@@ -216,7 +216,9 @@ async def _guarded(
 def _converted(result: object) -> ToolOutcome:
     try:
         return ToolOutcome(to_content(result))
-    except Exception as error:  # noqa: BLE001 - the boundary of a tool: its result may hold anything
+    except BaseException as error:  # the boundary of a tool: its result may hold anything
+        if must_pass(error):
+            raise
         return failure(error)
 
 

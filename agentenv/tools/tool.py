@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from agentenv.core.arguments import ArgumentError
 from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
+from agentenv.core.faults import must_pass
 from agentenv.core.messages import ToolResult
 from agentenv.tools.arguments import Arguments, read_arguments
 from agentenv.tools.definition import Definition, ToolOptions
@@ -207,7 +208,9 @@ class Tool(Generic[P, R]):
             repaired = checked.repaired
         except ArgumentError as error:
             outcome = ToolOutcome(f"bad arguments for {self.name}: {error.text}", error.kind)
-        except Exception as error:  # noqa: BLE001 - a type's own validator is the author's code and may raise anything
+        except BaseException as error:  # a type's own validator is the author's code and may raise anything
+            if must_pass(error):
+                raise
             outcome = failure(error)
         else:
             outcome = await self._run(checked, context)

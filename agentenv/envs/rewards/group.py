@@ -9,8 +9,9 @@ from math import isfinite
 from typing import Any, cast
 
 from agentenv.core.episode_env import Outcome
-from agentenv.core.errors import UsageError
-from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.core.errors import EngineError, SandboxError, UsageError
+from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
+from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, TrajectoryGroup
 from agentenv.envs.rewards.reward import Reward, RewardFunction, RewardLike, as_reward, call_by_name, combine
 
 __all__ = ["GroupReward", "rescore", "score_group"]
@@ -46,7 +47,8 @@ class GroupReward:
 async def score_group(group: TrajectoryGroup, rewards: Sequence[GroupReward]) -> TrajectoryGroup:
     """Return the group with the values of the group rewards added to each episode's last turn.
 
-    If a reward returns None for an episode, the episode cannot be scored and has no reward.
+    If a reward returns None for an episode, the episode cannot be scored and has no reward. If a reward's
+    function raises, the episodes fail at the boundary `reward`; they are never scored 0.
 
     Raises:
         UsageError: A reward has an unknown parameter, or does not return one number for each episode.
@@ -57,7 +59,16 @@ async def score_group(group: TrajectoryGroup, rewards: Sequence[GroupReward]) ->
         scored = [members[index] for index in indices]
         if not scored:
             break
-        values = await _values(reward, scored)
+        try:
+            values = await _values(reward, scored)
+        except UsageError:
+            raise
+        except BaseException as error:
+            if must_pass(error):
+                raise
+            for index in indices:
+                members[index] = _failed(members[index], error)
+            break
         for index, value in zip(indices, values, strict=True):
             members[index] = _with_part(members[index], reward.label, reward.weight, value)
     return TrajectoryGroup(tuple(members))
@@ -114,6 +125,19 @@ async def _values(reward: GroupReward, members: Sequence[Trajectory]) -> list[fl
             )
         values.append(None if value is None else float(value))
     return values
+
+
+def _failed(trajectory: Trajectory, error: BaseException) -> Trajectory:
+    """Return an episode whose group reward raised."""
+    infrastructure = issubclass(type(error), (EngineError, SandboxError))
+    what = EpisodeError("reward", class_of(error), message_of(error), traceback_of(error))
+    return replace(
+        trajectory,
+        stop_reason=StopReason.ABORTED if infrastructure else StopReason.ERROR,
+        reward=None,
+        error=what,
+        untrainable_reason=f"failed at reward: {what.type}: {what.message}",
+    )
 
 
 def _with_part(trajectory: Trajectory, name: str, weight: float, value: float | None) -> Trajectory:

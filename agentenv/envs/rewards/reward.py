@@ -145,7 +145,8 @@ def outcome_of(value: object, *, where: str) -> Outcome:
         UsageError: The value is not a finite number, None or a mapping of these.
     """
     if isinstance(value, Outcome):
-        return value
+        parts = {str(name): _number(part, f"{where}, part {name!r}") for name, part in value.rewards.items()}
+        return Outcome(_number(value.reward, where), parts)
     if isinstance(value, Mapping):
         parts = {str(name): _number(part, f"{where}, part {name!r}") for name, part in value.items()}
         return Outcome(_total(list(parts.values())), parts)

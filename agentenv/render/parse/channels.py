@@ -24,12 +24,17 @@ _THINK, _ANSWER, _CALLS = "think", "response", "tools"
 _ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 
 
+_NOTHING = Span(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Element:
     name: str
     attributes: dict[str, str]
     inside: Span
     closed: bool
+    whole: Span = _NOTHING
+    """The element with its tags; empty for a channel."""
 
 
 def channel_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
@@ -77,7 +82,8 @@ def _elements(turn: TurnText, within: Span, name: str) -> Iterator[_Element]:
     while 0 <= (start := turn.find(opens, position)) < within.end:
         header_end = turn.find(_SEP, start)
         if not 0 <= header_end < within.end:
-            yield _Element(name, {}, Span(within.end, within.end), closed=False)
+            rest = Span(start, within.end)
+            yield _Element(name, {}, Span(within.end, within.end), closed=False, whole=rest)
             return
         header = turn.text[start + len(opens) : header_end]
         inside = header_end + len(_SEP)
@@ -87,8 +93,9 @@ def _elements(turn: TurnText, within: Span, name: str) -> Iterator[_Element]:
         end = turn.find(closes, inside)
         closed = end >= 0 and end + len(closes) <= within.end
         attributes = {key: unescape(value) for key, value in _ATTRIBUTE.findall(header)}
-        yield _Element(name, attributes, Span(inside, end if closed else within.end), closed=closed)
         position = end + len(closes) if closed else within.end
+        content, whole = Span(inside, end if closed else within.end), Span(start, position)
+        yield _Element(name, attributes, content, closed=closed, whole=whole)
 
 
 def _closer(name: str) -> str:
@@ -96,7 +103,10 @@ def _closer(name: str) -> str:
 
 
 def _calls(turn: TurnText, within: Span) -> list[RawCall]:
-    return [_call(turn, element) for element in _elements(turn, within, "call")]
+    return [
+        replace(_call(turn, element), text=turn.text[element.whole.start : element.whole.end])
+        for element in _elements(turn, within, "call")
+    ]
 
 
 def _call(turn: TurnText, element: _Element) -> RawCall:

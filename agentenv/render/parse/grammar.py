@@ -48,6 +48,8 @@ class RawCall:
     id: str = ""
     status: CallStatus = CallStatus.OK
     error: str = ""
+    text: str | None = None
+    """The call as it was written; None if the grammar does not say, empty if the content has it already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentenv.core.messages import CallStatus
 from agentenv.render.parse.grammar import RawCall, WholeTurn
@@ -48,11 +48,11 @@ def harmony_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
 
 
 def _call(name: str, part: _Part) -> RawCall:
+    text = f"{part.header}<|message|>{part.body}"
     if not part.closed:
-        return RawCall(
-            name, part.body, status=CallStatus.UNCLOSED, error="the call was not closed, so it was not run"
-        )
-    return arguments_call(name, part.body)
+        error = "the call was not closed, so it was not run"
+        return RawCall(name, part.body, status=CallStatus.UNCLOSED, error=error, text=text)
+    return replace(arguments_call(name, part.body), text=text)
 
 
 def _parts(turn: TurnText, *, ended: bool) -> Iterator[_Part]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentenv.core.arguments import ArgumentError, decode
@@ -127,10 +128,9 @@ def functionary_turn(turn: TurnText, *, ended: bool) -> WholeTurn:
             continue
         call = arguments_call(name, body)
         if call.status is CallStatus.INVALID_JSON and not ended and index == len(sections) - 1:
-            call = RawCall(
-                name, body, status=CallStatus.UNCLOSED, error="the call was cut off, so it was not run"
-            )
-        calls.append(call)
+            error = "the call was cut off, so it was not run"
+            call = RawCall(name, body, status=CallStatus.UNCLOSED, error=error)
+        calls.append(replace(call, text=section.strip("\n")))
     return WholeTurn("\n".join(content).strip("\n"), "", tuple(calls))
 
 

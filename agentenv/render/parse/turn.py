@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ THINK_TAGS = (
 )
 """Pairs of tags with which models mark their thinking."""
 
+_READABLE = (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
+"""Statuses of calls that have a name and a JSON object, so that messages can hold them as calls."""
 _UNCLOSED = "the call was not closed, so it was not run: end it with {closes}"
 
 
@@ -81,7 +84,7 @@ class TurnReader:
             whole = self.grammar.foreign(turn, outside, tools)
         except Exception as error:  # noqa: BLE001 - any error comes from the text of the model
             text = f"the completion cannot be read: {type(error).__name__}: {error}"
-            call = RawCall(status=CallStatus.INVALID_JSON, error=text)
+            call = RawCall(status=CallStatus.INVALID_JSON, error=text, text="")
             return WholeTurn(outside, self._thoughts(turn, thinking), (call,))
         calls = whole.calls
         unclosed = any(call.status is CallStatus.UNCLOSED for call in self._calls(turn, thinking)[0])
@@ -155,7 +158,7 @@ class TurnReader:
             whole = outside[-1]
             bare = self.grammar.bare(turn.text[whole.start : whole.end])
             if bare is not None:
-                return list(bare), [whole]
+                return _with_text(bare, turn.text[whole.start : whole.end]), [whole]
         hidden = chain.from_iterable(self._region(turn, span)[0] for span in thinking)
         calls += [replace(call, status=CallStatus.IN_THINKING, error="") for call in hidden]
         return calls, taken
@@ -177,11 +180,13 @@ class TurnReader:
             inside = Span(start + len(block.opens), region.end)
             end = self._block_end(turn, block, inside)
             if end is None:
-                calls.append(RawCall(status=CallStatus.UNCLOSED, error=_UNCLOSED.format(closes=block.closes)))
+                error = _UNCLOSED.format(closes=block.closes)
+                unclosed = RawCall(status=CallStatus.UNCLOSED, error=error)
+                calls += _with_text([unclosed], turn.text[start : region.end])
                 taken.append(Span(start, region.end))
                 return calls, taken
-            calls += block.read(turn, Span(inside.start, end))
             position = min(end + len(block.closes), region.end)
+            calls += _with_text(block.read(turn, Span(inside.start, end)), turn.text[start:position])
             taken.append(Span(start, position))
 
     def _block_end(self, turn: TurnText, block: Block, inside: Span) -> int | None:
@@ -195,13 +200,28 @@ class TurnReader:
 def _parsed(
     content: str, thinking: str, calls: Sequence[RawCall], tools: ToolIndex, seed: bytes
 ) -> ParsedTurn:
-    message: Message = {"role": "assistant", "content": content}
+    finished = [_finish(call, tools, seed, index) for index, call in enumerate(_distinct(calls))]
+    written = [call.text for call in finished if call.text]
+    message: Message = {"role": "assistant", "content": "\n".join(filter(None, (content, *written)))}
     if thinking:
         message["reasoning_content"] = thinking
-    finished = [_finish(call, tools, seed, index) for index, call in enumerate(_distinct(calls))]
-    if good := [call.to_message() for call in finished if call.status is CallStatus.OK]:
+    if good := [call.to_message() for call in finished if call.status in _READABLE]:
         message["tool_calls"] = good
     return ParsedTurn(message, tuple(finished))
+
+
+def _with_text(calls: Sequence[RawCall], text: str) -> list[RawCall]:
+    """Return the calls of one block with its text, if none of them can be read."""
+    if any(call.status is CallStatus.OK for call in calls):
+        return list(calls)
+    return [replace(call, text="" if index else text.strip()) for index, call in enumerate(calls)]
+
+
+def _written(call: RawCall) -> str:
+    """Return the text of a call that cannot be read."""
+    if call.text is not None:
+        return call.text
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}}}'
 
 
 def _distinct(calls: Sequence[RawCall]) -> list[RawCall]:
@@ -242,4 +262,5 @@ def _finish(call: RawCall, tools: ToolIndex, seed: bytes, index: int) -> ToolCal
         status, error = CallStatus.BAD_ARGUMENTS, f"the arguments of {call.name} are nested too deep"
     if len(arguments) > MAX_ARGUMENT_CHARS:
         values = None  # the tool refuses arguments of this length and says why
-    return ToolCall(call_id, call.name, arguments, status, error, values)
+    text = "" if status in (*_READABLE, CallStatus.IN_THINKING) else _written(call)
+    return ToolCall(call_id, call.name, arguments, status, error, values, text)

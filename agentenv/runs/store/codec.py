@@ -7,9 +7,9 @@ Unknown keys are ignored and missing keys take their default, so that older and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
 from agentenv.core.trajectory import (
@@ -22,18 +22,35 @@ from agentenv.core.trajectory import (
     Turn,
 )
 
-__all__ = ["decode_trajectory", "dumps", "encode_trajectory"]
+__all__ = ["decode_trajectory", "dumps", "encode_trajectory", "loads"]
 
 _Json = dict[str, Any]
+_MAX_DEPTH = 100
+"""Depth at which a value that holds itself is cut."""
 
 
 def dumps(value: object) -> str:
     """Return compact one-line JSON in ASCII; values without a JSON type become the nearest plain value.
 
     ASCII keeps lone surrogates and Unicode line separators out of the file, so that every record stays
-    on one line.
+    on one line. Values of environments may hold anything, also keys that JSON does not have and cycles.
     """
-    return json.dumps(value, separators=(",", ":"), default=_plain)
+    try:
+        return json.dumps(value, separators=(",", ":"), default=_plain)
+    except Exception:  # noqa: BLE001 - methods of outside code convert some values, and may raise anything
+        return json.dumps(_tame(value, 0), separators=(",", ":"))
+
+
+def loads(text: str | bytes) -> Any:
+    """Return the value of a JSON text that somebody else may have written.
+
+    Raises:
+        ValueError: The text is not JSON, or is nested too deep to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 def _plain(value: object) -> object:
@@ -48,6 +65,23 @@ def _plain(value: object) -> object:
         if callable(convert):
             return convert()
     return repr(value)
+
+
+def _tame(value: object, depth: int) -> object:
+    """Return the nearest value that is certainly JSON; slower than `_plain`, for values that it cannot do."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if depth > _MAX_DEPTH:
+        return "<nested too deep>"
+    try:
+        if isinstance(value, Mapping):
+            items = cast("Mapping[object, object]", value).items()
+            return {str(key): _tame(item, depth + 1) for key, item in items}
+        if isinstance(value, (list, tuple)):
+            return [_tame(item, depth + 1) for item in cast("Sequence[object]", value)]
+        return _tame(_plain(value), depth + 1)
+    except Exception:  # noqa: BLE001 - methods of outside code, which may raise anything
+        return f"<a {type(value).__name__} that cannot be written>"
 
 
 def _fill(kind: type, data: Mapping[str, Any], convert: Mapping[str, Callable[[Any], object]]) -> Any:
@@ -121,8 +155,15 @@ def decode_trajectory(data: _Json) -> Trajectory:
 
     Raises:
         AlignmentError: The object breaks an invariant of a trajectory.
-        KeyError, TypeError, ValueError: The object does not describe a trajectory.
+        ValueError: The object does not describe a trajectory.
     """
+    try:
+        return _decode(data)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise ValueError(f"it does not describe an episode: {type(error).__name__}: {error}") from error
+
+
+def _decode(data: _Json) -> Trajectory:
     return _fill(
         Trajectory,
         data,

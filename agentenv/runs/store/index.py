@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import StoreError
-from agentenv.runs.store.codec import decode_trajectory, dumps
+from agentenv.runs.store.codec import decode_trajectory, dumps, loads
 from agentenv.runs.store.summary import EpisodeSummary, decode_summary, encode_summary, summarize
 
 __all__ = [
@@ -60,17 +59,16 @@ def read_index(directory: Path) -> Index:
     """
     episodes = directory / EPISODES
     try:
-        size = episodes.stat().st_size if episodes.exists() else 0
+        size = episodes.stat().st_size if episodes.is_file() else 0
         index = _from_file(directory / INDEX, episodes, size)
         if index.end < size:
             for offset, line in whole_lines(episodes, index.end):
                 index.end = offset + len(line)
                 try:
-                    trajectory = decode_trajectory(json.loads(line))
-                except (ValueError, TypeError, KeyError, AttributeError):
+                    trajectory = decode_trajectory(loads(line))
+                    index.summaries.append(summarize(trajectory, offset=offset, size=len(line)))
+                except Exception:  # noqa: BLE001 - anything may stand in a line that somebody else wrote
                     index.damaged.append(offset)
-                    continue
-                index.summaries.append(summarize(trajectory, offset=offset, size=len(line)))
     except OSError as error:
         raise StoreError(f"cannot read {episodes}: {error.strerror or error}") from error
     return index
@@ -79,11 +77,11 @@ def read_index(directory: Path) -> Index:
 def _from_file(path: Path, episodes: Path, size: int) -> Index:
     """Return the part of the index file that agrees with the episodes; an empty index when in doubt."""
     index = Index()
-    if not path.exists():
+    if not path.is_file():
         return index
     try:
         for _, line in whole_lines(path, 0):
-            summary = decode_summary(json.loads(line))
+            summary = decode_summary(loads(line))
             if summary.offset < index.end or summary.size < 1:
                 return Index()
             if summary.offset + summary.size > size:
@@ -105,7 +103,13 @@ def _ends_a_line(path: Path, end: int) -> bool:
 
 
 def whole_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each line that ends with a line break."""
+    """Yield the offset and the bytes of each line that ends with a line break.
+
+    Raises:
+        StoreError: The path is no file; opening a pipe, for example, would wait for its writer.
+    """
+    if not path.is_file():
+        raise StoreError(f"{path} is not a file")
     with path.open("rb") as file:
         file.seek(start)
         offset = start
@@ -139,7 +143,7 @@ def read_line(path: Path, offset: int, size: int) -> Any:
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            return json.loads(file.read(size))
+            return loads(file.read(size))
     except (OSError, ValueError) as error:
         raise StoreError(f"cannot read the episode at byte {offset} of {path}: {error}") from error
 

@@ -43,6 +43,13 @@ def write_parquet(trajectories: Iterable[Trajectory], path: Path) -> int:
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    except Exception as error:
+        # pyarrow refuses values that do not fit the columns, such as a seed below 0.
+        draft.unlink(missing_ok=True)
+        raise StoreError(
+            f"cannot write {path}, because a value does not fit its table: {error}",
+            remedy="the episodes are complete in trajectories.jsonl",
+        ) from error
     return count
 
 
@@ -86,15 +93,15 @@ def _schema(pa: Any) -> Any:
 def _row(trajectory: Trajectory) -> dict[str, Any]:
     sequence = trajectory.sequences[-1] if trajectory.sequences else None
     return {
-        "env_id": _utf8(trajectory.env_id),
-        "task_id": _utf8(trajectory.task_id),
-        "group_id": _utf8(trajectory.group_id),
-        "member": trajectory.member,
+        "env_id": _utf8(str(trajectory.env_id)),
+        "task_id": _utf8(str(trajectory.task_id)),
+        "group_id": _utf8(str(trajectory.group_id)),
+        "member": int(trajectory.member),
         "seed": trajectory.seed,
         "stop_reason": trajectory.stop_reason.value,
         "reward": trajectory.reward,
         "num_turns": len(trajectory.turns),
-        "token_ids": sequence.token_ids if sequence else [],
+        "token_ids": list(map(int, sequence.token_ids)) if sequence else [],
         "loss_mask": sequence.loss_mask if sequence else [],
         "logprobs": sequence.logprobs if sequence else [],
         "rewards": dumps(dict(trajectory.rewards)),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import AlignmentError, StoreError
+from agentenv.core.errors import StoreError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.runs.store.codec import decode_trajectory
+from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.index import (
     EPISODES,
     METRICS,
@@ -85,7 +84,7 @@ class Run:
         data = read_line(self.path / EPISODES, summary.offset, summary.size)
         try:
             return decode_trajectory(data)
-        except (AlignmentError, TypeError, KeyError, ValueError, AttributeError) as error:
+        except ValueError as error:
             raise StoreError(
                 f"cannot read the episode at byte {summary.offset} of {self.path / EPISODES}: {error}"
             ) from error
@@ -131,9 +130,14 @@ class Run:
         """
         tables: list[Any] = list(_json_lines(self.path / "vocab.jsonl"))
         with suppress(OSError, ValueError):
-            tables.append(json.loads((self.path / "vocab.json").read_text(encoding="utf-8")))
+            if (self.path / "vocab.json").is_file():
+                tables.append(loads((self.path / "vocab.json").read_text(encoding="utf-8")))
         return {
-            int(key): str(text) for table in tables if isinstance(table, dict) for key, text in table.items()
+            int(key): str(text)
+            for table in tables
+            if isinstance(table, dict)
+            for key, text in table.items()
+            if key.isdecimal()
         }
 
     def find(self, episode: str) -> EpisodeSummary:
@@ -160,7 +164,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
     try:
         for _, line in whole_lines(path, 0):
             try:
-                value = json.loads(line)
+                value = loads(line)
             except ValueError:
                 continue
             if isinstance(value, dict):
@@ -184,12 +188,12 @@ def list_runs(
     if not base.is_dir():
         return runs
     for path in base.iterdir():
-        if (path / "run.json").is_file():
-            try:
+        try:
+            if (path / "run.json").is_file():
                 runs.append(Run(path))
-            except StoreError as error:
-                if on_broken is not None:
-                    on_broken(error)
+        except OSError as error:  # also a `StoreError`, and a directory that may not be read
+            if on_broken is not None:
+                on_broken(error if isinstance(error, StoreError) else StoreError(f"{path}: {error}"))
     return sorted(runs, key=lambda run: (run.info.created, run.id), reverse=True)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentenv.core.errors import StoreError
 from agentenv.core.messages import JsonValue
-from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.codec import dumps, loads
 
 __all__ = ["SCHEMA_VERSION", "RunInfo", "RunStatus", "installed_versions", "write_text_atomically"]
 
@@ -25,6 +25,20 @@ SCHEMA_VERSION = 1
 It is increased when an older reader would misread a new layout; older layouts can still be read.
 """
 _BROKEN = "restore it from a copy, or delete the directory"
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "id": str,
+    "kind": str,
+    "model": str,
+    "seed": int,
+    "config": dict,
+    "versions": dict,
+    "created": str,
+    "closed": str,
+    "note": str,
+    "expected_episodes": (int, type(None)),
+}
+"""Types of the fields of `run.json`. Lists of runs compare and print these fields, so one run with another
+type would break the lists of all runs."""
 
 
 class RunStatus(StrEnum):
@@ -90,9 +104,11 @@ class RunInfo:
         """
         path = directory / "run.json"
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise StoreError(f"{directory} is not a run directory: it has no run.json") from None
+            if not path.is_file():  # opening a pipe would wait for its writer
+                raise StoreError(f"{directory} is not a run directory: it has no run.json")
+            data = loads(path.read_text(encoding="utf-8"))
+        except StoreError:
+            raise
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} cannot be read: {error}", remedy=_BROKEN) from error
         if not isinstance(data, dict) or "id" not in data:
@@ -105,8 +121,13 @@ class RunInfo:
             )
         known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
         known.setdefault("kind", "eval")
+        wrong = [name for name, kind in _TYPES.items() if name in known and not isinstance(known[name], kind)]
+        if wrong:
+            raise StoreError(
+                f"{path} does not describe a run: {wrong[0]} is {known[wrong[0]]!r:.100}", remedy=_BROKEN
+            )
         try:
-            known["env_ids"] = tuple(known.get("env_ids", ()))
+            known["env_ids"] = tuple(map(str, known.get("env_ids", ())))
             known["status"] = RunStatus(known.get("status", "interrupted"))
             return cls(**known)
         except (TypeError, ValueError) as error:

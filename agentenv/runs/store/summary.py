@@ -157,7 +157,7 @@ def decode_summary(data: dict[str, Any]) -> EpisodeSummary:
     """Return the summary that a JSON object of the index describes.
 
     Raises:
-        KeyError, TypeError, ValueError: The object does not describe a summary.
+        AttributeError, KeyError, TypeError, ValueError: The object does not describe a summary.
     """
     known = {name: value for name, value in data.items() if name in EpisodeSummary.__dataclass_fields__}
     known["stop_reason"] = StopReason(known["stop_reason"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agentenv.core.errors import StoreError
+from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.runs.store.codec import dumps, encode_trajectory
 from agentenv.runs.store.index import (
@@ -68,7 +68,12 @@ class RunWriter:
 
         Raises:
             StoreError: The directory cannot be made or written.
+            UsageError: `run_id` is not the name of one directory.
         """
+        if run_id and (run_id in {".", ".."} or set(run_id) & set("/\\\0")):
+            raise UsageError(
+                f"the run id {run_id!r} is not the name of one directory", remedy="set its place with root="
+            )
         directory = _new_directory(Path(root), run_id or _default_id(name), exact=bool(run_id))
         info = signed(RunInfo.start(directory.name, kind, **values))
         writer = cls(directory, info)
@@ -266,6 +271,7 @@ class RunWriter:
     def _append(self, name: str, data: bytes) -> None:
         """Append all of `data`, or leave the file as it was."""
         handle = self._handle(name)
+        self._check_place(name, handle)
         start = self._ends[name]
         view = memoryview(data)
         try:
@@ -279,6 +285,23 @@ class RunWriter:
                 f" then continue with --resume {self.id}",
             ) from error
         self._ends[name] = start + len(data)
+
+    def _check_place(self, name: str, handle: int) -> None:
+        """Check that an open file still has its name: what is written to a removed file is lost.
+
+        Raises:
+            StoreError: The file or its directory was removed, moved or replaced.
+        """
+        path = self.path / name
+        try:
+            there = os.path.samestat(os.stat(path), os.fstat(handle))  # noqa: PTH116 - of an open file, too
+        except OSError:
+            there = False
+        if not there:
+            raise StoreError(
+                f"{path} was removed, moved or replaced while the run was written",
+                remedy="start the run again, or put its directory back and continue it with --resume",
+            )
 
     def _recover(self) -> None:
         index = read_index(self.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -17,7 +18,9 @@ from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
 
-__all__ = ["episode_data", "pack", "page_json", "run_data", "safe_json"]
+__all__ = ["episode_data", "pack", "page_json", "run_data", "run_json", "safe_json"]
+
+_log = logging.getLogger(__name__)
 
 
 def safe_json(value: object) -> str:
@@ -72,6 +75,15 @@ def run_data(
         "vocab": {str(key): text for key, text in vocabulary.items()},
         "episodes": [_row(index, episode, notes) for index, episode in enumerate(episodes)],
     }
+
+
+def run_json(run: Run, *, vocabulary: Mapping[int, str]) -> str:
+    """Return `run_data` as JSON; empty if the run cannot be shown, which then hides no other run."""
+    try:
+        return safe_json(run_data(run, vocabulary=vocabulary))
+    except Exception as error:  # noqa: BLE001 - anything may stand in a run that somebody else wrote
+        _log.warning("run %s is left out: %s: %s", run.path, type(error).__name__, error)
+        return ""
 
 
 def _success_at(run: Run) -> float:
@@ -168,6 +180,6 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "name": call.name, "arguments": call.arguments, "status": call.status.value}
 
 
-def page_json(runs: Sequence[Mapping[str, Any]], **values: object) -> str:
-    """Return the content of the page's data block."""
-    return safe_json({"runs": runs, **values})
+def page_json(runs: Sequence[str], **values: object) -> str:
+    """Return the content of the page's data block; each run is the text that `run_json` returned."""
+    return f'{{"runs":[{",".join(runs)}],{safe_json(values)[1:]}'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import logging
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from importlib import resources
@@ -16,9 +17,11 @@ from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
 from agentenv.runs.store.writer import RunWriter
-from agentenv.runs.view.data import episode_data, pack, page_json, run_data
+from agentenv.runs.view.data import episode_data, pack, page_json, run_json
 
 __all__ = ["DEFAULT_BYTES", "Show", "build_page", "frame", "page_script", "show", "write_page"]
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_BYTES = 32_000_000
 """Most bytes of episode data in a page; episodes beyond that are listed without their tokens."""
@@ -79,27 +82,44 @@ def build_page(
         max_bytes: most bytes of episode data; the episodes with the lowest rewards are added first.
     """
     blocks: list[str] = []
-    data: list[dict[str, Any]] = []
+    data: list[str] = []
     room = max_bytes
-    for number, run in enumerate(runs):
+    for run in runs:
+        packed, vocabulary = _episodes(run, only if run is runs[0] else (), room)
+        text = run_json(run, vocabulary=vocabulary)
+        if not text:
+            continue
+        for index, episode in packed.items():
+            name = f"e{len(data)}-{index}"
+            blocks.append(f'<script type="application/octet-stream" id="{name}">{episode}</script>')
+            room -= len(episode)
+        data.append(text)
+    page = page_json(data, live=False, single=len(runs) == 1, sort=sort)
+    return frame([f'<script type="application/json" id="page">{page}</script>', *blocks])
+
+
+def _episodes(run: Run, only: Sequence[EpisodeSummary], room: int) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the packed episodes that have room, by index, and the texts of their token ids."""
+    packed: dict[int, str] = {}
+    used: set[int] = set()
+    try:
         vocabulary = run.vocabulary()
-        used: set[int] = set()
         indices = {summary.key: index for index, summary in enumerate(run.summaries)}
-        for summary in _first(run, only if number == 0 else ()):
+        for summary in _first(run, only):
             if room <= 0:
                 break
             try:
                 trajectory = run.load(summary)
             except StoreError:
                 continue
-            packed = pack(episode_data(trajectory, run.note(summary)))
-            room -= len(packed)
+            text = pack(episode_data(trajectory, run.note(summary)))
+            packed[indices[summary.key]] = text
+            room -= len(text)
             used |= _ids(trajectory)
-            name = f"e{number}-{indices[summary.key]}"
-            blocks.append(f'<script type="application/octet-stream" id="{name}">{packed}</script>')
-        data.append(run_data(run, vocabulary={key: vocabulary[key] for key in used if key in vocabulary}))
-    page = page_json(data, live=False, single=len(runs) == 1, sort=sort)
-    return frame([f'<script type="application/json" id="page">{page}</script>', *blocks])
+    except Exception as error:  # noqa: BLE001 - anything may stand in a run that somebody else wrote
+        _log.warning("run %s is shown without its tokens: %s: %s", run.path, type(error).__name__, error)
+        return {}, {}
+    return packed, {key: vocabulary[key] for key in used if key in vocabulary}
 
 
 def _ids(trajectory: Trajectory) -> set[int]:

@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from agentenv.core.errors import StoreError
 from agentenv.core.serving.guard import Guard, Refused, new_token
 from agentenv.runs.store.reader import Run, list_runs
-from agentenv.runs.view.data import episode_data, page_json, run_data, safe_json
+from agentenv.runs.view.data import episode_data, page_json, run_json, safe_json
 from agentenv.runs.view.page import frame
 
 __all__ = ["LiveServer", "serve"]
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self, _: dict[str, list[str]]) -> None:
         runs = self.server.runs()
         number = self.server.remember({run.id: _state(run) for run in runs})
-        data = [run_data(run, vocabulary={}) for run in runs]
+        data = list(filter(None, (run_json(run, vocabulary={}) for run in runs)))
         token = self.server.guard.token
         page = page_json(data, live=True, number=number, token=token, single=len(runs) == 1, sort="")
         self._send(200, "text/html; charset=utf-8", frame([_block(page)], connect=True))
@@ -228,7 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
                 state = _state(run)
                 if seen.get(run.id) != state:
                     seen[run.id] = state
-                    self.wfile.write(f"data: {safe_json(run_data(run, vocabulary={}))}\n\n".encode())
+                    if text := run_json(run, vocabulary={}):
+                        self.wfile.write(f"data: {text}\n\n".encode())
             self.wfile.write(b": still here\n\n")
             self.wfile.flush()
             if self.server.stopping.wait(POLL_S):

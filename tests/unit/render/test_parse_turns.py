@@ -9,6 +9,7 @@ import pytest
 from agentenv.core import CallStatus, UsageError
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from helpers import chat_cases as cases
+from helpers.call_formats import CALL_FORMATS
 
 GOOD = '{"name": "add", "arguments": {"city": "P", "n": 1}}'
 
@@ -49,7 +50,51 @@ def test_every_call_in_tags_gets_a_status(qwen: Renderer, inside: str, status: C
 
     assert [call.status for call in parsed.tool_calls] == [status]
     assert bool(parsed.errors) == (status is not CallStatus.OK)
-    assert bool(parsed.message.get("tool_calls")) == (status is CallStatus.OK)
+    readable = status in {CallStatus.OK, CallStatus.UNKNOWN_TOOL}
+    assert bool(parsed.message.get("tool_calls")) == readable
+    assert parsed.message["content"] == ("" if readable else f"<tool_call>\n{inside}\n</tool_call>")
+
+
+def test_a_call_that_cannot_be_read_stays_in_the_text_as_it_was_written(qwen: Renderer) -> None:
+    broken = "<tool_call>[1]</tool_call>"
+
+    parsed = read(qwen, f"First.\n{broken}\n<tool_call>{GOOD}</tool_call>\nEnd.")
+
+    assert parsed.message["content"] == f"First.\nEnd.\n{broken}"
+    assert [call["id"] for call in parsed.message["tool_calls"]] == [parsed.tool_calls[1].id]
+    assert [call.text for call in parsed.tool_calls] == [broken, ""]
+
+
+def test_one_call_of_an_array_that_cannot_be_read_stays_in_the_text() -> None:
+    template = CALL_FORMATS["mistral"]
+    renderer = Renderer(cases.tokenizer_for(template), cases.TOOLS)
+
+    parsed = read(
+        renderer, '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "add", "arguments": [1]}]'
+    )
+
+    assert [call.status for call in parsed.tool_calls] == [CallStatus.OK, CallStatus.BAD_ARGUMENTS]
+    assert parsed.message["content"] == '{"name": "add", "arguments": [1]}'
+
+
+REFUSES_ORPHANS = (
+    "{% set ns = namespace(calls=0) %}{% for m in messages %}"
+    "{% if m.role == 'tool' and not ns.calls %}{{ raise_exception('a result without a call') }}{% endif %}"
+    "{% set ns.calls = (m.tool_calls or []) | length if m.role == 'assistant' else ns.calls %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_that_refuses_results_without_calls_renders_the_answer_to_such_a_call() -> None:
+    renderer = Renderer(cases.tokenizer_for(REFUSES_ORPHANS), cases.TOOLS)
+    turn = read(renderer, "<tool_call>[1]</tool_call>")
+    told = {"role": "tool", "tool_call_id": turn.tool_calls[0].id, "content": "no JSON object"}
+
+    ids = renderer.start([{"role": "user", "content": "u"}, turn.message, told])
+
+    assert "<tool_call>[1]</tool_call><|im_end|>\n<|im_start|>user\nno JSON object" in renderer.decode(ids)
 
 
 @pytest.mark.parametrize("arguments", ["%s", '"%s"'], ids=["object", "text of an object"])
@@ -360,13 +405,13 @@ def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, c
             "kimi_k3",
             '<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|>',
             [CallStatus.UNCLOSED],
-            "",
+            '<|open|>call tool="add" index="1"<|sep|>',
         ),
         (
             "kimi_k3",
             '<|open|>tools<|sep|><|open|>call index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
             [CallStatus.MISSING_NAME],
-            "",
+            '<|open|>call index="1"<|sep|><|close|>call<|sep|>',
         ),
         (
             "kimi_k3",
@@ -381,10 +426,20 @@ def test_a_header_that_the_model_writes_is_no_content(text: str, content: str, c
             "minimax_m3",
             'M<tool_call>\nM<invoke name="add">M<city>PM</n>M</invoke>\nM</tool_call>',
             [CallStatus.BAD_ARGUMENTS],
-            "",
+            'M<tool_call>\nM<invoke name="add">M<city>PM</n>M</invoke>\nM</tool_call>',
         ),
-        ("minimax_m3", 'M<tool_call>M<invoke name="add">M<city>PM</tool_call>', [CallStatus.UNCLOSED], ""),
-        ("minimax_m3", "M<tool_call>M<add>M</tool_call>", [CallStatus.INVALID_JSON], ""),
+        (
+            "minimax_m3",
+            'M<tool_call>M<invoke name="add">M<city>PM</tool_call>',
+            [CallStatus.UNCLOSED],
+            'M<tool_call>M<invoke name="add">M<city>PM</tool_call>',
+        ),
+        (
+            "minimax_m3",
+            "M<tool_call>M<add>M</tool_call>",
+            [CallStatus.INVALID_JSON],
+            "M<tool_call>M<add>M</tool_call>",
+        ),
         ("minimax_m3", "<tool_call>M<add></tool_call>", [], "<tool_call>M<add></tool_call>"),
     ],
 )

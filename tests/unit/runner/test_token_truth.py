@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from agentenv.core import AlignmentError, RunLimits, SequenceBuilder, StopReason, TokenSpan, Trajectory
 from agentenv.engine import Completion, ScriptedEngine
 from agentenv.engine.exact import faulty_ids, padded
-from agentenv.envs import ToolEnv
+from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.testing import tool_call
@@ -196,7 +196,8 @@ async def test_a_completion_without_exact_logprobs_aborts(logprobs):
     engine = Raw([first, Completion((104, 105, 258), logprobs, "stop")] * 3)
     runner = Runner(engine, RENDERER, options=RunnerOptions(retries=2, retry_wait_s=0.001))
 
-    record = await runner.run_episode(Echo(), {})
+    async with runner.stage(EnvSpec.of("test/Echo-v0", Echo)) as stage:
+        record = await stage.play(next(stage.jobs([{}])))
 
     assert record.stop_reason is StopReason.ABORTED
     assert not record.trainable

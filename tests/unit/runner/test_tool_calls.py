@@ -10,6 +10,7 @@ import pytest
 from agentenv.core import RunLimits, StopReason, Trajectory
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import ToolEnv
+from agentenv.interop import to_sft
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.testing import tool_call
@@ -90,6 +91,34 @@ async def test_a_malformed_call_is_told_to_the_model_and_the_episode_goes_on(bod
     assert record.turns[0].tool_results[0].is_error
     assert record.metrics["parse_errors"] == 1
     assert message["content"] in RENDERER.decode(record.sequences[0].token_ids)
+
+
+async def test_a_malformed_call_is_kept_as_it_was_written_and_is_no_part_of_the_answer():
+    broken = "<tool_call>[42]</tool_call>"
+
+    record = await play([f"So: {broken}", broken], max_turns=2)
+
+    said = [message for message in record.messages if message["role"] == "assistant"]
+    assert [message["content"] for message in said] == [f"So:\n{broken}", broken]
+    assert (record.stop_reason, record.answer) == (StopReason.MAX_TURNS, "")
+
+
+async def test_rows_for_fine_tuning_have_the_malformed_call_and_no_result_without_a_call():
+    broken = "<tool_call>[1]</tool_call>"
+    record = await play([tool_call("fast", number=1) + broken, "done"])
+
+    (row,) = to_sft([record], min_reward=0.0)
+
+    assert [message["role"] for message in row["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "user",
+        "assistant",
+    ]
+    assert row["messages"][1]["content"] == broken
+    calls = [call["id"] for call in row["messages"][1]["tool_calls"]]
+    assert [message["tool_call_id"] for message in row["messages"] if message["role"] == "tool"] == calls
 
 
 async def test_the_other_episode_of_the_batch_is_not_affected():

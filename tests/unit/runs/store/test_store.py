@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from agentenv.core import (
     ToolResult,
     Trajectory,
     Turn,
+    UsageError,
 )
 from agentenv.runs.store import (
     Run,
@@ -44,6 +46,14 @@ from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.index import index_line
 from agentenv.runs.store.parquet import write_parquet
 from helpers.episodes import episode
+
+
+def write_run(root: Path, name: str, episodes: list[Trajectory]) -> Run:
+    with RunWriter.create(name, root=root, run_id=name) as writer:
+        for one in episodes:
+            writer.append(one)
+    return Run(writer.path)
+
 
 TESTS = Path(__file__).parents[3]
 texts = st.text(max_size=30)
@@ -348,7 +358,20 @@ def test_run_of_a_newer_layout_is_refused_by_name(tmp_path):
     assert list_runs(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"id": "x", "status": "odd"}', '{"id": "x", "env_ids": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"id": "x", "status": "odd"}',
+        '{"id": "x", "env_ids": 3}',
+        '{"id": "x", "created": 5}',
+        '{"id": ["x"]}',
+        '{"id": "x", "config": []}',
+    ],
+    ids=lambda text: text[:40],
+)
 def test_broken_description_is_one_clear_error_and_left_out_of_lists(tmp_path, text):
     with RunWriter.create("good", root=tmp_path, run_id="good"):
         pass
@@ -548,3 +571,133 @@ def test_a_killed_run_shows_the_text_of_every_token_it_has(tmp_path):
 
     assert ids <= run.vocabulary().keys()
     assert not (run.path / "vocab.jsonl").exists()
+
+
+HOSTILE_LINES = {
+    "deep": b"[" * 100_000,
+    "deep field": b'{"messages": ' + b"[" * 100_000,
+    "messages": b'{"messages": [5], "turns": [{"message": 5}]}',
+    "turn without a sequence": (
+        b'{"env_id": "e", "task_id": "t", "seed": 0, "group_id": "g", "stop_reason": "final_answer", "turns": '
+        b'[{"index": 0, "message": {"role": "assistant"}, "finish_reason": "stop", "num_tokens": 1, '
+        b'"sequence": 99}], "sequences": [[]]}'
+    ),
+    "rewards": (
+        b'{"env_id": "e", "task_id": "t", "seed": 0, "group_id": "g", "stop_reason": "final_answer", '
+        b'"rewards": 5}'
+    ),
+    "number": b"5",
+}
+
+
+@pytest.mark.parametrize("line", HOSTILE_LINES.values(), ids=HOSTILE_LINES)
+@pytest.mark.parametrize("file", ["trajectories.jsonl", "index.jsonl", "metrics.jsonl", "annotations.jsonl"])
+def test_a_hostile_line_costs_only_itself(tmp_path, file, line):
+    run = write_run(tmp_path, "run", [episode(0), episode(1)])
+    with (run.path / file).open("ab") as opened:
+        opened.write(line + b"\n")
+
+    again = Run(run.path)
+
+    assert [one.task_id for one in again] == ["t0", "t1"]
+    assert again.num_damaged == int(file == "trajectories.jsonl")
+    assert len(again.metrics()) <= 1
+    assert again.annotations() == {}
+
+
+@pytest.mark.parametrize(
+    "file", ["run.json", "trajectories.jsonl", "index.jsonl", "metrics.jsonl", "vocab.json"]
+)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, file):
+    run = write_run(tmp_path, "run", [episode(0)])
+    (run.path / file).unlink(missing_ok=True)
+    os.mkfifo(run.path / file)
+
+    runs = list_runs(tmp_path)
+
+    assert [one.id for one in runs] == ([] if file == "run.json" else ["run"])
+    for one in runs:
+        assert len(one) == int(file != "trajectories.jsonl")
+        assert one.metrics() == []
+        assert one.vocabulary() == {}
+
+
+@pytest.mark.parametrize("run_id", ["../x", "a/b", "/tmp/x", "..", ".", "a\\b", "a\0b"])
+def test_a_run_id_is_the_name_of_one_directory(tmp_path, run_id):
+    with pytest.raises(UsageError, match="is not the name of one directory"):
+        RunWriter.create("x", root=tmp_path / "runs", run_id=run_id)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
+def test_an_episode_that_would_be_lost_with_its_directory_is_an_error_at_once(tmp_path, what):
+    writer = RunWriter.create("x", root=tmp_path, run_id="one")
+    writer.append(episode(0))
+    if what == "removed":
+        shutil.rmtree(tmp_path / "one")
+    else:
+        (tmp_path / "one").rename(tmp_path / "two")
+    if what == "replaced":
+        shutil.copytree(tmp_path / "two", tmp_path / "one")
+
+    with pytest.raises(StoreError, match="was removed, moved or replaced"):
+        writer.append(episode(1))
+    with suppress(StoreError):
+        writer.close()
+
+
+ODD_IDS = {
+    "token ids": {"sequences": (TokenSequence((TokenSpan("prompt", (True, False, 2)),)),), "turns": ()},
+    "task id": {"task_id": True},
+    "group id": {"group_id": 7},
+    "member": {"member": True},
+}
+
+
+@pytest.mark.parametrize("values", ODD_IDS.values(), ids=ODD_IDS)
+def test_ids_of_another_type_do_not_break_the_close(tmp_path, values):
+    pytest.importorskip("pyarrow")
+    writer = RunWriter.create("x", root=tmp_path, run_id="one")
+    writer.append(episode(0, **values))
+
+    writer.close()
+
+    assert Run(writer.path).status is RunStatus.FINISHED
+    assert (writer.path / "trajectories.parquet").exists()
+
+
+def test_a_value_that_does_not_fit_the_table_is_a_store_error_and_the_run_is_complete(tmp_path):
+    pytest.importorskip("pyarrow")
+    writer = RunWriter.create("x", root=tmp_path, run_id="one")
+    writer.append(episode(0, seed=-1))
+
+    with pytest.raises(StoreError, match=r"trajectories\.jsonl"):
+        writer.close()
+
+    assert Run(writer.path).status is RunStatus.FINISHED
+    assert [one.seed for one in Run(writer.path)] == [-1]
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_values_that_cannot_be_written_do_not_lose_their_episode(tmp_path):
+    cycle: dict = {}
+    cycle["self"] = cycle
+    odd = {
+        "pairs": {(1, 2): "x"},
+        "cycle": cycle,
+        "broken": Broken(),
+        "deep": json.loads("[" * 900 + "]" * 900),
+    }
+
+    with RunWriter.create("x", root=tmp_path, run_id="one") as writer:
+        writer.append(replace(episode(0), task=odd))
+
+    (back,) = Run(writer.path)
+    assert back.task["pairs"] == {"(1, 2)": "x"}
+    assert back.task["broken"] == "<a Broken that cannot be written>"
+    assert "nested too deep" in str(back.task["cycle"])

@@ -10,13 +10,13 @@ from html.parser import HTMLParser
 import pytest
 
 from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
-from agentenv.runs.store import Run, RunWriter
+from agentenv.runs.store import Run, RunWriter, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
-from agentenv.runs.view.data import page_json, run_data
+from agentenv.runs.view.data import page_json, run_data, safe_json
 from agentenv.runs.view.page import frame
 from helpers.browser import CHROMIUM, open_browser
-from helpers.live_viewer import live
+from helpers.live_viewer import fetch, live
 from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, varied, write_run
 
 LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
@@ -112,6 +112,44 @@ def test_vocabulary_joins_to_the_text_that_was_encoded():
     assert "".join(words[token] for token in ids).encode("latin-1").decode() == text
 
 
+HOSTILE_FILES = {
+    "run.json": ["[" * 100_000, '{"id": "bad", "config": {"success_at": ' + "[" * 900 + "]" * 900 + "}}"],
+    "trajectories.jsonl": ["[" * 100_000, '{"messages": [5]}'],
+    "index.jsonl": [
+        "[" * 100_000,
+        (
+            '{"env_id": 1, "task_id": [], "group_id": {}, "member": "x", "stop_reason": "max_turns", "reward": "x", '
+            '"tools": [[1, "x"]], "metrics": 5, "timings": {"total_s": []}, "offset": 0, "size": 9}'
+        ),
+    ],
+    "metrics.jsonl": ["[" * 100_000, '{"step": ' + "[" * 900 + "]" * 900 + "}"],
+    "annotations.jsonl": ["[" * 100_000, '{"episode": [], "tokens": [0, -5]}'],
+    "vocab.json": ["[" * 100_000, '{"x": {}}', '{"' + "9" * 5000 + '": "x"}'],
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [(file, text) for file, lines in HOSTILE_FILES.items() for text in lines],
+    ids=lambda part: part[:24],
+)
+def test_a_hostile_run_does_not_hide_the_others(tmp_path, file, text):
+    write_run(tmp_path, "good", [episode(0, 0)])
+    write_run(tmp_path, "bad", [episode(1, 0)])
+    (tmp_path / "bad" / file).write_text(text + "\n")
+
+    runs = list_runs(tmp_path)
+    page = build_page(runs)
+    with live(tmp_path) as server:
+        status, answer = fetch(server.url)
+
+    assert "good" in [run.id for run in runs]
+    assert status == 200
+    for shown in (page, answer):
+        data = json.loads(shown.split('id="page">', 1)[1].split("</script>", 1)[0])
+        assert "good" in [run["id"] for run in data["runs"]]
+
+
 @needs_browser
 @pytest.mark.slow
 async def test_pages_in_a_real_browser(tmp_path):
@@ -200,7 +238,7 @@ async def test_a_run_has_more_rewards_than_a_call_has_arguments(tmp_path):
     data = run_data(write_run(tmp_path, "long", [episode(0, 0)]), vocabulary={})
     (row,) = data["episodes"]
     data["episodes"] = [{**row, "i": n, "k": f"t{n}", "g": f"t{n}"} for n in range(150_000)]
-    page = page_json([data], live=False, single=True, sort="")
+    page = page_json([safe_json(data)], live=False, single=True, sort="")
     (tmp_path / "view.html").write_text(frame([f'<script type="application/json" id="page">{page}</script>']))
     async with open_browser() as tab:
         await tab.open((tmp_path / "view.html").as_uri())
