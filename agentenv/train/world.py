@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.train.model.optim import MasterOptimizer
-from agentenv.train.model.shards import take_whole_weights
+from agentenv.train.model.shards import checksum, copy_from_first, take_whole_weights
 from agentenv.train.sums import EXTREMES, Mean, Spread
 
 __all__ = ["World", "own_device"]
@@ -54,6 +54,28 @@ class World:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.device = device
         self.sharded = False
+
+    def share_weights(self, model: Any) -> list[str]:
+        """Give all replicas the weights of the first rank; return the names of those that were different.
+
+        Raises:
+            UsageError: The ranks have models of different shapes.
+        """
+        if self.size == 1:
+            return []
+        weights: dict[str, torch.Tensor] = model.state_dict()
+        shapes = self.gather([[(name, tuple(one.shape), one.dtype) for name, one in weights.items()]])
+        if any(one != shapes[0] for one in shapes):
+            raise UsageError(
+                "the processes have models of different shapes", remedy="load the same model in each of them"
+            )
+        sums = self.gather([[checksum(one) for one in weights.values()]])
+        unequal = [
+            name for name, *found in zip(weights, *sums, strict=True) if any(one != found[0] for one in found)
+        ]
+        for name in unequal:
+            copy_from_first(weights[name])
+        return unequal
 
     def shard(self, model: Any) -> None:
         """Shard the model's parameters over the ranks, layer by layer (FSDP2).

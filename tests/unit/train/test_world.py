@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentenv.train.model.shards import checksum
 from agentenv.train.world import World
 from helpers.training import tiny
 
@@ -22,3 +23,18 @@ def test_shards_sum_gradients_over_the_processes_in_float32_or_wider(monkeypatch
 
     assert len(policies) == 3  # two layers and the rest
     assert {policy.reduce_dtype for policy in policies} == {summed_in}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool])
+def test_a_checksum_sees_the_last_bit_and_no_layout(dtype):
+    draw = torch.Generator().manual_seed(0)
+    matrix = (torch.randn(30, 40, generator=draw) * 100).to(dtype)
+    other = matrix.clone()
+    other[3, 4] = 0 if other[3, 4] else 1
+
+    assert checksum(matrix) == checksum(matrix.t().contiguous().t())
+    assert checksum(matrix) != checksum(other)
+
+
+def test_one_process_shares_nothing():
+    assert World(torch.device("cpu")).share_weights(tiny()) == []
