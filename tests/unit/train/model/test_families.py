@@ -1,0 +1,113 @@
+"""Kinds of models that need care: their limits, their attention, and what depends on neighbouring rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+)
+
+from agentenv.train import GRPOConfig
+from agentenv.train.model import Policy
+from agentenv.train.model import policy as policy_module
+from agentenv.train.model.packing import pad_rows
+from helpers.rope import SHAPE
+from helpers.training import group, make_row, tiny, trainer_of
+
+
+def row_of(length: int, seed: int):
+    ids = torch.randint(0, 61, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return make_row([1, 2, 3, *ids], list(range(4, length + 3)))
+
+
+def scores_of(model, row) -> torch.Tensor:
+    """Score the trained tokens of a row with one plain forward pass."""
+    ids = torch.tensor([row.token_ids])
+    log_p = model(ids).logits[0].log_softmax(-1)
+    return log_p[row.positions_n - 1].gather(1, ids[0, row.positions_n, None])[:, 0]
+
+
+def test_a_model_without_sdpa_is_not_told_to_load_with_it():
+    config = GptOssConfig(
+        **SHAPE,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=8,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    findings = Policy(GptOssForCausalLM(config).eval(), GRPOConfig()).check()
+    plain = tiny()
+    plain.set_attn_implementation("eager")
+
+    assert len(findings) == 1
+    assert "rows are padded, not packed: eager attention" in findings[0]
+    assert "sdpa" not in findings[0]
+    assert Policy(plain, GRPOConfig()).pack_reason.endswith("; load the model with sdpa")
+
+
+def test_llama4_is_a_causal_language_model():
+    config = Llama4TextConfig(
+        **{name: value for name, value in SHAPE.items() if name != "initializer_range"},
+        intermediate_size_mlp=48,
+        head_dim=8,
+        num_local_experts=2,
+        attention_chunk_size=16,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = Llama4ForCausalLM(config).double().eval()
+    trainer = trainer_of(model, learning_rate=1e-3)
+    row = row_of(20, 0)
+
+    scored, _ = trainer.learner.policy.score(pad_rows([row]))
+
+    torch.testing.assert_close(scored, scores_of(model, row), rtol=0, atol=1e-6)
+    assert trainer.step([group("a", [0.0, 1.0])])["updates"] == 1
+
+
+class Mixing(torch.nn.Module):
+    """Adds to each token a share of the one before it, as a convolution over the sequence does."""
+
+    def __init__(self, inner: torch.nn.Module, share: float) -> None:
+        super().__init__()
+        self.inner, self.share = inner, share
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
+        return self.inner(hidden + self.share * before)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.1])
+def test_a_small_leak_between_rows_is_found_in_a_large_model_of_low_precision(monkeypatch, share):
+    monkeypatch.setattr(policy_module, "MAX_CHECK_PARAMETERS", 0)
+    model = tiny(dtype=torch.bfloat16, initializer_range=0.1)
+    assert Policy(model, GRPOConfig()).check() == []
+    model.model.layers[0].mlp = Mixing(model.model.layers[0].mlp, share)
+    policy = Policy(model, GRPOConfig())
+
+    findings = policy.check()
+
+    assert not policy.packable
+    assert "the rows packed beside a row change its gradients by" in findings[0]
+
+
+def test_kernels_that_are_wrong_in_the_models_own_format_are_found():
+    model = tiny(dtype=torch.bfloat16, initializer_range=0.1)
+
+    def spoil(module, args, output):
+        packed = output.shape[0] == 1 and output.dtype == torch.bfloat16
+        return output * 1.5 if packed else output
+
+    model.model.layers[0].mlp.register_forward_hook(spoil)
+    policy = Policy(model, GRPOConfig())
+
+    assert "packed gradients are off" in policy.check()[0]
+    assert not policy.packable
