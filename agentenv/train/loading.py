@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
 from agentenv.engine.hf.load import locate
 from agentenv.render.tokenizer import ChatTokenizer
@@ -15,7 +16,9 @@ __all__ = ["find_model", "load_model", "load_tokenizer"]
 
 
 def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
-    """Return the name of the model to train, and the model.
+    """Return the name of the model to train, and the model, whose numbers are those of the engines.
+
+    A model that caps its attention scores gets an attention that applies the cap.
 
     Args:
         given: a path or Hub id, or a model from transformers; None means `config.model`.
@@ -25,14 +28,19 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
         ModelNotFound: The model cannot be loaded.
         UsageError: No model is named.
     """
+    from agentenv.engine.hf.attention import apply_soft_cap
+
     source = config.model if given is None else given
     if not isinstance(source, (str, Path)):
-        return config.model, source
-    if not str(source):
+        name, model = config.model, source
+    elif str(source):
+        name, model = str(source), load_model(str(source), config)
+    else:
         raise UsageError(
             "no model is named", remedy="set GRPOConfig.model to a path or Hub id, or pass model="
         )
-    return str(source), load_model(str(source), config)
+    apply_soft_cap(base_model(model))
+    return name, model
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:

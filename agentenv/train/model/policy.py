@@ -68,7 +68,7 @@ class Policy:
     """A causal language model from transformers that scores only trained tokens.
 
     Raises:
-        UsageError: The model is no causal language model.
+        UsageError: The model is no causal language model, or its attention ignores the cap of its scores.
     """
 
     def __init__(self, model: Any, config: GRPOConfig) -> None:
@@ -86,6 +86,7 @@ class Policy:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.window = _window(text)
+        _refuse_lost_soft_cap(text)
         self.packable, self.pack_reason = _may_pack(self.base, text)
         self.tree = self.packable and self.window is None and self.device.type == "cpu"
         self.fused = _plain_head(self.head, text)
@@ -251,6 +252,17 @@ def _may_pack(base: Any, text: Any) -> tuple[bool, str]:
         reason = "eager attention takes no block mask and keeps the scores of all pairs of tokens"
         return False, f"{reason}; load the model with sdpa" if able else reason
     return True, ""
+
+
+def _refuse_lost_soft_cap(text: Any) -> None:
+    """Refuse an attention that ignores the cap of its scores, which every engine applies (Gemma 2)."""
+    name: str = text._attn_implementation  # noqa: SLF001
+    applied = name == "eager" or "flash" in name or "flex" in name
+    if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
+        raise UsageError(
+            f"the attention {name!r} ignores the soft cap of this model's attention scores",
+            remedy="load the model with attn_implementation='eager'",
+        )
 
 
 def _plain_head(head: Any, text: Any) -> bool:

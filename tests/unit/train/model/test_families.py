@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
 )
 
+from agentenv.core import UsageError
+from agentenv.engine import Sampling, TransformersEngine
 from agentenv.train import GRPOConfig
 from agentenv.train.model import Policy
 from agentenv.train.model import policy as policy_module
@@ -24,11 +28,48 @@ def row_of(length: int, seed: int):
     return make_row([1, 2, 3, *ids], list(range(4, length + 3)))
 
 
+def gemma2(attention: str) -> Gemma2ForCausalLM:
+    config = Gemma2Config(**SHAPE, head_dim=8, attn_logit_softcapping=2.0, sliding_window=8)
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM._from_config(config, attn_implementation=attention)
+    return model.double().eval()
+
+
 def scores_of(model, row) -> torch.Tensor:
     """Score the trained tokens of a row with one plain forward pass."""
     ids = torch.tensor([row.token_ids])
     log_p = model(ids).logits[0].log_softmax(-1)
     return log_p[row.positions_n - 1].gather(1, ids[0, row.positions_n, None])[:, 0]
+
+
+def test_a_cap_of_the_attention_scores_is_applied_in_training():
+    row = row_of(30, 0)
+    truth = scores_of(gemma2("eager"), row)
+    assert (scores_of(gemma2("sdpa"), row) - truth).abs().mean() > 0.02
+
+    policy = trainer_of(gemma2("sdpa")).learner.policy
+
+    torch.testing.assert_close(policy.score(pad_rows([row]))[0], truth, rtol=0, atol=1e-6)
+
+
+async def test_a_cap_of_the_attention_scores_is_applied_when_sampling():
+    eager, model = gemma2("eager").float(), gemma2("sdpa").float()
+    engine = TransformersEngine(model)
+    prompt = row_of(20, 0).token_ids
+
+    answer = await engine.generate(prompt, Sampling(max_tokens=12, seed=0), stop_token_ids=[])
+
+    ids = torch.tensor([[*prompt, *answer.token_ids]])
+    with torch.no_grad():
+        truth = eager(ids).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+    expected = truth.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0].tolist()
+    assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+    await engine.close()
+
+
+def test_an_attention_that_ignores_the_cap_is_refused_in_words():
+    with pytest.raises(UsageError, match="'sdpa' ignores the soft cap"):
+        Policy(gemma2("sdpa"), GRPOConfig())
 
 
 def test_a_model_without_sdpa_is_not_told_to_load_with_it():
