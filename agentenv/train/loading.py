@@ -9,6 +9,7 @@ from agentenv.core.errors import UsageError
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
 from agentenv.engine.hf.load import locate
+from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.config import GRPOConfig
 
@@ -18,7 +19,8 @@ __all__ = ["find_model", "load_model", "load_tokenizer"]
 def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
     """Return the name of the model to train, and the model, whose numbers are those of the engines.
 
-    A model that caps its attention scores gets an attention that applies the cap.
+    A model that caps its attention scores gets an attention that applies the cap, and position frequencies
+    that depend on the longest row of a pass are fixed; see `agentenv.engine.hf.positions`.
 
     Args:
         given: a path or Hub id, or a model from transformers; None means `config.model`.
@@ -26,7 +28,7 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
 
     Raises:
         ModelNotFound: The model cannot be loaded.
-        UsageError: No model is named.
+        UsageError: No model is named, or the numbers of its rows depend on the longest row beside them.
     """
     from agentenv.engine.hf.attention import apply_soft_cap
 
@@ -40,6 +42,7 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
             "no model is named", remedy="set GRPOConfig.model to a path or Hub id, or pass model="
         )
     apply_soft_cap(base_model(model))
+    fix_frequencies(base_model(model))
     return name, model
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from agentenv.train.batch import Row
-from agentenv.train.model.packing import MicroBatch, pack_rows
+from agentenv.train.model.packing import MicroBatch, pack_rows, pad_rows
 
 __all__ = [
     "Scorer",
+    "depends_on_longest",
     "difference",
     "packing_reason",
     "probe_gradients",
@@ -142,3 +143,19 @@ def _silent(row: Row, shift: int, vocab_size: int) -> Row:
     own = int(row.positions_n[0]) + 1
     ids = row.token_ids[:own] + [(token + shift) % vocab_size for token in row.token_ids[own:]]
     return replace(row, token_ids=ids, advantages_n=torch.zeros_like(row.advantages_n))
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def depends_on_longest(probe: Scorer, rows: Sequence[Row], limit: int, tolerance: float) -> bool:
+    """Return whether the numbers of a row change if a row at the end of the context is beside it.
+
+    The second row has few tokens at the last positions, because models select by positions what they compute.
+    """
+    near, far = (
+        replace(row, token_ids=row.token_ids[:8], positions_n=torch.arange(1, 8)) for row in rows[:2]
+    )
+    positions_BT = torch.stack([torch.arange(7), torch.arange(limit - 7, limit)])
+    both, alone = pad_rows([near, far]), pad_rows([near])
+    both.positions_BT, alone.positions_BT = positions_BT, positions_BT[:1]
+    ours, truth = probe.score(both)[0][:7], probe.score(alone)[0]
+    return not float((ours - truth).abs().max()) <= tolerance * float(truth.abs().max())

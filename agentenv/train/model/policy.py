@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.model.adapters import adapted, base_of
 from agentenv.train.model.attention import block_mask, enable_tree_attention
 from agentenv.train.model.check import (
+    depends_on_longest,
     difference,
     packing_reason,
     probe_gradients,
@@ -81,7 +83,9 @@ class Policy:
         self.head: Any = self.base.get_output_embeddings()
         text = self.base.config.get_text_config()
         self.vocab_size: int = self.head.weight.shape[0] if self.head is not None else text.vocab_size
-        self.max_length: int | None = getattr(text, "max_position_embeddings", None)
+        self.max_length = context_length(
+            getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None)
+        )
         self.device: torch.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
@@ -155,6 +159,9 @@ class Policy:
 
         Returns:
             Sentences that name what cannot be used, and why; empty if everything is exact.
+
+        Raises:
+            UsageError: The numbers of a row depend on the longest row of a forward pass.
         """
         rows = probe_rows(self.vocab_size)
         refused: list[str] = []
@@ -171,6 +178,7 @@ class Policy:
         fused, probe.fused = probe.fused, False
         padded = pad_rows(rows)
         truth = probe_gradients(probe, padded)
+        self._refuse_dependence(probe, rows, tolerance)
         probe.fused = fused
         plain = not fused or difference(probe_gradients(probe, padded), truth) <= tolerance
         self.fused = probe.fused = fused and plain
@@ -179,6 +187,20 @@ class Policy:
             self.packable = not self.pack_reason
             self.tree, self.cost = probe.tree, replace(self.cost, block_mask=not probe.tree)
         return plain
+
+    def _refuse_dependence(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> None:
+        if self.max_length is None or self.max_length < 16:
+            return
+        try:
+            depends = depends_on_longest(probe, rows, self.max_length, tolerance)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return  # a model that takes no positions has none to depend on
+        if depends:
+            raise UsageError(
+                f"the numbers of a row in {type(self.base).__name__} depend on the longest row of the "
+                "forward pass, so packed, padded and sampled rows would differ",
+                remedy="load the model through GRPOTrainer or hf:, which fix its position frequencies",
+            )
 
     def shard(self) -> None:
         """Shard the model over the ranks if `fsdp` is set and there are several ranks.

@@ -13,19 +13,50 @@ from transformers import (
     Llama4TextConfig,
 )
 
-from agentenv.core import UsageError
+from agentenv.core import TrajectoryGroup, UsageError
 from agentenv.engine import Sampling, TransformersEngine
 from agentenv.train import GRPOConfig
-from agentenv.train.model import Policy
+from agentenv.train.model import Policy, pack_rows
 from agentenv.train.model import policy as policy_module
 from agentenv.train.model.packing import pad_rows
-from helpers.rope import SHAPE
-from helpers.training import group, make_row, tiny, trainer_of
+from helpers.rope import MODELS, SHAPE
+from helpers.training import episode, group, make_row, tiny, trainer_of
 
 
 def row_of(length: int, seed: int):
     ids = torch.randint(0, 61, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
     return make_row([1, 2, 3, *ids], list(range(4, length + 3)))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_rows_beyond_the_original_length_change_no_other_row(kind):
+    policy = trainer_of(MODELS[kind]()).learner.policy
+    rows = [row_of(20, 0), row_of(90, 1), row_of(25, 2)]
+
+    alone = torch.cat([policy.score(pad_rows([row]))[0] for row in rows])
+
+    assert policy.max_length == 128
+    assert policy.packable
+    torch.testing.assert_close(policy.score(pad_rows(rows))[0], alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(policy.score(pack_rows(rows))[0], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_check_at_the_start_finds_numbers_that_depend_on_the_longest_row(kind):
+    with pytest.raises(UsageError, match="depend on the longest row"):
+        Policy(MODELS[kind](), GRPOConfig()).check()
+
+
+def test_a_context_that_yarn_extends_takes_its_rows():
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    trainer = trainer_of(tiny(max_position_embeddings=40, rope_parameters=rope))
+    assert trainer.learner.policy.max_length == 128
+
+    long = TrajectoryGroup(tuple(episode("long", n, float(n), tokens=80) for n in range(2)))
+    metrics = trainer.step([long])
+
+    assert "dropped/rows_too_long" not in metrics
+    assert metrics["updates"] == 1
 
 
 def gemma2(attention: str) -> Gemma2ForCausalLM:
