@@ -98,7 +98,10 @@ class Policy:
         self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
         _tie_gradients(self.base, sparse=True)
         if config.gradient_checkpointing:
-            self.base.gradient_checkpointing_enable({"use_reentrant": False})
+            # The second name is that of transformers before 5.23.
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            enable = next(getattr(self.base, name) for name in names if hasattr(self.base, name))
+            enable({"use_reentrant": False})
             self.base.enable_input_require_grads()
             for layer in _checkpointed(self.model):
                 layer.register_forward_pre_hook(_as_in_evaluation)

@@ -59,7 +59,8 @@ def test_a_context_that_yarn_extends_takes_its_rows():
     assert metrics["updates"] == 1
 
 
-def gemma2(attention: str) -> Gemma2ForCausalLM:
+def gemma2(attention: str | None = None) -> Gemma2ForCausalLM:
+    """Return a tiny Gemma 2; without a name, with the attention that transformers chooses (sdpa before 5.23)."""
     config = Gemma2Config(**SHAPE, head_dim=8, attn_logit_softcapping=2.0, sliding_window=8)
     torch.manual_seed(0)
     model = Gemma2ForCausalLM._from_config(config, attn_implementation=attention)
@@ -76,15 +77,14 @@ def scores_of(model, row) -> torch.Tensor:
 def test_a_cap_of_the_attention_scores_is_applied_in_training():
     row = row_of(30, 0)
     truth = scores_of(gemma2("eager"), row)
-    assert (scores_of(gemma2("sdpa"), row) - truth).abs().mean() > 0.02
 
-    policy = trainer_of(gemma2("sdpa")).learner.policy
+    policy = trainer_of(gemma2()).learner.policy
 
     torch.testing.assert_close(policy.score(pad_rows([row]))[0], truth, rtol=0, atol=1e-6)
 
 
 async def test_a_cap_of_the_attention_scores_is_applied_when_sampling():
-    eager, model = gemma2("eager").float(), gemma2("sdpa").float()
+    eager, model = gemma2("eager").float(), gemma2().float()
     engine = TransformersEngine(model)
     prompt = row_of(20, 0).token_ids
 
@@ -98,7 +98,11 @@ async def test_a_cap_of_the_attention_scores_is_applied_when_sampling():
     await engine.close()
 
 
+@pytest.mark.skipif(not Gemma2ForCausalLM._supports_sdpa, reason="transformers refuses sdpa itself")
 def test_an_attention_that_ignores_the_cap_is_refused_in_words():
+    row = row_of(30, 0)
+    assert (scores_of(gemma2("sdpa"), row) - scores_of(gemma2("eager"), row)).abs().mean() > 0.02
+
     with pytest.raises(UsageError, match="'sdpa' ignores the soft cap"):
         Policy(gemma2("sdpa"), GRPOConfig())
 

@@ -98,7 +98,7 @@ def test_attention_with_an_argument_that_the_tree_does_not_take_falls_back_to_a_
     model = llama()
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
-            lambda module, args, given: (args, given | {"softcap": 5.0}), with_kwargs=True
+            lambda module, args, given: (args, given | {"sliding_window": 5}), with_kwargs=True
         )
     policy = Policy(model, GRPOConfig())
     assert policy.tree
