@@ -7,8 +7,9 @@ a small packed batch with those of the same batch padded.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,7 +105,8 @@ class Policy:
             enable({"use_reentrant": False})
             self.base.enable_input_require_grads()
             for layer in _checkpointed(self.model):
-                layer.register_forward_pre_hook(_as_in_evaluation)
+                inner = layer._gradient_checkpointing_func  # noqa: SLF001 - transformers has no public hook
+                layer._gradient_checkpointing_func = partial(_in_evaluation, layer, inner)  # noqa: SLF001
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
@@ -112,8 +114,7 @@ class Policy:
         labels_N = micro.labels_N.to(self.device)
         # The model stays in evaluation mode: without dropout the trained distribution equals the sampled one.
         if self.config.gradient_checkpointing:
-            # Layers are checkpointed only in training mode. A hook sets each layer to evaluation mode when it
-            # starts, both now and in the backward pass.
+            # Layers are checkpointed only in training mode; see `_in_evaluation`.
             layers = _checkpointed(self.model)
             self.model.train(not layers)
             for layer in layers:
@@ -236,15 +237,25 @@ class Policy:
         yield self, MOST_ROUNDING
 
 
-def _checkpointed(model: nn.Module) -> list[nn.Module]:
+def _checkpointed(model: nn.Module) -> list[Any]:
     """Return the layers whose activations are recomputed in the backward pass."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def _as_in_evaluation(layer: nn.Module, _: Any) -> None:
-    layer.training = False
+def _in_evaluation(layer: Any, checkpoint: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
+    """Run a layer with activation checkpointing, in evaluation mode both now and in the backward pass.
+
+    The layer has decided to checkpoint by now, which depends on its mode. This is bound with `partial`, whose
+    copies, unlike those of a nested function, hold the layer of a copied model.
+    """
+
+    def evaluate(*given: Any) -> Any:
+        layer.training = False
+        return run(*given)
+
+    return checkpoint(evaluate, *args)
 
 
 def _decoder(base: Any) -> nn.Module:
