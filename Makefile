@@ -9,7 +9,7 @@ JOBS   ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel check format docs bench setup clean
+.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -69,6 +69,10 @@ test-peers: $(VENV)/.peers
 
 test-wheel:
 	.ci/test-wheel
+
+# The slow tests with the newest releases that a plain `pip install` takes, instead of those in constraints.txt.
+test-newest:
+	PYTHON=$(PYTHON) NEWEST_VENV=$(VENV)-newest .ci/test-newest
 
 # The site, built so that a broken link, anchor or reference fails.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt

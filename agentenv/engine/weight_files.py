@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentenv.core.context_length import context_length
 from agentenv.core.errors import EngineError
 
 __all__ = ["context_limit", "require_weights", "vocab_size"]
@@ -52,19 +53,22 @@ def require_weights(path: str | Path, served: str | Path | None, *, remote: bool
 
 def context_limit(path: str | Path) -> int | None:
     """Return the context limit in the configuration of a model directory, or None if it has none."""
-    return _size(path, "max_position_embeddings")
+    text = _text_config(path)
+    return context_length(
+        text.get("max_position_embeddings"), text.get("rope_parameters") or text.get("rope_scaling")
+    )
 
 
 def vocab_size(path: str | Path) -> int | None:
     """Return the vocabulary size in the configuration of a model directory, or None if it has none."""
-    return _size(path, "vocab_size")
+    size = _text_config(path).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
-def _size(path: str | Path, name: str) -> int | None:
+def _text_config(path: str | Path) -> Mapping[str, Any]:
     config = _config(Path(path))
     text = config.get("text_config")
-    size = (text if isinstance(text, dict) else config).get(name)
-    return size if isinstance(size, int) else None
+    return text if isinstance(text, dict) else config
 
 
 def _config(directory: Path) -> Mapping[str, Any]:

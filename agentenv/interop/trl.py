@@ -178,6 +178,8 @@ def rollout_func(
     calls = count(1)
 
     def play(prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        from agentenv.engine.hf.adapters import base_model
+        from agentenv.engine.hf.attention import apply_soft_cap
         from agentenv.engine.hf.engine import TransformersEngine
 
         sampling = _sampling(trainer.args)
@@ -185,6 +187,7 @@ def rollout_func(
         held = limits or RunLimits(max_tokens_per_turn=length)
         model = trainer.accelerator.unwrap_model(trainer.model)
         was_training = model.training
+        apply_soft_cap(base_model(model))  # for good: TRL must compute with the cap that the engine applies
         implementation = model.config._attn_implementation  # noqa: SLF001
         model.eval()
         engine = TransformersEngine(model, name="trl")

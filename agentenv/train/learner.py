@@ -62,6 +62,7 @@ class Learner:
         self._held_still = held_still
         torch.manual_seed(config.seed)
         self.policy = Policy(model if config.lora is None else add_lora(model, config.lora), config)
+        self._share_weights()
         for finding in self.policy.check():
             log.warning("%s", finding)
         # Made before `shard`, because a sharded model cannot be copied.
@@ -78,6 +79,16 @@ class Learner:
         """Number of tokens of all episodes so far, including prompts and observations."""
         self.weights_version = 0
         """Counter that grows by one whenever the weights change, also in a warm-up."""
+
+    def _share_weights(self) -> None:
+        """Make the replicas equal, which an adapter or a head of random weights may not be without a seed."""
+        unequal = self.world.share_weights(self.model)
+        if unequal:
+            log.warning(
+                "%d weights were not the same in all processes (%s ...); all now have those of the first one",
+                len(unequal),
+                unequal[0],
+            )
 
     @property
     def model(self) -> Any:

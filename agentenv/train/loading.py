@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
 from agentenv.engine.hf.load import locate
+from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.config import GRPOConfig
 
@@ -15,7 +17,10 @@ __all__ = ["find_model", "load_model", "load_tokenizer"]
 
 
 def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
-    """Return the name of the model to train, and the model.
+    """Return the name of the model to train, and the model, whose numbers are those of the engines.
+
+    A model that caps its attention scores gets an attention that applies the cap, and position frequencies
+    that depend on the longest row of a pass are fixed; see `agentenv.engine.hf.positions`.
 
     Args:
         given: a path or Hub id, or a model from transformers; None means `config.model`.
@@ -23,16 +28,22 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
 
     Raises:
         ModelNotFound: The model cannot be loaded.
-        UsageError: No model is named.
+        UsageError: No model is named, or the numbers of its rows depend on the longest row beside them.
     """
+    from agentenv.engine.hf.attention import apply_soft_cap
+
     source = config.model if given is None else given
     if not isinstance(source, (str, Path)):
-        return config.model, source
-    if not str(source):
+        name, model = config.model, source
+    elif str(source):
+        name, model = str(source), load_model(str(source), config)
+    else:
         raise UsageError(
             "no model is named", remedy="set GRPOConfig.model to a path or Hub id, or pass model="
         )
-    return str(source), load_model(str(source), config)
+    apply_soft_cap(base_model(model))
+    fix_frequencies(base_model(model))
+    return name, model
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:

@@ -2,9 +2,10 @@
 
 A token's weight is computed over the whole batch, so ranks exchange only sums. Each rank trains on any
 number of its own groups, and the gradients are added. This is exact for replicas (one all-reduce in float32
-after the last micro-batch) and for FSDP2 shards. With shards every rank must make the same number of backward
-passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied by the number of
-ranks, because FSDP averages gradients over the ranks.
+after the last micro-batch) and for FSDP2 shards, whose gradients are also added in float32 and then rounded
+to the format of the weights, once for each micro-batch. With shards every rank must make the same number of
+backward passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied by the
+number of ranks, because FSDP averages gradients over the ranks.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.train.model.optim import MasterOptimizer
-from agentenv.train.model.shards import take_whole_weights
+from agentenv.train.model.shards import checksum, copy_from_first, take_whole_weights
 from agentenv.train.sums import EXTREMES, Mean, Spread
 
 __all__ = ["World", "own_device"]
@@ -66,15 +67,42 @@ class World:
         self.device = device
         self.sharded = False
 
-    def shard(self, model: Any) -> None:
-        """Shard the model's parameters over the ranks, layer by layer (FSDP2)."""
-        from torch.distributed.fsdp import fully_shard
+    def share_weights(self, model: Any) -> list[str]:
+        """Give all replicas the weights of the first rank; return the names of those that were different.
 
+        Raises:
+            UsageError: The ranks have models of different shapes.
+        """
+        if self.size == 1:
+            return []
+        weights: dict[str, torch.Tensor] = model.state_dict()
+        shapes = self.gather([[(name, tuple(one.shape), one.dtype) for name, one in weights.items()]])
+        if any(one != shapes[0] for one in shapes):
+            raise UsageError(
+                "the processes have models of different shapes", remedy="load the same model in each of them"
+            )
+        sums = self.gather([[checksum(one) for one in weights.values()]])
+        unequal = [
+            name for name, *found in zip(weights, *sums, strict=True) if any(one != found[0] for one in found)
+        ]
+        for name in unequal:
+            copy_from_first(weights[name])
+        return unequal
+
+    def shard(self, model: Any) -> None:
+        """Shard the model's parameters over the ranks, layer by layer (FSDP2).
+
+        Gradients of low precision are summed over the ranks in float32.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        low = next(model.parameters()).dtype.itemsize < torch.float32.itemsize
+        precision = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None)
         for layer in model.modules():
             if type(layer).__name__ in (getattr(model, "_no_split_modules", None) or ()):
-                fully_shard(layer)
+                fully_shard(layer, mp_policy=precision)
         # After any pass the parameters must be shards again, because the optimiser and checkpoints read them.
-        fully_shard(model, reshard_after_forward=True)
+        fully_shard(model, reshard_after_forward=True, mp_policy=precision)
         take_whole_weights(model)
         self.sharded = True
 

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-__all__ = ["ATTENTION_NAME", "grouped_decode_attention", "use_grouped_attention"]
+__all__ = ["ATTENTION_NAME", "apply_soft_cap", "grouped_decode_attention", "use_grouped_attention"]
 
 ATTENTION_NAME = "agentenv_grouped"
 
@@ -54,12 +54,26 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
     return output.reshape(rows, 1, heads, value.shape[-1]), None
 
 
+def apply_soft_cap(model: PreTrainedModel) -> None:
+    """Switch a model that caps its attention scores (Gemma 2) to an attention that applies the cap.
+
+    Transformers loads such a model with sdpa, which takes the cap as an argument and ignores it.
+    """
+    text: Any = model.config.get_text_config()
+    name: str = text._attn_implementation  # noqa: SLF001 - transformers has no public getter
+    # Eager, flash and flex attention apply the cap. Those built on sdpa, ours among them, do not.
+    applied = name == "eager" or "flash" in name or "flex" in name
+    if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
+        model.set_attn_implementation("eager")
+
+
 def use_grouped_attention(model: PreTrainedModel) -> bool:
     """Switch a model to the grouped attention; return False if the model does not support it.
 
     Eager attention is kept, because models choose it for features that sdpa lacks, such as the soft cap
     of Gemma 2.
     """
+    apply_soft_cap(model)
     config: Any = model.config
     eager = config._attn_implementation == "eager"  # noqa: SLF001 - transformers has no public getter
     if eager or not getattr(model, "_supports_sdpa", False):

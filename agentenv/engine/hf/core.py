@@ -16,6 +16,7 @@ from agentenv.core.errors import UsageError
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.attention import use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
+from agentenv.engine.hf.positions import fix_frequencies
 
 __all__ = ["PREFILL_TOKENS", "ForwardCore"]
 
@@ -32,7 +33,8 @@ class ForwardCore:
 
     Raises:
         UsageError: The model's layers cannot be decoded row by row (recurrent or convolution
-            layers), or decoding does not agree with a plain forward pass.
+            layers), decoding does not agree with a plain forward pass, or the numbers of a row depend on
+            the longest row beside it.
     """
 
     def __init__(self, model: Any, *, check: bool = True) -> None:
@@ -44,6 +46,7 @@ class ForwardCore:
         inner = base_model(model)
         if isinstance(inner, PreTrainedModel):
             use_grouped_attention(inner)
+        fix_frequencies(inner)
         if check:
             self._check()
 

@@ -27,6 +27,7 @@ from typing import Any
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import room_for
+from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.engine.hf.threads import dismiss_team
@@ -82,9 +83,7 @@ class TransformersEngine:
             model, max_batch=max_batch, kept_bytes=kept_bytes, live_tokens=live_tokens
         )
         config = self._scheduler.core.config
-        self.max_context_tokens: int | None = max_context_tokens or getattr(
-            config, "max_position_embeddings", None
-        )
+        self.max_context_tokens: int | None = max_context_tokens or context_limit(config)
         self._vocab_size: int = config.vocab_size
         self._scheduler.check_adapter(adapter)
         self._adapter = adapter

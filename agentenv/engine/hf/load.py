@@ -230,7 +230,7 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     auto: Any = AutoModelForCausalLM
     options: dict[str, Any] = {"dtype": pick_dtype(dtype, where)}
     if files.gguf_file:
-        options["gguf_file"] = files.gguf_file
+        options |= {"gguf_file": files.gguf_file, **plain_weights()}
     try:
         # The GGUF reader draws a progress bar of its own, which cannot be switched off.
         with no_progress_bar(), redirect_stderr(StringIO()) if files.gguf_file else nullcontext():
@@ -294,11 +294,25 @@ def lay_out_for_few_rows(model: Any) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
+def plain_weights() -> dict[str, Any]:
+    """Return the options that make transformers unpack the weights of a GGUF file into plain tensors.
+
+    Newer versions can keep them packed, which cannot be trained. Older ones have no such option, because
+    they always unpack.
+    """
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
 def forget_quantization(model: Any) -> None:
     """Remove the quantization settings of a model from a GGUF file, whose weights are plain tensors.
 
-    Transformers would otherwise treat it as quantized and refuse to save it.
+    Transformers would otherwise treat it as quantized and refuse to convert or save it.
     """
     model.hf_quantizer = None
+    model.is_quantized = False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

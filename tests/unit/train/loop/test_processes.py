@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ REDUCTIONS = ("token_mean", "seq_mean", "constant", "prompt_mean")
 
 # The packages are imported once, here; every rank is a fork of this process, and plays all its cases.
 DRIVER = """
-import asyncio, copy, json, os, socket, sys, time, traceback
+import asyncio, copy, json, logging, os, socket, sys, time, traceback
 from dataclasses import replace
 from datetime import timedelta
 import torch
@@ -288,6 +288,33 @@ def loop(how):
         json.dump([history, trainer.cursors], file)
 
 
+def of_its_own(layers):
+    # What a user's unseeded adapter or head does: every process draws other numbers.
+    torch.manual_seed(int(os.environ.get("RANK", 0)))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=61, **sizes)).bfloat16().eval()
+
+
+def equal_at_the_start(how):
+    said, handler = [], logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("agentenv").addHandler(handler)
+    model = of_its_own(1)
+    model.model.norm.weight.data.fill_(0.5)  # the same in all of them
+    model.lm_head.weight.data = model.lm_head.weight.data.t().contiguous().t()
+    trainer = GRPOTrainer(GRPOConfig(), model=model)
+    rank = trainer.world.rank
+    torch.save(torch.cat([one.detach().flatten() for one in trainer.model.parameters()]), f"{OUT}/{how}-{rank}")
+    with open(f"{OUT}/{how}-{rank}.json", "w") as file:
+        json.dump(said, file)
+    try:
+        GRPOTrainer(GRPOConfig(), model=of_its_own(1 + rank))
+    except UsageError as error:
+        assert "models of different shapes" in str(error)
+    else:
+        raise AssertionError("models of different shapes train together")
+
+
 def play(work, how, size):
     began = time.perf_counter()
     with socket.socket() as listener:
@@ -323,6 +350,7 @@ for how, size in (("one", 1), ("shard", 2)):
     play(resumed, how, size)
 play(refusals, "shard", 2)
 play(late, "late", 2)  # raises where the limit of the default group holds
+play(equal_at_the_start, "replicas", 2)
 for how in ("synchronous", "asynchronous", "sharded", "sharded asynchronous", "pushed"):
     play(loop, how, 2)
 """
@@ -429,3 +457,19 @@ def test_two_processes_play_their_share_and_keep_equal_weights(found, how):
     assert [one["loss"] for one in history] == [one["loss"] for one in others]
     assert (found / how / "checkpoints" / "step-3" / "model.safetensors").exists()
     assert len((found / how / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_processes_with_weights_of_their_own_start_with_those_of_the_first_and_say_so(found):
+    first, second = (torch.load(found / f"replicas-{rank}") for rank in range(2))
+    said, also_said = (json.loads((found / f"replicas-{rank}.json").read_text()) for rank in range(2))
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config).bfloat16()
+    model.model.norm.weight.data.fill_(0.5)
+    assert torch.equal(first, torch.cat([one.detach().flatten() for one in model.parameters()]))
+    assert torch.equal(first, second)
+    assert said == also_said
+    assert any("9 weights were not the same in all processes" in line for line in said)

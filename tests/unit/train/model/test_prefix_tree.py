@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.train import GRPOConfig
 from agentenv.train.batch import Row
@@ -94,25 +94,18 @@ def test_a_model_without_a_tree_computes_what_it_computed_before():
     assert torch.equal(model(ids).logits, before)
 
 
-def test_attention_that_caps_its_scores_falls_back_to_a_block_mask():
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        layer_types=["full_attention", "full_attention"],
-        attn_logit_softcapping=5.0,
-        attn_implementation="sdpa",
-    )
-    policy = Policy(Gemma2ForCausalLM(config).eval(), GRPOConfig())
+def test_attention_with_an_argument_that_the_tree_does_not_take_falls_back_to_a_block_mask():
+    model = llama()
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, given: (args, given | {"sliding_window": 5}), with_kwargs=True
+        )
+    policy = Policy(model, GRPOConfig())
     assert policy.tree
 
     policy.check()
 
+    assert policy.packable
     assert not policy.tree
     assert policy.cost.block_mask
 

@@ -1,0 +1,161 @@
+"""Compare ways to compute a model's gradients, when training starts, on a few short rows.
+
+The comparisons are made on gradients, because a leak between rows may hardly change the loss (2e-5 on
+convolution layers) and yet change the gradients by a fifth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from agentenv.train.batch import Row
+from agentenv.train.model.packing import MicroBatch, pack_rows, pad_rows
+
+__all__ = [
+    "Scorer",
+    "depends_on_longest",
+    "difference",
+    "packing_reason",
+    "probe_gradients",
+    "probe_rows",
+]
+
+MEMBERS = 3
+MOST_COMPARED = 400_000_000
+"""Number of weights whose gradients are compared, which bounds the memory of a check."""
+MOST_LEAK = 0.01
+"""Largest relative change of a row's gradients that other tokens in its neighbours may cause, in any number
+format. What is not visible contributes exact zeros: none at all was measured on the CPU, also with a mixture
+of experts. The rest is room for kernels of other devices that sum in no fixed order."""
+
+
+class Scorer(Protocol):
+    """The part of a policy that is checked."""
+
+    model: Any
+    tree: bool
+
+    def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of the trained tokens."""
+        ...
+
+
+def probe_rows(vocab_size: int) -> list[Row]:
+    """Return two groups of rows, each with a common prefix, and with a gap in their trained tokens."""
+    generator = torch.Generator().manual_seed(0)
+    top = min(vocab_size, 1000)
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(0, top, (count,), generator=generator).tolist()
+
+    rows: list[Row] = []
+    for group in range(2):
+        prompt, (own,) = draw(7 + group), draw(1)
+        for member in range(MEMBERS):
+            # The first token after the prompt is different in each row, so rows share exactly the prompt.
+            ids = [*prompt, (own + member) % top, *draw(5 + member)]
+            positions_n = torch.tensor([p for p in range(len(prompt), len(ids)) if p != len(prompt) + 2])
+            weights_n = torch.randn(positions_n.shape, generator=generator)
+            rows.append(Row(ids, positions_n, torch.zeros_like(weights_n), weights_n, member, group))
+    return rows
+
+
+def packing_reason(
+    probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float, *, vocab_size: int
+) -> str:
+    """Return why rows cannot be packed; empty if tree attention or a block mask is exact.
+
+    Tree attention is switched off on the probe if only a block mask is exact.
+    """
+    try:
+        gap = difference(probe_gradients(probe, pack_rows(rows)), truth)
+        leak = _leak(probe, rows, vocab_size)
+        if not gap <= tolerance:
+            reason = f"packed gradients are off by {gap:.1e} (relative)"
+        elif not leak <= MOST_LEAK:
+            reason = f"the rows packed beside a row change its gradients by {leak:.1e} (relative)"
+        else:
+            return ""
+    except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
+        reason = f"the model takes no block mask: {type(error).__name__}: {error}"
+    if probe.tree:
+        probe.tree = False
+        return packing_reason(probe, rows, truth, tolerance, vocab_size=vocab_size)
+    return reason
+
+
+def probe_gradients(probe: Scorer, micro: MicroBatch) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the rows' weighted log-probabilities.
+
+    A parameter that had no part in them, such as an expert that no token chose, has None.
+    """
+    with torch.enable_grad():
+        logprobs_N, _ = probe.score(micro)
+        weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
+        return torch.autograd.grad((weights_N * logprobs_N).sum(), _compared(probe.model), allow_unused=True)
+
+
+def _compared(model: Any) -> list[Tensor]:
+    """Return the trained parameters to compare, without the largest ones of a large model.
+
+    A wrong activation changes the gradients of all parameters below it, so a part of them shows it.
+    """
+    parameters = sorted((one for one in model.parameters() if one.requires_grad), key=Tensor.numel)
+    sizes = accumulate(one.numel() for one in parameters)
+    return [one for one, size in zip(parameters, sizes, strict=True) if size <= MOST_COMPARED] or parameters[
+        :1
+    ]
+
+
+def difference(grads: Sequence[Tensor | None], truth: Sequence[Tensor | None]) -> float:
+    """Return the distance of gradients from the true ones, relative to their norm; None is zero."""
+    gap = sum(
+        _square(b if a is None else a if b is None else a - b) for a, b in zip(grads, truth, strict=True)
+    )
+    size = sum(map(_square, truth))
+    return (gap / size) ** 0.5 if size else float(gap > 0)
+
+
+def _square(grad: Tensor | None) -> float:
+    return 0.0 if grad is None else float(grad.double().square().sum())
+
+
+def _leak(probe: Scorer, rows: Sequence[Row], vocab_size: int) -> float:
+    """Return how far other tokens in the other rows of a pack move the gradients of its last row.
+
+    Both packs have the same layout, so rounding is the same and even a small leak is seen in any format.
+    """
+    last = max(rows, key=lambda row: row.token_ids)
+    before, after = (
+        [row if row is last else _silent(row, shift, vocab_size) for row in rows] for shift in (0, 1)
+    )
+    return difference(probe_gradients(probe, pack_rows(after)), probe_gradients(probe, pack_rows(before)))
+
+
+def _silent(row: Row, shift: int, vocab_size: int) -> Row:
+    """Return a row without weight in the loss, whose tokens after its first own one are shifted."""
+    own = int(row.positions_n[0]) + 1
+    ids = row.token_ids[:own] + [(token + shift) % vocab_size for token in row.token_ids[own:]]
+    return replace(row, token_ids=ids, advantages_n=torch.zeros_like(row.advantages_n))
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def depends_on_longest(probe: Scorer, rows: Sequence[Row], limit: int, tolerance: float) -> bool:
+    """Return whether the numbers of a row change if a row at the end of the context is beside it.
+
+    The second row has few tokens at the last positions, because models select by positions what they compute.
+    """
+    near, far = (
+        replace(row, token_ids=row.token_ids[:8], positions_n=torch.arange(1, 8)) for row in rows[:2]
+    )
+    positions_BT = torch.stack([torch.arange(7), torch.arange(limit - 7, limit)])
+    both, alone = pad_rows([near, far]), pad_rows([near])
+    both.positions_BT, alone.positions_BT = positions_BT, positions_BT[:1]
+    ours, truth = probe.score(both)[0][:7], probe.score(alone)[0]
+    return not float((ours - truth).abs().max()) <= tolerance * float(truth.abs().max())
