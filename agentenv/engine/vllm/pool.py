@@ -144,7 +144,7 @@ class ServerPool:
             raise
         except ModelMissing:
             # A server that was restarted has lost its adapters: then the check fails, which is retried.
-            await self._recheck(server)
+            await self._confirmed(server, monotonic() + RESTART_S)
             raise
         try:
             result = read(answer)
@@ -270,7 +270,15 @@ class ServerPool:
             return None
         # Each process counts only its own requests, so without a random order the ties of all processes
         # would go to the first server.
-        server = min(live, key=lambda server: (server.sessions, server.in_flight, self._ties.random()))
+        # Requests of no episode go to idle servers, so that several at once reach them all.
+        server = min(
+            live,
+            key=lambda server: (
+                server.sessions if session_id is not None else 0,
+                server.in_flight,
+                self._ties.random(),
+            ),
+        )
         if session_id is not None:
             self.release(session_id)
             self._sticky[session_id] = server
@@ -309,7 +317,7 @@ class ServerPool:
         pause = FIRST_PAUSE_S
         while True:
             server.due.clear()
-            failures = server.failures
+            failures, began = server.failures, monotonic()
             try:
                 await (self.reach(server) if server.updating else self.check(server))
             except Silent as error:
@@ -321,10 +329,15 @@ class ServerPool:
                 # If it only cannot be reached, its other requests may still be answered.
                 await self.take_out(server, error, end_requests=not isinstance(error, EngineUnavailable))
                 server.due.clear()
+            except Exception as error:  # noqa: BLE001 - a check has failed, whatever it raised
+                # Without its watcher, the server would never be used again and nobody would know why.
+                _log.exception("checking %s failed", server.url)
+                await self.take_out(server, error, end_requests=True)
+                server.due.clear()
             else:
                 # A failure during the check is newer than what the check found.
                 if server.failures == failures and not server.updating:
-                    self._use(server)
+                    self._use(server, began)
                     await self._notify()
                     pause = FIRST_PAUSE_S
             with suppress(TimeoutError):
@@ -333,14 +346,16 @@ class ServerPool:
             if not server.alive:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _use(self, server: Server) -> None:
+    def _use(self, server: Server, confirmed: float) -> None:
         # Invariant: nothing is awaited between the end of the check and this, so the check still holds.
         if server.failures and not server.alive:
             _log.warning("%s is used again", server.url)
-        server.alive, server.problem, server.confirmed = True, "", monotonic()
+        server.alive, server.problem, server.confirmed = True, "", confirmed
 
     async def _confirmed(self, server: Server, sent: float) -> None:
         """Wait until a check has shown that the server had the expected weights when a request was sent.
+
+        A check holds until the server can have been restarted, which takes at least `RESTART_S`.
 
         Raises:
             EngineUnavailable: The server was taken out of use.
@@ -351,14 +366,6 @@ class ServerPool:
                 await self._changed.wait_for(lambda: server.confirmed >= sent - RESTART_S or not server.alive)
         if not server.alive:
             raise EngineUnavailable(f"{server.url} was taken out of use: {server.problem}")
-
-    async def _recheck(self, server: Server) -> None:
-        """Check a server now; if it fails, take it out of use and raise EngineUnavailable."""
-        try:
-            await self.check(server)
-        except EngineError as error:
-            await self.take_out(server, error, end_requests=True)
-            raise EngineUnavailable(str(error)) from None
 
     async def _notify(self) -> None:
         async with self._changed:

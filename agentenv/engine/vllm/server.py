@@ -83,6 +83,11 @@ class VLLMServerEngine:
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
 
     @property
+    def num_servers(self) -> int:
+        """Number of servers, those out of use included."""
+        return len(self._pool.servers)
+
+    @property
     def weights_version(self) -> int:
         """Version of the weights that the servers must have; set it where another process pushed them."""
         return self._weights.expected.version

@@ -113,6 +113,45 @@ async def test_servers_with_different_weights_are_used_once_they_have_the_newest
             assert old.seen == []
 
 
+async def test_a_server_that_lost_an_adapter_is_restored_once_for_all_its_requests():
+    async with serving() as fake, engine_on(fake) as engine:
+        await engine.load_weights("/w/3", version=3)
+        await engine.load_adapter("policy", "/lora/4", version=4)
+        restart_unnoticed(fake, engine)
+        fake.posts.clear()
+
+        done = await asyncio.gather(*(say(engine, adapter="policy", seed=seed) for seed in range(8)))
+
+        assert {each.version_ranges for each in done} == {((4, 0, 4),)}
+        assert fake.posts.count("reload_weights") == 1
+
+
+async def test_a_check_that_breaks_does_not_end_the_watching():
+    async with serving() as fake, engine_on(fake, retry_s=20) as engine:
+        await say(engine)
+        check, server = engine._pool.check, engine._pool.servers[0]
+
+        async def broken(server):
+            raise KeyError("data")
+
+        engine._pool.check = broken
+        await until(lambda: not server.alive)
+        engine._pool.check = check
+
+        assert (await say(engine)).version_ranges == ((0, 0, 4),)
+
+
+async def test_requests_of_no_episode_reach_every_idle_server():
+    async with serving() as one, serving() as two, serving() as three, engine_on(one, two, three) as engine:
+        await say(engine, session="a")
+        await until(lambda: len(engine._pool.live) == 3)
+        for fake in (one, two, three):
+            fake.sampled.clear()
+        await asyncio.gather(*(say(engine, seed=seed) for seed in range(engine.num_servers)))
+
+        assert [len(fake.sampled) for fake in (one, two, three)] == [1, 1, 1]
+
+
 # Hangs ---------------------------------------------------------------------------------------
 
 
