@@ -48,11 +48,13 @@ class RunLimits:
     env_timeout_s: PositiveSeconds | None = 120.0
     """Time limit of one `reset` or `step` of the environment, including its tools."""
     turn_timeout_s: PositiveSeconds | None = None
-    """Time limit of one generation."""
+    """Time limit of one generation. It truncates the episode, which may still be trained, so by default only
+    the engine's own limit ends a hung request: that aborts the episode, which is played again."""
     reward_timeout_s: PositiveSeconds | None = 120.0
     """Time limit of computing an episode's rewards."""
     episode_timeout_s: PositiveSeconds | None = None
-    """Time limit of the whole episode."""
+    """Time limit of the whole episode, which truncates it. Without one the episode still ends: its turns and
+    each of its waits are limited."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -36,6 +36,7 @@ from typing import Any, ParamSpec, TypeVar
 from agentenv.core.errors import EnvironmentMisuse
 
 __all__ = [
+    "LoopThread",
     "ThreadCall",
     "ThreadPool",
     "abandoned_threads",
@@ -53,25 +54,47 @@ MAX_THREADS = 256
 IDLE_S = 10.0
 
 
-class _LoopThread:
-    """One event loop in one daemon thread; it belongs to the process that created it."""
+class LoopThread:
+    """One event loop in one daemon thread; it belongs to the process that created it.
 
-    def __init__(self) -> None:
+    Args:
+        name: name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="agentenv-loop", daemon=True)
+        self.thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self.thread.start()
+
+    async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on this loop and await it from another; cancelling the wait cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def stop(self) -> None:
+        """Cancel what still runs on the loop, and end the thread."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 _lock = threading.Lock()
-_loop_thread: _LoopThread | None = None
+_loop_thread: LoopThread | None = None
 
 
-def _private_loop() -> _LoopThread:
+def _private_loop() -> LoopThread:
     global _loop_thread  # noqa: PLW0603 - one loop per process is the point
     with _lock:
         if _loop_thread is None or _loop_thread.pid != os.getpid():
-            _loop_thread = _LoopThread()
+            _loop_thread = LoopThread("agentenv-loop")
         return _loop_thread
 
 

@@ -112,10 +112,17 @@ class Engine(Protocol):
 
     name: str
     """The model string, which is stored in records."""
-    weights_version: int
-    """Version of the weights that are in use now; each update raises it."""
     max_context_tokens: int | None
     """Limit of the model for prompt and completion together; None if there is none or it is unknown."""
+
+    # As a property, it may be an attribute or a property of the engine.
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that are in use now; each update raises it."""
+        ...
+
+    @weights_version.setter
+    def weights_version(self, version: int) -> None: ...
 
     async def generate(
         self,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from agentenv.engine.vllm.pool import message_of
+from agentenv.engine.vllm.client import message_of
 
 __all__ = ["REASONING", "TOOLS", "features_of", "refused_feature", "words_of"]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import cast
 
-from agentenv.core.errors import ContextTooLong, EngineError, UsageError
+from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
 from agentenv.engine.base import Completion, FinishReason
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "faulty_ids",
     "padded",
     "room_for",
+    "version_of",
     "version_ranges",
 ]
 
@@ -121,25 +122,41 @@ def faulty_end(tokens: Sequence[int], reason: str, *, stop: Collection[int], max
     return ""
 
 
+def version_of(label: str) -> int | None:
+    """Return the weights version that a label names; None if the label is not one of ours."""
+    number = label.removeprefix(VERSION_LABEL)
+    return int(number) if label != number and number.isdigit() else None
+
+
 def version_ranges(
-    spans: Iterable[tuple[str, int, int]], length: int, version: int
+    spans: Iterable[tuple[str, int, int]], length: int, version: int, label: str | None = None
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the weights version of each token, as ranges.
 
-    The versions that the engine reports are used if they are ours and cover all tokens.
+    If the reported versions do not cover all tokens, all get the oldest of them, so none passes for newer
+    than it is.
 
     Args:
         spans: `(label, start, end)` as the engine reports them; may be empty.
         length: number of tokens.
-        version: the version at the time of the request, which is used in all other cases.
+        version: the version at the time of the request; used if the engine reports none.
+        label: the engine's own label for that version, if it is not one of ours.
+
+    Raises:
+        EngineUnavailable: A label is neither ours nor the expected one, so the weights are not known.
     """
     if not length:
         return ()
-    reported = [
-        (int(label.removeprefix(VERSION_LABEL)), start, end)
-        for label, start, end in spans
-        if label.startswith(VERSION_LABEL)
-    ]
+    reported: list[tuple[int, int, int]] = []
+    for said, start, end in spans:
+        number = version if said == label else version_of(said)
+        if number is None:
+            raise EngineUnavailable(
+                f"tokens {start} to {end} were sampled with weights of the label {said!r}, "
+                f"but version {version} was expected"
+            )
+        reported.append((number, start, end))
     covered = bool(reported) and reported[0][1] == 0 and reported[-1][2] == length
-    joined = all(left[2] == right[1] for left, right in pairwise(reported))
-    return tuple(reported) if covered and joined else ((version, 0, length),)
+    if covered and all(left[2] == right[1] for left, right in pairwise(reported)):
+        return tuple(reported)
+    return ((min([version, *(number for number, _, _ in reported)]), 0, length),)

@@ -24,7 +24,7 @@ from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import ChatCompletion, Sampling, Usage
 from agentenv.engine.chat_answer import finish_of, joined, message_in
 from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
-from agentenv.engine.vllm.pool import message_of
+from agentenv.engine.vllm.client import message_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -21,7 +21,15 @@ from typing import Any, Protocol, runtime_checkable
 from agentenv.core.errors import EngineError, UsageError
 from agentenv.engine.base import Engine, Sampling
 
-__all__ = ["HoldsModel", "SyncReport", "WeightReader", "check_sync", "compare_logprobs", "push_weights"]
+__all__ = [
+    "HasServers",
+    "HoldsModel",
+    "SyncReport",
+    "WeightReader",
+    "check_sync",
+    "compare_logprobs",
+    "push_weights",
+]
 
 MOST_K3 = 0.05
 MOST_OUTSIDE = 0.3
@@ -58,6 +66,16 @@ class WeightReader(Protocol):
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
         """Load a LoRA adapter, which replaces an adapter of the same name."""
+        ...
+
+
+@runtime_checkable
+class HasServers(Protocol):
+    """An engine that samples on servers, each of which must have the weights."""
+
+    @property
+    def num_servers(self) -> int:
+        """Number of servers, those out of use included."""
         ...
 
 

@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from itertools import count
+from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
-from agentenv.core.errors import ContextTooLong, DependencyMissing, EngineError, ModelNotFound, UsageError
+from agentenv.core.errors import (
+    ContextTooLong,
+    DependencyMissing,
+    EngineError,
+    EngineUnavailable,
+    ModelNotFound,
+    UsageError,
+)
+from agentenv.core.threads import LoopThread
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.hf.load import ModelFiles
+from agentenv.engine.vllm.build import find_build, sets_memory
 from agentenv.engine.weight_files import context_limit, require_weights, vocab_size
 
 __all__ = ["VLLMEngine"]
+
+T = TypeVar("T")
+
+UNNAMED_LABEL = "default"
+"""vLLM's own label of weights, until they are pushed."""
 
 
 class VLLMEngine:
     """Samples from a vLLM engine that this process starts.
 
-    vLLM starts with the first request and belongs to the event loop of that request, so all requests
-    must come from one event loop.
+    vLLM starts with the first request, and runs on an event loop in a thread of its own. Requests may
+    therefore come from any event loop, and go on while the caller's is busy.
 
     Args:
         files: the files of the model.
@@ -34,7 +50,9 @@ class VLLMEngine:
         max_model_len: limit for prompt and completion together; that of the model if None.
         lora: whether adapters may be loaded.
         max_lora_rank: largest rank of an adapter.
-        memory_share: share of the GPU memory that vLLM may use; the default of vLLM if None.
+        memory_share: share of the memory that vLLM reserves; None takes what fits, which is half of the free
+            memory on a CPU and beside another model of this process.
+        request_timeout_s: time limit of one request; it must suffice for the longest completion.
         extra: further engine arguments for vLLM.
     """
 
@@ -48,6 +66,7 @@ class VLLMEngine:
         lora: bool = False,
         max_lora_rank: int = 64,
         memory_share: float | None = None,
+        request_timeout_s: float = 1800.0,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
@@ -73,11 +92,15 @@ class VLLMEngine:
             self._arguments["gpu_memory_utilization"] = memory_share
         self._arguments.update(extra or {})
         self._engine: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = asyncio.Lock()
+        self._thread: LoopThread | None = None
+        self._request_timeout_s = request_timeout_s
+        # Both locks are used on vLLM's own event loop only.
+        self._starting, self._updating = asyncio.Lock(), asyncio.Lock()
         self._ids = count(1)
         self._adapters: dict[str, Any] = {}
         self._closed = False
+        self._broken = ""
+        """Why the weights are not known; empty if they are."""
 
     async def generate(
         self,
@@ -95,8 +118,20 @@ class VLLMEngine:
             EngineError: vLLM failed, or returned no exact tokens and logprobs.
             UsageError: No adapter of this name is loaded.
         """
-        engine = await self._started()
         prompt = list(prompt_ids)
+        return await self._on_own_loop(
+            lambda: self._generate(prompt, sampling, stop_token_ids, session_id, deadline_s)
+        )
+
+    async def _generate(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        session_id: str | None,
+        deadline_s: float | None,
+    ) -> Completion:
+        engine = await self._started()
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         adapter = sampling.adapter_or(None)
         if adapter is not None and adapter not in self._adapters:
@@ -104,9 +139,11 @@ class VLLMEngine:
             raise UsageError(f"{self.name} has no adapter {adapter!r}", remedy=f"adapters loaded: {known}")
         request_id = f"{session_id or 'request'}-{next(self._ids)}"
         version = self.weights_version
+        limit = min(deadline_s or inf, self._request_timeout_s)
         last: Any = None
+        self._refuse_broken()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(limit):
                 async for output in engine.generate(
                     {"prompt_token_ids": prompt},
                     vllm_sampling(sampling, room, stop_token_ids),
@@ -115,6 +152,11 @@ class VLLMEngine:
                 ):
                     last = output
         except TimeoutError:
+            if limit != deadline_s:
+                raise EngineUnavailable(
+                    f"{self.name} has not finished a request after {limit:g} s",
+                    remedy="raise request_timeout_s if completions take longer",
+                ) from None
             # Leaving the generator aborts the request; the tokens sampled until then are exact.
             return self._completion(last, version, stop_token_ids, room, aborted=True)
         except ValueError as error:
@@ -122,6 +164,7 @@ class VLLMEngine:
             raise wrong(f"{self.name}: {error}") from error
         except Exception as error:
             raise EngineError(f"{self.name} failed: {type(error).__name__}: {error}") from error
+        self._refuse_broken()
         return self._completion(last, version, stop_token_ids, room)
 
     async def release(self, session_id: str) -> None:
@@ -131,18 +174,26 @@ class VLLMEngine:
         """Shut vLLM down and free its memory."""
         self._closed = True
         engine, self._engine = self._engine, None
+        thread, self._thread = self._thread, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
+        if thread is not None:
+            await asyncio.to_thread(thread.stop)
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
         """Load a LoRA adapter, which replaces one of the same name; return the new weights version."""
+        return await self._on_own_loop(lambda: self._load_adapter(name, path, version))
+
+    async def _load_adapter(self, name: str, path: str | Path, version: int | None) -> int:
         from vllm.lora.request import LoRARequest
 
         engine = await self._started()
-        number = self._adapters[name].lora_int_id if name in self._adapters else len(self._adapters) + 1
-        replaces = name in self._adapters
-        request = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(path), load_inplace=replaces)
         async with self._paused(engine):
+            replaces = name in self._adapters
+            number = self._adapters[name].lora_int_id if replaces else len(self._adapters) + 1
+            request = LoRARequest(
+                lora_name=name, lora_int_id=number, lora_path=str(path), load_inplace=replaces
+            )
             try:
                 await engine.add_lora(request)
             except Exception as error:
@@ -153,31 +204,49 @@ class VLLMEngine:
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory; return the new weights version.
 
-        Requests in flight are paused meanwhile. The prefix cache of the old weights is dropped.
+        Requests in flight are paused meanwhile. The prefix cache of the old weights is dropped. If the
+        weights cannot be loaded, all requests are refused until others have been.
         """
         require_weights(path, self._arguments["model"])
+        return await self._on_own_loop(lambda: self._load_weights(path, version))
+
+    async def _load_weights(self, path: str | Path, version: int | None) -> int:
         engine = await self._started()
         async with self._paused(engine):
             try:
-                await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
-                dropped = await engine.reset_prefix_cache(True)
-            except Exception as error:
-                raise EngineError(f"{self.name} cannot load the weights at {path}: {error}") from error
-            if dropped is False:
-                raise EngineError(
-                    f"{self.name} did not drop the prefix cache of the old weights",
-                    remedy="load the model again",
-                )
-            return await self._new_version(version)
+                await self._reload(engine, path)
+                new = await self._new_version(version)
+            except BaseException:
+                self._broken = f"{self.name} has unknown weights, because those at {path} could not be loaded"
+                raise
+            self._broken = ""
+            return new
+
+    async def _reload(self, engine: Any, path: str | Path) -> None:
+        try:
+            await engine.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+            dropped = await engine.reset_prefix_cache(True)
+        except Exception as error:
+            raise EngineError(f"{self.name} cannot load the weights at {path}: {error}") from error
+        if dropped is False:
+            raise EngineError(
+                f"{self.name} did not drop the prefix cache of the old weights",
+                remedy="load the model again",
+            )
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise EngineError(self._broken, remedy="load complete weights, or the model again")
 
     @asynccontextmanager
     async def _paused(self, engine: Any) -> AsyncGenerator[None]:
         """Pause the requests in flight, so that the weights version of each token is known."""
-        try:
-            await engine.pause_generation(mode="keep")
-            yield
-        finally:
-            await engine.resume_generation()
+        async with self._updating:
+            try:
+                await engine.pause_generation(mode="keep")
+                yield
+            finally:
+                await engine.resume_generation()
 
     async def _new_version(self, version: int | None) -> int:
         self.weights_version = self.weights_version + 1 if version is None else version
@@ -185,18 +254,17 @@ class VLLMEngine:
             await self._engine.update_weight_version(f"{VERSION_LABEL}{self.weights_version}")
         return self.weights_version
 
+    async def _on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on vLLM's event loop, which lives as long as vLLM does."""
+        if self._closed:
+            raise EngineError(f"the engine {self.name} is closed", remedy="load the model again")
+        if self._thread is None:
+            self._thread = LoopThread(f"vllm {self.name}")
+        return await self._thread.run(work())
+
     async def _started(self) -> Any:
-        loop = asyncio.get_running_loop()
-        if self._loop not in {None, loop}:
-            raise EngineError(
-                f"{self.name} belongs to the event loop of its first request, but this request is on another",
-                remedy="make all requests from one event loop, for example inside one asyncio.run",
-            )
         async with self._starting:
-            if self._closed:
-                raise EngineError(f"the engine {self.name} is closed", remedy="load the model again")
             if self._engine is None:
-                self._loop = loop
                 self._engine = await asyncio.to_thread(start, self._arguments)
                 self.max_context_tokens = self._engine.model_config.max_model_len
         return self._engine
@@ -218,7 +286,7 @@ class VLLMEngine:
             "abort" if aborted else choice.finish_reason,
             stop=frozenset(stop),
             max_tokens=room,
-            ranges=version_ranges(spans, len(tokens), version),
+            ranges=version_ranges(spans, len(tokens), version, UNNAMED_LABEL),
             vocab_size=self._vocab_size,
         )
 
@@ -263,6 +331,7 @@ def start(arguments: Mapping[str, Any]) -> Any:
     if current_platform.is_cpu():
         # On a CPU, vLLM 0.32 crashes when a request with a seed has its prompt computed in chunks.
         arguments = {"enable_chunked_prefill": False, **arguments}
+    arguments = {**fitting_memory(arguments), **arguments}
     began = monotonic()
     try:
         return AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments))
@@ -271,3 +340,13 @@ def start(arguments: Mapping[str, Any]) -> Any:
             f"vLLM could not start {arguments['model']} (after {monotonic() - began:.0f} s): "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def fitting_memory(arguments: Mapping[str, Any]) -> dict[str, float]:
+    """Return the engine argument with which vLLM takes as much memory as fits; empty if its default does."""
+    if sets_memory([f"--{name}" for name in arguments]):
+        return {}
+    import torch
+
+    share = find_build(sys.executable).fitting_share(alone=not torch.cuda.is_initialized())
+    return {} if share is None else {"gpu_memory_utilization": share}

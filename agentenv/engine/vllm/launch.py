@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,21 +15,19 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-from agentenv.core.errors import DependencyMissing, EngineError
+from agentenv.core.errors import EngineError
 from agentenv.engine.hf.load import locate, require_whole
+from agentenv.engine.vllm.build import Build, find_build, sets_memory
 
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
 
 LOG_LINES = 12
 """Lines from the end of the log that an error message quotes."""
-VLLM_BUILD = """
-import importlib.metadata, importlib.util
-if importlib.util.find_spec("vllm") is None:
-    raise SystemExit(1)
-builds = importlib.metadata.distributions()
-print([build.name + build.version for build in builds if build.name.startswith("vllm")])
-"""
-"""Program that prints name and version of the installed build: `vllm0.32.0+cpu` or `vllm-cpu0.32.0`, say."""
+ERROR_LINE = re.compile(
+    r"^(?:\([^)]*\)\s*)?(?:ERROR\s[^\]]*\]\s*)?"
+    r"(?P<error>[A-Za-z_][\w.]*(?:Error|Exception)(?::\s.*)|\S+: error: .*)$"
+)
+"""The line of a log that names an exception or a wrong argument, after the prefixes that vLLM adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +50,21 @@ class ServeOptions:
     """Whether the full weights can be replaced while the server runs."""
     python: str = sys.executable
     """The Python interpreter in whose environment vLLM is installed."""
+    memory_share: float | None = None
+    """Share of the memory that vLLM reserves; None takes what fits: on a CPU half of what is free."""
     extra: Sequence[str] = ()
     """Further command-line arguments for vLLM."""
     start_timeout_s: float = 600.0
     """Seconds after which a server that is not healthy counts as failed."""
 
 
-def server_command(
-    model: str, options: ServeOptions, *, cpu: bool = False
-) -> tuple[list[str], dict[str, str]]:
+def server_command(model: str, options: ServeOptions, build: Build) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment variables that start a server.
 
     Args:
         model: directory or Hub name of the model.
         options: options of the server.
-        cpu: whether the installed vLLM is a build for CPUs.
+        build: the installed vLLM.
 
     Raises:
         ModelNotFound: There is no such model.
@@ -81,7 +80,12 @@ def server_command(
     command += ["--enable-prefix-caching", "--enable-scale-out"]
     if options.max_model_len is not None:
         command += ["--max-model-len", str(options.max_model_len)]
-    if cpu:
+    share = options.memory_share
+    if share is None and not sets_memory(options.extra):
+        share = build.fitting_share()
+    if share is not None:
+        command += ["--gpu-memory-utilization", f"{share:g}"]  # this is its name on a CPU too
+    if build.cpu:
         # On a CPU, vLLM 0.32 crashes when a request with a seed has its prompt computed in chunks.
         command += ["--no-enable-chunked-prefill"]
     if options.lora:
@@ -111,8 +115,9 @@ def running_server(
         EngineError: The server ended, or was not healthy in time.
     """
     locate(model)
-    command, environment = server_command(model, options, cpu=is_for_cpu(options.python))
+    command, environment = server_command(model, options, find_build(options.python))
     with log.open("ab") as out:
+        output = Output(log, out.seek(0, os.SEEK_END))
         process = subprocess.Popen(  # noqa: S603 - arguments are a list, nothing is interpreted
             command,
             stdout=out,
@@ -123,41 +128,54 @@ def running_server(
         try:
             url = f"http://{options.host}:{options.port}"
             said(f"starting vLLM for {model} at {url}/v1 (log: {log})")
-            wait_healthy(process, url, log, options.start_timeout_s)
+            wait_healthy(process, url, output, options.start_timeout_s)
             yield f"{url}/v1"
         finally:
             stop(process)
 
 
-def is_for_cpu(python: str) -> bool:
-    """Return True if the vLLM of an interpreter is a build for CPUs.
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a server has written to a log, to which earlier servers have written too."""
 
-    Raises:
-        DependencyMissing: vLLM is not installed for the interpreter.
-    """
-    result = subprocess.run([python, "-c", VLLM_BUILD], check=False, capture_output=True, text=True)  # noqa: S603 - the user's own interpreter
-    if result.returncode:
-        raise DependencyMissing.of(f"vllm (not in {python})", "vllm", purpose="a vLLM server")
-    return "cpu" in result.stdout
+    log: Path
+    """The file."""
+    start: int = 0
+    """Number of bytes that earlier servers have written."""
+
+    def error(self, what: str) -> EngineError:
+        """Return the error for a server that failed, with the first error line or else the last lines."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.start)
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        # vLLM names the cause first. The errors that follow it say only that the server ended.
+        found = (ERROR_LINE.match(line.strip()) for line in lines)
+        cause = next((match["error"] for match in found if match), None)
+        if cause is None:
+            cause = "\n".join(["", *lines[-LOG_LINES:]])
+        return EngineError(f"{what}: {cause}", remedy=f"its whole output is in {self.log}")
 
 
-def wait_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float) -> None:
+def wait_healthy(process: subprocess.Popen[bytes], url: str, output: Output, timeout_s: float) -> None:
     """Wait until the server answers its health check.
 
     Raises:
-        EngineError: The server ended or did not answer in time; the message quotes the end of its log.
+        EngineError: The server ended or did not answer in time; the message quotes its log.
     """
     opener = build_opener(ProxyHandler({}))
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise EngineError(f"the server ended with exit code {process.returncode}:\n{tail(log)}")
+            raise output.error(f"the server ended with exit code {process.returncode}")
         try:
             with opener.open(f"{url}/health", timeout=5):
                 return
         except (URLError, OSError):
             time.sleep(0.3)
-    raise EngineError(f"the server was not healthy after {timeout_s:g} s:\n{tail(log)}")
+    raise output.error(f"the server was not healthy after {timeout_s:g} s")
 
 
 def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0, worker_grace_s: float = 5.0) -> None:
@@ -175,15 +193,6 @@ def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0, worker_grace_s
     process.wait()
 
 
-def tail(log: Path) -> str:
-    """Return the last lines of a log."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-LOG_LINES:])
-
-
 def serve(model: str, options: ServeOptions, *, log: Path, said: Callable[[str], None]) -> None:
     """Run a server until it is interrupted, as `agentenv serve` does.
 
@@ -192,6 +201,7 @@ def serve(model: str, options: ServeOptions, *, log: Path, said: Callable[[str],
     """
     from agentenv.engine.vllm.probe import probe
 
+    start = log.stat().st_size if log.exists() else 0
     with running_server(model, options, log=log, said=said) as url:
         report = probe(url)
         said(f"ready: -m {url} (vLLM {report.version}, {report.max_context_tokens} tokens)")
@@ -206,4 +216,4 @@ def serve(model: str, options: ServeOptions, *, log: Path, said: Callable[[str],
         except KeyboardInterrupt:
             said("stopping")
         except (URLError, OSError) as error:
-            raise EngineError(f"the server stopped answering ({error}):\n{tail(log)}") from None
+            raise Output(log, start).error(f"the server stopped answering ({error})") from None

@@ -1,56 +1,43 @@
 """A pool of servers of one model, which routes requests, retries them and watches the servers.
 
-1. An episode stays with one server, where its prefix is cached, as long as that server is alive.
-2. Only connection errors and the statuses 429 and 503 are retried, for at most `retry_s` seconds.
-   This is safe, because each request contains its seed.
-3. A server that cannot be reached is not used. It is used again once its health check answers and
-   `restore` has loaded its weights and adapters again.
-4. Cancelling a request closes its connection, upon which vLLM frees the request.
+1. An episode stays with one server, where its prefix is cached, as long as that server is used.
+2. Connection errors, hung requests and the statuses 429 and 503 are retried, for at most `retry_s` seconds
+   after the first failure. This is safe, because each request contains its seed.
+3. Every server is checked again and again, also before its first request. One that cannot be reached, does
+   not answer for `hang_s` seconds, or fails the check of its weights is taken out of use, and is used again
+   when it passes the check.
+4. Every request has a time limit, and ends at once when its server hangs or has the wrong weights.
+5. Cancelling a request closes its connection, upon which vLLM frees the request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from random import SystemRandom
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
-import aiohttp
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
-from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable
+from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable
 
 __all__ = ["Server", "ServerPool"]
 
-BUSY = (429, 503)
-"""HTTP statuses of a server that is overloaded."""
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-KEEP_ALIVE_S = 4.0
-"""Less than the 5 s after which vLLM closes an idle connection, so that we never use a closed one."""
-CONTEXT_WORDS = ("maximum context length", "context length", "max_model_len", "maximum model length")
-
-
-@dataclass(slots=True, eq=False)
-class Server:
-    """A server and its current state."""
-
-    url: str
-    """Address without `/v1` and without a slash at the end."""
-    alive: bool = True
-    """False from a failed connection until the server is restored."""
-    sessions: int = 0
-    """Number of episodes that belong to the server."""
-    in_flight: int = 0
-    """Number of requests that the server is working on."""
-    failures: int = 0
-    """How often the server became unreachable."""
-    watcher: asyncio.Task[None] | None = field(default=None, repr=False)
-    """Task that checks the health of an unreachable server."""
+CHECK_EVERY_S = 5.0
+"""Seconds between two checks of a server that is used."""
+CHECK_LIMIT_S = 10.0
+"""Longest that one check waits for an answer."""
+RESTART_S = 5.0
+"""Less than the time that any vLLM server needs to start, so a check holds for at least this long."""
 
 
 class ServerPool:
@@ -59,9 +46,12 @@ class ServerPool:
     Args:
         urls: servers of the same model.
         concurrency: most requests in flight to each server; further requests wait.
-        retry_s: seconds for which requests to an unreachable or busy server are retried.
+        retry_s: seconds for which a request is retried after its first failure.
+        request_timeout_s: time limit of each request.
+        hang_s: seconds without any answer after which a server is taken out of use.
         api_key: key that is sent as a bearer token.
-        restore: function that is called with a server that answers again, before it is used.
+        confirm: whether each completion must be preceded or followed by a check of its server, because the
+            completions themselves do not name the weights.
     """
 
     def __init__(
@@ -70,81 +60,160 @@ class ServerPool:
         *,
         concurrency: int = 256,
         retry_s: float = 120.0,
+        request_timeout_s: float = 1800.0,
+        hang_s: float = 120.0,
         api_key: str | None = None,
-        restore: Callable[[Server], Awaitable[None]] | None = None,
+        confirm: bool = False,
     ) -> None:
         self.servers = [Server(url) for url in urls]
+        self.retry_s = retry_s
+        self.request_timeout_s = request_timeout_s
+        self.hang_s = hang_s
+        self._check_limit_s = min(CHECK_LIMIT_S, hang_s)
         self._concurrency = concurrency
-        self._retry_s = retry_s
         self._ties = SystemRandom()
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._restore = restore
+        self._client = ServerClient(api_key)
+        self.check: Callable[[Server], Awaitable[None]] = self.reach
+        """Raises EngineError if a server must not be used; without another function it only has to answer."""
+        self._confirm = confirm
         self._sticky: dict[str, Server] = {}
-        self._http: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.updating = asyncio.Lock()
+        """Held while weights change, so that one update ends before the next begins."""
         self._changed = asyncio.Condition()
         self._waiting = 0
         """Number of requests that wait for a server with free capacity."""
 
     async def post(
-        self, path: str, body: Mapping[str, Any], *, session_id: str | None = None
-    ) -> tuple[dict[str, Any], float]:
-        """Post to the server of the episode; return the answer and the seconds that the request waited.
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[dict[str, Any], float], T],
+        *,
+        session_id: str | None = None,
+    ) -> T:
+        """Post to the server of the episode, and return what `read` makes of the answer.
+
+        Args:
+            path: path of the request.
+            body: body of the request.
+            read: function of the answer and of the seconds that the request waited. If it raises
+                EngineUnavailable, the server is taken out of use and the request is retried.
+            session_id: id of the episode.
 
         Raises:
             ContextTooLong: The server says that the prompt does not fit.
-            EngineUnavailable: No server could be reached within `retry_s`.
+            EngineUnavailable: No server answered within `retry_s` after the first failure.
             EngineError: The server refused the request, or its answer is not a JSON object.
         """
-        self._session()
+        self._open()
         began = monotonic()
+        failing: float | None = None
         pause = FIRST_PAUSE_S
         data = to_json(body)
         while True:
-            server = await self._take(session_id, began)
+            server = await self._take(session_id, failing)
             waited = monotonic() - began
             try:
-                return await self._post_to(server, path, data), waited
+                return await self._ask(server, path, data, lambda answer, waited=waited: read(answer, waited))
             except EngineUnavailable as error:
-                if monotonic() - began + pause > self._retry_s:
+                now = monotonic()
+                failing = now if failing is None else failing
+                if now - failing + pause > self.retry_s:
                     raise EngineUnavailable(
-                        f"{error}; gave up after {monotonic() - began:.0f} s (retry_s={self._retry_s:g})"
+                        f"{error}; gave up after {now - began:.0f} s (retry_s={self.retry_s:g})"
                     ) from None
             finally:
                 await self._give_back(server)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def post_all(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Post the same command to every server; an unreachable server is retried for `retry_s` seconds."""
-        return list(await asyncio.gather(*(self._insist(server, path, body) for server in self.servers)))
+    async def _ask(self, server: Server, path: str, data: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+        """Post to one server, once; what its failure says about the server decides whether it is used on."""
+        sent = monotonic()
+        try:
+            answer = await self._client.post(server, path, data, limit_s=self.request_timeout_s)
+            if self._confirm:
+                await self._confirmed(server, sent)
+        except Unreachable as error:
+            await self.take_out(server, error)
+            raise
+        except Silent as error:
+            if server.alive and server.answered < sent:
+                server.stuck = True
+                await self.take_out(server, error, end_requests=True)
+            raise
+        except ModelMissing:
+            # A server that was restarted has lost its adapters: then the check fails, which is retried.
+            await self._confirmed(server, monotonic() + RESTART_S)
+            raise
+        try:
+            result = read(answer)
+        except EngineUnavailable as error:
+            await self.take_out(server, error, end_requests=True)
+            raise
+        server.answered = monotonic()
+        return result
 
-    async def _insist(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        self._session()
-        began = monotonic()
+    async def command(
+        self, server: Server, path: str, body: Mapping[str, Any], *, limit_s: float | None = None
+    ) -> dict[str, Any]:
+        """Post a command to one server. A busy server is asked again for `retry_s` seconds.
+
+        Args:
+            server: the server; it is taken out of use if it does not carry the command out in time.
+            path: path and query of the command.
+            body: body of the command.
+            limit_s: time limit of the request; what is left of `retry_s` if None.
+
+        Raises:
+            EngineUnavailable: The server did not carry the command out in time.
+            EngineError: The server refused the command.
+        """
+        self._open()
+        until = monotonic() + self.retry_s
+        data = to_json(body)
         while True:
+            left = max(until - monotonic(), FIRST_PAUSE_S)
             try:
-                return await self.post_one(server, path, body)
-            except EngineUnavailable:
-                if monotonic() - began + FIRST_PAUSE_S > self._retry_s:
+                return await self._client.post(server, path, data, limit_s=limit_s or left, command=True)
+            except EngineUnavailable as error:
+                lost = isinstance(error, (Unreachable, Silent))
+                if lost or left <= FIRST_PAUSE_S:
+                    await self.take_out(server, error, end_requests=isinstance(error, Silent))
                     raise
             await asyncio.sleep(FIRST_PAUSE_S)
-            async with self._changed:
-                with suppress(TimeoutError):
-                    left = self._retry_s - (monotonic() - began)
-                    await asyncio.wait_for(self._changed.wait_for(lambda: server.alive), left)
-
-    async def post_one(self, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a command to one server, once; an answer that is not a JSON object counts as empty."""
-        return await self._post_to(server, path, to_json(body), command=True)
 
     async def get(self, server: Server, path: str) -> dict[str, Any]:
         """Get JSON from one server, once."""
-        try:
-            async with self._session().get(server.url + path, timeout=aiohttp.ClientTimeout(10)) as reply:
-                return self._read(server, path, reply.status, await reply.read(), command=True)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise unreachable(server, error) from error
+        return await self._client.get(server, path, limit_s=self._check_limit_s)
+
+    async def reach(self, server: Server) -> None:
+        """Raise EngineError if a server does not answer its health check."""
+        await self._client.reach(server, limit_s=self._check_limit_s)
+
+    async def enough(self, number: int) -> None:
+        """Wait until so many servers are used.
+
+        Raises:
+            EngineUnavailable: Fewer are used after `retry_s` seconds.
+        """
+        self._open()
+        began = monotonic()
+        while len(live := self.live) < number:
+            left = self.retry_s - (monotonic() - began)
+            if left <= 0:
+                raise EngineUnavailable(
+                    f"{len(live)} of {len(self.servers)} servers can be used, and {number} are needed "
+                    f"(min_servers): {self._problems()}"
+                )
+            await self._wait(left)
+            if any(server.restoring for server in self.servers):
+                began = monotonic()
+
+    @property
+    def live(self) -> list[Server]:
+        """The servers that are used."""
+        return [server for server in self.servers if server.alive]
 
     def release(self, session_id: str) -> None:
         """Forget to which server an episode belongs."""
@@ -158,72 +227,58 @@ class ServerPool:
             if server.watcher is not None:
                 server.watcher.cancel()
                 server.watcher = None
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        await self._client.close()
 
-    async def _post_to(
-        self, server: Server, path: str, data: bytes, *, command: bool = False
-    ) -> dict[str, Any]:
-        try:
-            async with self._session().post(server.url + path, data=data) as reply:
-                return self._read(server, path, reply.status, await reply.read(), command=command)
-        except (aiohttp.ClientError, OSError) as error:
-            await self._mark_dead(server)
-            raise unreachable(server, error) from error
+    # Routing --------------------------------------------------------------------------------
 
-    def _read(
-        self, server: Server, path: str, status: int, content: bytes, *, command: bool
-    ) -> dict[str, Any]:
-        if status in BUSY:
-            raise EngineUnavailable(f"{server.url} is busy (status {status})")
-        try:
-            answer: Any = from_json(content) if content.strip() else {}
-        except ValueError:
-            answer = None
-        if status >= 400:
-            reason = message_of(answer) or content[:200].decode(errors="replace")
-            if status == 400 and any(words in reason for words in CONTEXT_WORDS):
-                raise ContextTooLong(f"{server.url}: {reason}")
-            raise EngineError(f"{server.url}{path} answered with status {status}: {reason}")
-        if not isinstance(answer, dict):
-            if command:
-                return {}
-            raise EngineError(f"the answer of {server.url}{path} is not a JSON object: {content[:80]!r}")
-        return answer
+    async def _take(self, session_id: str | None, failing: float | None) -> Server:
+        """Wait for a server with free capacity; an episode keeps its own server while that is used.
 
-    async def _take(self, session_id: str | None, began: float) -> Server:
-        """Wait for a live server with free capacity; an episode keeps its own server while that is alive."""
+        Args:
+            session_id: id of the episode.
+            failing: time of the request's first failure, if there was one.
+        """
+        began = monotonic() if failing is None else failing
         server = self._choose(session_id)
         while server is None:
-            left = self._retry_s - (monotonic() - began)
+            left = self.retry_s - (monotonic() - began)
             if left <= 0:
-                dead = ", ".join(server.url for server in self.servers)
-                raise EngineUnavailable(f"no server has answered for {self._retry_s:g} s ({dead})")
+                raise EngineUnavailable(f"no server has answered for {self.retry_s:g} s: {self._problems()}")
             self._waiting += 1
             try:
-                async with self._changed:
-                    with suppress(TimeoutError):
-                        # A busy server notifies when it has capacity; a dead one does not, so limit the wait.
-                        await asyncio.wait_for(self._changed.wait(), min(left, LONGEST_PAUSE_S))
+                await self._wait(left)
             finally:
                 self._waiting -= 1
             server = self._choose(session_id)
-            if any(other.alive for other in self.servers):
+            if any(other.alive or other.restoring for other in self.servers):
                 began = monotonic()
         server.in_flight += 1
         return server
+
+    async def _wait(self, left: float) -> None:
+        """Wait until a server changes; not for long, because a restored or dead server may not tell."""
+        async with self._changed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(left, LONGEST_PAUSE_S))
 
     def _choose(self, session_id: str | None) -> Server | None:
         own = None if session_id is None else self._sticky.get(session_id)
         if own is not None and own.alive:
             return own if own.in_flight < self._concurrency else None
-        live = [server for server in self.servers if server.alive and server.in_flight < self._concurrency]
+        live = [server for server in self.live if server.in_flight < self._concurrency]
         if not live:
             return None
         # Each process counts only its own requests, so without a random order the ties of all processes
         # would go to the first server.
-        server = min(live, key=lambda server: (server.sessions, server.in_flight, self._ties.random()))
+        # Requests of no episode go to idle servers, so that several at once reach them all.
+        server = min(
+            live,
+            key=lambda server: (
+                server.sessions if session_id is not None else 0,
+                server.in_flight,
+                self._ties.random(),
+            ),
+        )
         if session_id is not None:
             self.release(session_id)
             self._sticky[session_id] = server
@@ -237,54 +292,98 @@ class ServerPool:
                 # With several servers, the next request may wait for a different one, so all are notified.
                 self._changed.notify(1 if len(self.servers) == 1 else self._waiting)
 
-    async def _mark_dead(self, server: Server) -> None:
-        if not server.alive:
-            return
-        server.alive = False
-        server.failures += 1
-        server.watcher = asyncio.get_running_loop().create_task(self._watch(server))
+    # Watching -------------------------------------------------------------------------------
+
+    async def take_out(self, server: Server, error: BaseException, *, end_requests: bool = False) -> None:
+        """Stop using a server until it passes its check.
+
+        Args:
+            server: the server.
+            error: why it is not used.
+            end_requests: whether its requests in flight end too, so that they are retried elsewhere.
+        """
+        if server.alive:
+            _log.warning("%s is taken out of use: %s", server.url, error)
+        server.failures += server.alive
+        server.alive, server.confirmed = False, -1.0
+        server.problem = str(error)
+        if end_requests:
+            server.end_requests()
+        server.due.set()
+        await self._notify()
 
     async def _watch(self, server: Server) -> None:
-        """Check the health of a server until it answers, then restore it and use it again."""
+        """Check a server again and again; take it out of use and use it again accordingly."""
         pause = FIRST_PAUSE_S
         while True:
-            with suppress(EngineError):
-                await self.get(server, "/health")
-                if self._restore is not None:
-                    await self._restore(server)
-                break
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            server.due.clear()
+            failures, began = server.failures, monotonic()
+            try:
+                await (self.reach(server) if server.updating else self.check(server))
+            except Silent as error:
+                server.silent_s += self._check_limit_s
+                if server.silent_s >= self.hang_s:
+                    await self.take_out(server, error, end_requests=True)
+                    server.due.clear()
+            except EngineError as error:
+                # If it only cannot be reached, its other requests may still be answered.
+                await self.take_out(server, error, end_requests=not isinstance(error, EngineUnavailable))
+                server.due.clear()
+            except Exception as error:  # noqa: BLE001 - a check has failed, whatever it raised
+                # Without its watcher, the server would never be used again and nobody would know why.
+                _log.exception("checking %s failed", server.url)
+                await self.take_out(server, error, end_requests=True)
+                server.due.clear()
+            else:
+                # A failure during the check is newer than what the check found.
+                if server.failures == failures and not server.updating:
+                    self._use(server, began)
+                    await self._notify()
+                    pause = FIRST_PAUSE_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_EVERY_S if server.alive else pause):
+                    await server.due.wait()
+            if not server.alive:
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _use(self, server: Server, confirmed: float) -> None:
+        # Invariant: nothing is awaited between the end of the check and this, so the check still holds.
+        if server.failures and not server.alive:
+            _log.warning("%s is used again", server.url)
+        server.alive, server.problem, server.confirmed = True, "", confirmed
+
+    async def _confirmed(self, server: Server, sent: float) -> None:
+        """Wait until a check has shown that the server had the expected weights when a request was sent.
+
+        A check holds until the server can have been restarted, which takes at least `RESTART_S`.
+
+        Raises:
+            EngineUnavailable: The server was taken out of use.
+        """
+        if server.confirmed < sent - RESTART_S:
+            server.due.set()
+            async with self._changed:
+                await self._changed.wait_for(lambda: server.confirmed >= sent - RESTART_S or not server.alive)
+        if not server.alive:
+            raise EngineUnavailable(f"{server.url} was taken out of use: {server.problem}")
+
+    async def _notify(self) -> None:
         async with self._changed:
-            server.alive = True
-            server.watcher = None
             self._changed.notify_all()
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _problems(self) -> str:
+        return "; ".join(server.problem or f"{server.url} was not checked yet" for server in self.servers)
+
+    def _open(self) -> None:
+        """Open the connections of this event loop, and check each server before it is used."""
+        if not self._client.open():
+            return
         loop = asyncio.get_running_loop()
-        if self._http is None or self._loop is not loop:
-            self._loop = loop
-            self._changed = asyncio.Condition()
-            for server in self.servers:
-                server.alive, server.watcher, server.in_flight = True, None, 0
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-                headers={"Content-Type": "application/json", **self._headers},
-            )
-        return self._http
-
-
-def unreachable(server: Server, error: BaseException) -> EngineUnavailable:
-    """Return the error for a server that could not be reached."""
-    return EngineUnavailable(f"{server.url} cannot be reached: {type(error).__name__}: {error}")
-
-
-def message_of(answer: Any) -> str:
-    """Return the error message in an answer, in the forms that vLLM and OpenAI use."""
-    if not isinstance(answer, dict):
-        return ""
-    error = answer.get("error", answer)
-    if isinstance(error, dict):
-        error = error.get("message") or error.get("detail") or error
-    return error if isinstance(error, str) else json.dumps(error)
+        self._changed, self.updating = asyncio.Condition(), asyncio.Lock()
+        for server in self.servers:
+            server.alive, server.in_flight, server.silent_s = False, 0, 0.0
+            server.restoring = server.updating = False
+            server.confirmed = -1.0
+            server.due = asyncio.Event()
+            server.limits.clear()
+            server.watcher = loop.create_task(self._watch(server))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentenv.core.errors import EngineError, EngineUnavailable
-from agentenv.engine.exact import VERSION_LABEL
-from agentenv.engine.vllm.pool import message_of
+from agentenv.engine.exact import version_of
+from agentenv.engine.vllm.client import message_of
 
 __all__ = ["LogprobScale", "ServerReport", "probe"]
 
@@ -56,10 +56,15 @@ class ServerReport:
     """Names of the loaded adapters."""
     base: str | None = None
     """Name of the base model in requests if `model` is an adapter; None if `model` is no adapter."""
-    weights_version: int = 0
-    """Version of the present weights, if agentenv pushed them, else 0."""
+    weights_label: str | None = None
+    """Label of the present weights; None if the server stores none."""
     detail: str = ""
     """Why the server does not return token ids; empty if it does."""
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights at the time of the probe if agentenv pushed them, else 0."""
+        return version_of(self.weights_label or "") or 0
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -158,7 +163,7 @@ def probe(
         lora="/v1/load_lora_adapter" in paths,
         adapters=tuple(entry["id"] for entry in served if entry.get("parent")),
         base=chosen.get("parent"),
-        weights_version=_weights_version(asker) if "/weight_info" in paths else 0,
+        weights_label=_weights_label(asker) if "/weight_info" in paths else None,
         detail=detail,
     )
 
@@ -190,11 +195,10 @@ def _paths(asker: Asker) -> set[str]:
     return set(paths) if isinstance(paths, dict) else set()
 
 
-def _weights_version(asker: Asker) -> int:
+def _weights_label(asker: Asker) -> str | None:
     answer = asker.ask("/weight_info")
-    label = str(answer.get("weight_version")) if isinstance(answer, dict) else ""
-    number = label.removeprefix(VERSION_LABEL)
-    return int(number) if label != number and number.isdigit() else 0
+    label = answer.get("weight_version") if isinstance(answer, dict) else None
+    return None if label is None else str(label)
 
 
 def _version(asker: Asker) -> str:

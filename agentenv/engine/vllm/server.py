@@ -4,7 +4,8 @@
    with `return_token_ids`, and never through text.
 2. The end-of-sequence settings of the server are switched off: only the stop ids of a request end it.
 3. A change of weights has these steps: pause, update, drop the prefix cache, set the version, resume.
-4. A server that comes back after a failure gets its weights and adapters again.
+4. A completion whose weights are not known is not used; its request is sent again.
+5. A server that comes back after a failure is used once it has the expected weights (`server_weights`).
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from agentenv.core.errors import EngineError, ModelNotFound
+from agentenv.core.errors import EngineError, ModelNotFound, UsageError
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
-from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
-from agentenv.engine.vllm.pool import Server, ServerPool
-from agentenv.engine.vllm.probe import ServerReport, probe
+from agentenv.engine.exact import exact_completion, room_for, version_ranges
+from agentenv.engine.vllm.client import Server
+from agentenv.engine.vllm.pool import ServerPool
+from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
+from agentenv.engine.vllm.server_weights import ExpectedWeights, ServerWeights
 from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
@@ -37,8 +40,14 @@ class VLLMServerEngine:
         report: report of the probe; it must hold for all servers.
         urls: addresses of the servers, without `/v1`; that of the report if None.
         concurrency: most requests in flight to each server; further requests wait.
-        retry_s: seconds for which requests to an unreachable or busy server are retried.
+        retry_s: seconds for which a request is retried after its first failure.
+        request_timeout_s: time limit of one request; it must suffice for the longest completion.
+        hang_s: seconds without any answer after which a server counts as hung and is taken out of use.
+        min_servers: number of servers that must take new weights; with fewer the update fails.
         api_key: key that is sent as a bearer token.
+
+    Raises:
+        UsageError: `min_servers` is more than there are servers.
     """
 
     def __init__(
@@ -48,23 +57,44 @@ class VLLMServerEngine:
         *,
         concurrency: int = 256,
         retry_s: float = 120.0,
+        request_timeout_s: float = 1800.0,
+        hang_s: float = 120.0,
+        min_servers: int = 1,
         api_key: str | None = None,
     ) -> None:
+        urls = urls or [report.url]
+        if not 1 <= min_servers <= len(urls):
+            raise UsageError(f"min_servers is {min_servers}, but must be from 1 to {len(urls)}")
         self.report = report
         self.name = f"{report.url}/v1"
-        self.weights_version = report.weights_version
         self.max_context_tokens = report.max_context_tokens
         self._pool = ServerPool(
-            urls or [report.url],
+            urls,
             concurrency=concurrency,
             retry_s=retry_s,
+            request_timeout_s=request_timeout_s,
+            hang_s=hang_s,
             api_key=api_key,
-            restore=self._restore,
+            # Through the other route, each completion names the weights that sampled it.
+            confirm=report.route == "completions" and report.weights_label is not None,
         )
+        self._weights = ServerWeights(self._pool, report, min_servers=min_servers, sample=self._sample_token)
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
-        self._adapters: dict[str, str] = {}
-        self._weights_path: str | None = None
+
+    @property
+    def num_servers(self) -> int:
+        """Number of servers, those out of use included."""
+        return len(self._pool.servers)
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that the servers must have; set it where another process pushed them."""
+        return self._weights.expected.version
+
+    @weights_version.setter
+    def weights_version(self, version: int) -> None:
+        self._weights.expect(version)
 
     @property
     def untrainable_reason(self) -> str:
@@ -95,18 +125,25 @@ class VLLMServerEngine:
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         path, body = self._body(prompt, sampling, room, stop_token_ids)
-        version = self.weights_version
+        expected = self._weights.expected
+        stop = frozenset(stop_token_ids)
+
+        def read(answer: Mapping[str, Any], waited: float) -> Completion:
+            try:
+                return self._completion(answer, stop, room, expected, waited)
+            except (KeyError, TypeError, IndexError, ValueError) as error:
+                raise EngineError(
+                    f"the answer of {self.name} is not a completion: {type(error).__name__}: {error}"
+                ) from error
+
         try:
             async with asyncio.timeout(deadline_s):
-                answer, waited = await self._pool.post(path, body, session_id=session_id)
+                done = await self._pool.post(path, body, read, session_id=session_id)
         except TimeoutError:
             return Completion((), (), "abort")
-        try:
-            return self._completion(answer, frozenset(stop_token_ids), room, version, waited)
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise EngineError(
-                f"the answer of {self.name} is not a completion: {type(error).__name__}: {error}"
-            ) from error
+        if sampling.adapter is not None:
+            self._weights.sampled_adapters.add(sampling.adapter)
+        return done
 
     async def release(self, session_id: str) -> None:
         """Forget to which server an episode belongs."""
@@ -128,14 +165,16 @@ class VLLMServerEngine:
 
         Raises:
             EngineError: A server has no `/v1/load_lora_adapter`, or refuses the adapter.
+            EngineUnavailable: Fewer than `min_servers` servers took it.
         """
         if not self.report.lora:
             raise EngineError(f"{self.name} cannot load adapters: {self.report.missing[-1]}")
-        body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
-        async with self._paused():
-            await self._pool.post_all("/v1/load_lora_adapter", body)
-            self._adapters[name] = str(path)
-            return await self._new_version(version)
+
+        def change(now: ExpectedWeights) -> ExpectedWeights:
+            new = now.of_version(now.version + 1 if version is None else version)
+            return replace(new, adapters={**now.adapters, name: str(path)})
+
+        return await self._weights.update(change, lambda server: self._weights.load_lora(server, name, path))
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
         """Load the full weights from a directory that the servers can read.
@@ -148,30 +187,19 @@ class VLLMServerEngine:
 
         Raises:
             EngineError: A server is not in development mode, or the weights do not fit its model.
+            EngineUnavailable: Fewer than `min_servers` servers took them.
         """
         self._need_dev_mode()
         require_weights(path, self.report.model_path, remote=self._remote)
         began = monotonic()
-        async with self._paused():
-            await self._pool.post_all("/collective_rpc", reload_body(path))
-            await self._drop_caches()
-            self._weights_path = str(path)
-            new = await self._new_version(version)
+
+        def change(now: ExpectedWeights) -> ExpectedWeights:
+            new = now.of_version(now.version + 1 if version is None else version)
+            return replace(new, path=str(path))
+
+        new = await self._weights.update(change, lambda server: self._weights.load_full(server, path))
         _log.info("loaded weights %s from %s in %.2f s", new, path, monotonic() - began)
         return new
-
-    @asynccontextmanager
-    async def _paused(self) -> AsyncGenerator[None]:
-        """Pause the requests in flight, if the servers can, so that the version of each token is known."""
-        if not self.report.dev_mode:
-            yield
-            return
-        try:
-            # This is inside the try block: if one server cannot be paused, the others must still be resumed.
-            await self._pool.post_all("/pause?mode=keep", {})
-            yield
-        finally:
-            await self._pool.post_all("/resume", {})
 
     def _need_dev_mode(self) -> None:
         if not self.report.dev_mode:
@@ -180,45 +208,9 @@ class VLLMServerEngine:
                 remedy="start it with VLLM_SERVER_DEV_MODE=1, on a network that only you can reach",
             )
 
-    async def _drop_caches(self) -> None:
-        answers = await self._pool.post_all("/reset_prefix_cache?reset_running_requests=true", {})
-        if any(answer.get("success") is False for answer in answers):
-            raise EngineError(
-                f"{self.name} did not drop the prefix cache of the old weights",
-                remedy="restart the server",
-            )
-
-    async def _new_version(self, version: int | None) -> int:
-        self.weights_version = self.weights_version + 1 if version is None else version
-        if self.report.dev_mode:
-            label = f"{VERSION_LABEL}{self.weights_version}"
-            await self._pool.post_all("/update_weight_version", {"new_version": label})
-        return self.weights_version
-
-    async def _restore(self, server: Server) -> None:
-        """Load the weights and adapters of the other servers into a server that came back."""
-        if self.weights_version and self._weights_path is None and not self._adapters:
-            _log.warning(
-                "%s came back with its original weights, because version %d was pushed by another process",
-                server.url,
-                self.weights_version,
-            )
-            self.weights_version = 0
-            return
-        served = await self._pool.get(server, "/v1/models")
-        names = {entry["id"] for entry in served.get("data", [])}
-        if self._weights_path is not None:
-            info = await self._pool.get(server, "/weight_info")
-            if info.get("weight_version") != f"{VERSION_LABEL}{self.weights_version}":
-                await self._pool.post_one(server, "/collective_rpc", reload_body(self._weights_path))
-                await self._pool.post_one(server, "/reset_prefix_cache", {})
-        for name, path in self._adapters.items():
-            if name not in names:
-                body = {"lora_name": name, "lora_path": path}
-                await self._pool.post_one(server, "/v1/load_lora_adapter", body)
-        if self.report.dev_mode and self.weights_version:
-            label = f"{VERSION_LABEL}{self.weights_version}"
-            await self._pool.post_one(server, "/update_weight_version", {"new_version": label})
+    async def _sample_token(self, server: Server) -> None:
+        path, body = self._body(list(PROBE_IDS), Sampling(seed=0), 1, ())
+        await self._pool.command(server, path, body, limit_s=self._pool.hang_s)
 
     def _body(
         self, prompt: list[int], sampling: Sampling, room: int, stop: Sequence[int]
@@ -242,7 +234,12 @@ class VLLMServerEngine:
         return "/v1/completions", {"model": model, "prompt": prompt, "return_token_ids": True, **drawn}
 
     def _completion(
-        self, answer: Mapping[str, Any], stop: frozenset[int], room: int, version: int, waited: float
+        self,
+        answer: Mapping[str, Any],
+        stop: frozenset[int],
+        room: int,
+        expected: ExpectedWeights,
+        waited: float,
     ) -> Completion:
         choice = answer["choices"][0]
         tokens = tuple(choice["token_ids"])
@@ -261,15 +258,17 @@ class VLLMServerEngine:
             choice["finish_reason"],
             stop=stop,
             max_tokens=room,
-            ranges=version_ranges(spans, len(tokens), version),
+            ranges=self._ranges(spans, len(tokens), expected),
             vocab_size=self._vocab_size,
             queue_s=waited,
         )
 
-
-def reload_body(path: str | Path) -> dict[str, Any]:
-    """Return the body of the request upon which the workers of vLLM read weights from a directory."""
-    return {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+    def _ranges(
+        self, spans: Sequence[tuple[str, int, int]], length: int, expected: ExpectedWeights
+    ) -> tuple[tuple[int, int, int], ...]:
+        if expected.label is None:  # the labels never change, so they say nothing
+            spans = ()
+        return version_ranges(spans, length, expected.version, expected.label)
 
 
 def connect(
@@ -280,6 +279,9 @@ def connect(
     api_key: str | None = None,
     concurrency: int = 256,
     retry_s: float = 120.0,
+    request_timeout_s: float = 1800.0,
+    hang_s: float = 120.0,
+    min_servers: int = 1,
     timeout_s: float = 180.0,
 ) -> tuple[Engine | ChatEngine, str | None]:
     """Connect to one server, or to several servers whose URLs are separated by commas.
@@ -295,13 +297,7 @@ def connect(
     """
     urls = [part.strip() for part in url.split(",") if part.strip()]
     reports = [probe(part, model=model, api_key=api_key, timeout_s=timeout_s) for part in urls]
-    report = reports[0]
-    for other in reports[1:]:
-        if (other.model, other.route, other.logprobs) != (report.model, report.route, report.logprobs):
-            raise EngineError(
-                f"{report.url} and {other.url} differ in their model, route or log-probabilities",
-                remedy="connect to servers of one model that were started with the same options",
-            )
+    report = _of_all(reports)
     if report.route == "chat":
         from agentenv.engine.openai_chat import OpenAIChatEngine
 
@@ -318,11 +314,41 @@ def connect(
         [other.url for other in reports],
         concurrency=concurrency,
         retry_s=retry_s,
+        request_timeout_s=request_timeout_s,
+        hang_s=hang_s,
+        min_servers=min_servers,
         api_key=api_key,
     )
     for lack in report.missing:
         _log.info("%s lacks %s", report.url, lack)
     return engine, tokenizer or tokenizer_path(report)
+
+
+def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
+    """Return a report that holds for all servers: what every one can do, and the newest weights of any.
+
+    Raises:
+        EngineError: The servers differ in what must be equal.
+    """
+    report = reports[0]
+    for other in reports[1:]:
+        if (other.model, other.route, other.logprobs) != (report.model, report.route, report.logprobs):
+            raise EngineError(
+                f"{report.url} and {other.url} differ in their model, route or log-probabilities",
+                remedy="connect to servers of one model that were started with the same options",
+            )
+    labels = [other.weights_label for other in reports]
+    newest = max(reports, key=lambda other: other.weights_version)
+    if len(set(labels)) > 1:
+        _log.warning("the servers have different weights (%s); those with the newest are used", labels)
+    limits = [other.max_context_tokens for other in reports if other.max_context_tokens is not None]
+    return replace(
+        report,
+        max_context_tokens=min(limits, default=None),
+        dev_mode=all(other.dev_mode for other in reports),
+        lora=all(other.lora for other in reports),
+        weights_label=None if None in labels else newest.weights_label,
+    )
 
 
 def tokenizer_path(report: ServerReport) -> str:

@@ -15,6 +15,7 @@ import importlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.engine.base import Engine, Sampling
 from agentenv.engine.factory import check_options, load_engine
 from agentenv.engine.router import RouterEngine
-from agentenv.engine.weights import HoldsModel, SyncReport, WeightReader, check_sync, push_weights
+from agentenv.engine.weights import (
+    HasServers,
+    HoldsModel,
+    SyncReport,
+    WeightReader,
+    check_sync,
+    push_weights,
+)
 from agentenv.render.renderer import Renderer
 from agentenv.train.learner import Learner
 from agentenv.train.loop.event_loop import beside_the_loop
@@ -259,7 +267,9 @@ class WeightSync:
         bounds = (self._learner.policy.max_length, engine.max_context_tokens)
         room = max(1, min([limit for limit in bounds if limit], default=1 << 20) - CHECK_TOKENS)
         asked = [self._renderer.start([{"role": "user", "content": text}]) for text in CHECK_QUESTIONS]
-        return [prompt[-room:] for prompt in asked]
+        # With at least as many requests as servers, each idle server gets one and is checked too.
+        number = max(len(asked), engine.num_servers if isinstance(engine, HasServers) else 1)
+        return [prompt[-room:] for prompt in islice(cycle(asked), number)]
 
 
 async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
@@ -280,6 +290,10 @@ async def push(learner: Learner, engine: Any, adapter: str | None) -> None:
             )
         except AgentEnvError as error:
             failure = error
+        except Exception as error:  # noqa: BLE001 - the push has failed, whatever it raised
+            # The other processes wait for this one, so they must be told of every failure.
+            failure = AgentEnvError(f"the weights could not be pushed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
     # The others wait here until the weights are pushed, and their episodes go on meanwhile.
     await beside_the_loop(partial(world.settle, failure))
 

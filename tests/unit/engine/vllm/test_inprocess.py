@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
-from agentenv.core import DependencyMissing, EngineError
+from agentenv.core import DependencyMissing, EngineError, EngineUnavailable
 from agentenv.engine import Sampling, VLLMEngine
 from agentenv.engine.hf import ModelFiles
 
@@ -46,17 +47,95 @@ async def test_a_closed_engine_does_not_start(tmp_path):
         await engine.generate([1], Sampling(), stop_token_ids=())
 
 
-def test_another_event_loop_is_refused_in_words(tmp_path, monkeypatch):
-    """Vllm's tasks live on the loop that started them: requests from another one would wait forever."""
-    stand_in = SimpleNamespace(model_config=SimpleNamespace(max_model_len=99), shutdown=lambda: None)
-    monkeypatch.setattr("agentenv.engine.vllm.inprocess.start", lambda arguments: stand_in)
-    engine = VLLMEngine(ModelFiles(str(tmp_path)))
-    for _ in range(2):
-        with pytest.raises(EngineError) as refused:
-            asyncio.run(engine.generate([1], Sampling(), stop_token_ids=()))
+class StandIn:
+    """Stands in for vLLM, whose tasks live on the event loop of the first request."""
 
-    assert "belongs to the event loop of its first request" in str(refused.value)
+    model_config = SimpleNamespace(max_model_len=99)
+
+    def __init__(self):
+        self.loop = None
+        self.weights = "start"
+        self.hangs = False
+
+    def on_my_loop(self):
+        assert asyncio.get_running_loop() is (self.loop or asyncio.get_running_loop())
+        self.loop = asyncio.get_running_loop()
+
+    async def generate(self, prompt, sampling, request_id, lora_request=None):
+        self.on_my_loop()
+        if self.hangs:
+            await asyncio.Event().wait()
+        logprobs = [{3: SimpleNamespace(logprob=-0.5)}]
+        choice = SimpleNamespace(token_ids=[3], logprobs=logprobs, finish_reason="length")
+        yield SimpleNamespace(outputs=[choice])
+
+    async def pause_generation(self, mode):
+        self.on_my_loop()
+
+    async def resume_generation(self):
+        self.on_my_loop()
+
+    async def collective_rpc(self, method, kwargs):
+        if "torn" in kwargs["weights_path"]:
+            raise RuntimeError("a tensor is missing")
+        self.weights = kwargs["weights_path"]
+
+    async def reset_prefix_cache(self, running):
+        return True
+
+    def shutdown(self):
+        self.weights = "gone"
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    engine = StandIn()
+    monkeypatch.setattr("agentenv.engine.vllm.inprocess.start", lambda arguments: engine)
+    monkeypatch.setattr("agentenv.engine.vllm.inprocess.vllm_sampling", lambda *given: None)
+    return engine
+
+
+def one_token(engine, **options):
+    return engine.generate([1], Sampling(max_tokens=1), stop_token_ids=(), **options)
+
+
+def test_every_event_loop_can_use_the_engine(tmp_path, stand_in):
+    engine = VLLMEngine(ModelFiles(str(tmp_path)), name="vllm:several")
+
+    played = [asyncio.run(one_token(engine)).token_ids for _ in range(2)]
+    asyncio.run(engine.close())
+
+    assert played == [(3,), (3,)]
     assert engine.max_context_tokens == 99
+    assert stand_in.weights == "gone"
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("vllm:several")]
+
+
+async def test_a_request_that_hangs_ends_and_may_be_tried_again(tmp_path, stand_in):
+    engine = VLLMEngine(ModelFiles(str(tmp_path)), request_timeout_s=0.1)
+    stand_in.hangs = True
+
+    with pytest.raises(EngineUnavailable, match="request_timeout_s"):
+        await one_token(engine, deadline_s=30)
+    assert (await one_token(engine, deadline_s=0.05)).finish_reason == "abort"
+    await engine.close()
+
+
+async def test_weights_that_were_half_loaded_are_never_sampled(tmp_path, stand_in):
+    for name in ("torn", "whole"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
+    engine = VLLMEngine(ModelFiles(str(tmp_path)))
+    await one_token(engine)
+
+    with pytest.raises(EngineError, match="a tensor is missing"):
+        await engine.load_weights(tmp_path / "torn", version=1)
+    with pytest.raises(EngineError, match="unknown weights"):
+        await one_token(engine)
+    await engine.load_weights(tmp_path / "whole", version=2)
+
+    assert (await one_token(engine)).version_ranges == ((2, 0, 1),)
+    await engine.close()
 
 
 async def test_a_bad_path_is_refused_before_vllm_is_touched(tmp_path):

@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from agentenv.core import DependencyMissing, EngineError, ModelNotFound
 from agentenv.engine.vllm import ServeOptions, running_server
-from agentenv.engine.vllm.launch import is_for_cpu, server_command, stop, wait_healthy
+from agentenv.engine.vllm.build import Build, find_build
+from agentenv.engine.vllm.launch import Output, server_command, stop, wait_healthy
 from helpers.waiting import wait_until
+
+GPU = Build(cpu=False, free=0.99)
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def model(tmp_path):
 
 def test_the_command_has_what_training_needs(model):
     options = ServeOptions(port=81, max_model_len=99, extra=["--seed", "3"])
-    command, environment = server_command(model, options)
+    command, environment = server_command(model, options, GPU)
     words = " ".join(command)
 
     for flag in (
@@ -45,11 +49,11 @@ def test_the_command_has_what_training_needs(model):
         "1",
     )
     assert "--no-enable-chunked-prefill" not in words
-    assert "--no-enable-chunked-prefill" in server_command(model, options, cpu=True)[0]
+    assert "--no-enable-chunked-prefill" in server_command(model, options, Build(cpu=True, free=None))[0]
 
 
 def test_what_is_not_wanted_is_left_out(model):
-    command, environment = server_command(model, ServeOptions(lora=False, dev_mode=False))
+    command, environment = server_command(model, ServeOptions(lora=False, dev_mode=False), GPU)
 
     assert "--enable-lora" not in command
     assert not {"VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"} & environment.keys()
@@ -64,10 +68,43 @@ def test_a_wrong_model_is_said_before_anything_starts(tmp_path):
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.parametrize(
+    ("build", "alone", "share"),
+    [
+        (Build(cpu=True, free=0.9), True, 0.45),
+        (Build(cpu=False, free=0.5), True, 0.47),
+        (Build(cpu=False, free=0.5), False, 0.25),
+        (Build(cpu=False, free=0.99), True, None),
+        (Build(cpu=False, free=0.01), True, None),
+        (Build(cpu=True, free=None), True, None),
+    ],
+    ids=["cpu", "gpu", "beside", "free", "full", "unknown"],
+)
+def test_vllm_takes_a_share_of_the_memory_that_is_free(build, alone, share):
+    assert build.fitting_share(alone=alone) == share
+
+
+@pytest.mark.parametrize(
+    ("given", "share"),
+    [
+        ({}, "0.45"),
+        ({"memory_share": 0.3}, "0.3"),
+        ({"extra": ["--gpu-memory-utilization", "0.6"]}, "0.6"),
+        ({"extra": ["--kv_cache_memory_bytes=99"]}, None),
+    ],
+)
+def test_the_users_own_choice_of_memory_holds(model, monkeypatch, given, share):
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    command, _ = server_command(model, ServeOptions(**given), Build(cpu=True, free=0.9))
+    words = dict(pairwise(command))
+
+    assert words.get("--gpu-memory-utilization") == share
+
+
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
 def test_an_interpreter_without_vllm_is_said():
     with pytest.raises(DependencyMissing, match=r"vllm \(not in .*python"):
-        is_for_cpu(sys.executable)
+        find_build(sys.executable)
 
 
 def test_a_server_that_ends_is_said_with_the_end_of_its_log(tmp_path):
@@ -77,14 +114,48 @@ def test_a_server_that_ends_is_said_with_the_end_of_its_log(tmp_path):
     process.wait()
 
     with pytest.raises(EngineError, match=r"exit code 3:(.|\n)*out of memory"):
-        wait_healthy(process, "http://127.0.0.1:9", log, 5)
+        wait_healthy(process, "http://127.0.0.1:9", Output(log), 5)
+
+
+LOG = """
+(APIServer pid=1) WARNING 11-22 10:56:45 [system_utils.py:255] This can cause `OSError: [Errno 24] Too many`.
+(EngineCore pid=2) ERROR 11-22 10:57:01 [core.py:1203] EngineCore failed to start.
+(EngineCore pid=2) ERROR 11-22 10:57:01 [core.py:1203] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-22 10:57:01 [core.py:1203]     raise ValueError(
+(EngineCore pid=2) ERROR 11-22 10:57:01 [core.py:1203] ValueError: Available memory (9/23 GiB) is too little.
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (LOG, "ValueError: Available memory (9/23 GiB) is too little."),
+        (
+            "usage: ...\napi_server.py: error: argument --port: expected one argument\n",
+            "api_server.py: error:",
+        ),
+        ("(Worker pid=3) torch.OutOfMemoryError: CUDA out of memory.\n", "torch.OutOfMemoryError: CUDA out"),
+    ],
+    ids=["engine", "argument", "memory"],
+)
+def test_the_first_error_of_the_last_start_is_said(tmp_path, log, cause):
+    file = tmp_path / "log"
+    earlier = "KeyError: of an earlier server\n"
+    file.write_text(earlier + log)
+
+    error = Output(file, len(earlier)).error("the server ended")
+
+    assert error.message.startswith(f"the server ended: {cause}")
+    assert "\n" not in error.message
+    assert str(file) in error.remedy
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     with pytest.raises(EngineError, match=r"not healthy after 0\.1 s"):
-        wait_healthy(process, "http://127.0.0.1:9", tmp_path / "log", 0.1)
+        wait_healthy(process, "http://127.0.0.1:9", Output(tmp_path / "log"), 0.1)
     stop(process)
     process.stdin.close()
 

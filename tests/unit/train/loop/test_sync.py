@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
 from agentenv.train.loop.rollouts import EpisodeBatch
-from agentenv.train.loop.sync import sync_engine
+from agentenv.train.loop.sync import WeightSync, push, sync_engine
 
 
 class Parrot(ToolEnv):
@@ -230,3 +231,32 @@ def test_refills_end_where_nothing_has_a_gradient():
 
     assert len(groups) == 6
     assert trainer.step(groups)["updates"] == 0
+
+
+async def test_any_failure_of_a_push_is_told_to_the_other_processes(monkeypatch):
+    async def full(*_, **__):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("agentenv.train.loop.sync.push_weights", full)
+    told = []
+    learner = SimpleNamespace(
+        world=SimpleNamespace(sharded=False, rank=0, settle=told.append),
+        config=SimpleNamespace(output_dir="."),
+        model=None,
+        weights_version=1,
+    )
+
+    await push(learner, None, None)
+
+    assert [str(failure) for failure in told] == [
+        "the weights could not be pushed: OSError: no space left on device"
+    ]
+
+
+@pytest.mark.parametrize(("servers", "requests"), [(1, 3), (8, 8)])
+def test_the_check_of_the_weights_asks_as_often_as_there_are_servers(servers, requests):
+    learner = SimpleNamespace(policy=SimpleNamespace(max_length=None))
+    engine = SimpleNamespace(num_servers=servers, max_context_tokens=None)
+    sync = WeightSync(learner, engine, SimpleNamespace(start=lambda messages: [1, 2, 3]))
+
+    assert len(sync._check_prompts(engine)) == requests

@@ -1,0 +1,204 @@
+"""JSON requests to vLLM servers: each has a time limit, and each failure is an error that says its kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import aiohttp
+from pydantic_core import from_json
+
+from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable
+
+__all__ = ["ModelMissing", "Server", "ServerClient", "Silent", "Unreachable", "message_of"]
+
+BUSY = (429, 503)
+"""HTTP statuses of a server that is overloaded."""
+NOT_FOUND = 404
+CONNECT_S = 10.0
+"""Time limit for opening a connection."""
+KEEP_ALIVE_S = 4.0
+"""Less than the 5 s after which vLLM closes an idle connection, so that we never use a closed one."""
+CONTEXT_WORDS = ("maximum context length", "context length", "max_model_len", "maximum model length")
+
+
+class Unreachable(EngineUnavailable):
+    """The connection to a server failed."""
+
+
+class Silent(EngineUnavailable):
+    """A server did not answer within the time limit, or was taken out of use before it answered."""
+
+
+class ModelMissing(EngineError):
+    """A server has no model or adapter of this name."""
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """A server and its current state."""
+
+    url: str
+    """Address without `/v1` and without a slash at the end."""
+    alive: bool = True
+    """Whether the server is used: it answers, and it has the expected weights."""
+    problem: str = ""
+    """Why the server is not used; empty if it is."""
+    restoring: bool = False
+    """Whether this process is bringing the expected weights back to the server."""
+    updating: bool = False
+    """Whether this process is changing the server's weights."""
+    tainted: bool = False
+    """Whether the weights may differ from their label, because an update of this process failed."""
+    stuck: bool = False
+    """Whether the server must sample a token before it is used again, because it answered only checks."""
+    sessions: int = 0
+    """Number of episodes that belong to the server."""
+    in_flight: int = 0
+    """Number of requests that the server is working on."""
+    failures: int = 0
+    """How often the server was taken out of use."""
+    silent_s: float = 0.0
+    """Seconds that checks have waited for the server since its last answer."""
+    answered: float = -inf
+    """Time of its last completion, by `time.monotonic()`."""
+    confirmed: float = -inf
+    """Time at which it was last checked that it has the expected weights."""
+    due: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set to have the server checked at once."""
+    watcher: asyncio.Task[None] | None = field(default=None, repr=False)
+    """Task that checks the server for as long as the connections are open."""
+    limits: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout], repr=False)
+    """Time limits of the requests in flight; a request ends when its limit is set to now."""
+
+    def end_requests(self) -> None:
+        """End the requests in flight; each raises `Silent`."""
+        now = asyncio.get_running_loop().time()
+        for limit in self.limits:
+            if not limit.expired():
+                limit.reschedule(now)
+
+
+class ServerClient:
+    """Sends requests over the connections of the current event loop.
+
+    Args:
+        api_key: key that is sent as a bearer token.
+    """
+
+    def __init__(self, api_key: str | None = None) -> None:
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> bool:
+        """Open connections for this event loop; return False if they were open already."""
+        loop = asyncio.get_running_loop()
+        if self._http is not None and self._loop is loop:
+            return False
+        self._loop = loop
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            headers={"Content-Type": "application/json", **self._headers},
+        )
+        return True
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def post(
+        self, server: Server, path: str, data: bytes, *, limit_s: float, command: bool = False
+    ) -> dict[str, Any]:
+        """Post JSON to a server, once.
+
+        Args:
+            server: the server.
+            path: path and query of the request.
+            data: the JSON.
+            limit_s: time limit of the request.
+            command: whether an answer that is not a JSON object counts as empty.
+
+        Raises:
+            EngineUnavailable: The server is busy, `Unreachable` or `Silent`.
+            ContextTooLong: The server says that the prompt does not fit.
+            EngineError: The server refused the request, or its answer is not a JSON object.
+        """
+        status, content = await self._exchange(server, "POST", path, data, limit_s)
+        return read_answer(server, path, status, content, command=command)
+
+    async def get(self, server: Server, path: str, *, limit_s: float) -> dict[str, Any]:
+        """Get JSON from a server, once; the errors are those of `post`."""
+        status, content = await self._exchange(server, "GET", path, None, limit_s)
+        return read_answer(server, path, status, content, command=True)
+
+    async def reach(self, server: Server, *, limit_s: float) -> None:
+        """Check that a server answers and is not failing; one without a health check passes too.
+
+        Raises:
+            EngineUnavailable: The server is busy, `Unreachable` or `Silent`.
+            EngineError: The server says that it failed.
+        """
+        status, content = await self._exchange(server, "GET", "/health", None, limit_s)
+        if status >= 500:
+            read_answer(server, "/health", status, content, command=True)
+
+    async def _exchange(
+        self, server: Server, method: str, path: str, data: bytes | None, limit_s: float
+    ) -> tuple[int, bytes]:
+        if self._http is None:
+            raise Unreachable(f"the connections to {server.url} are closed")
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                server.limits.add(limit)
+                try:
+                    async with self._http.request(method, server.url + path, data=data) as reply:
+                        answer = reply.status, await reply.read()
+                finally:
+                    server.limits.discard(limit)
+        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+            if not limit.expired():
+                said = f"{type(error).__name__}: {error}"
+                raise Unreachable(f"{server.url} cannot be reached: {said}") from error
+            gone = server.problem and f"{server.url} was taken out of use: {server.problem}"
+            raise Silent(gone or f"{server.url} did not answer {path} within {limit_s:g} s") from error
+        server.silent_s = 0.0
+        return answer
+
+
+def read_answer(server: Server, path: str, status: int, content: bytes, *, command: bool) -> dict[str, Any]:
+    """Return the JSON object of an answer; the errors are those of `ServerClient.post`."""
+    if status in BUSY:
+        raise EngineUnavailable(f"{server.url} is busy (status {status})")
+    try:
+        answer: Any = from_json(content) if content.strip() else {}
+    except ValueError:
+        answer = None
+    if status >= 400:
+        reason = message_of(answer) or content[:200].decode(errors="replace")
+        if status == 400 and any(words in reason for words in CONTEXT_WORDS):
+            raise ContextTooLong(f"{server.url}: {reason}")
+        wrong = ModelMissing if status == NOT_FOUND else EngineError
+        raise wrong(f"{server.url}{path} answered with status {status}: {reason}")
+    if not isinstance(answer, dict):
+        if command:
+            return {}
+        raise EngineError(f"the answer of {server.url}{path} is not a JSON object: {content[:80]!r}")
+    return answer
+
+
+def message_of(answer: Any) -> str:
+    """Return the error message in an answer, in the forms that vLLM and OpenAI use."""
+    if not isinstance(answer, dict):
+        return ""
+    error = answer.get("error", answer)
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return error if isinstance(error, str) else json.dumps(error)

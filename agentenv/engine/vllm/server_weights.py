@@ -1,0 +1,279 @@
+"""The weights that servers must have, and how they get them: pushed to those in use, restored to the others.
+
+A server stores a label that names its weights: vLLM's own label after a start, `agentenv-N` after a push of
+version N. A server is used only while its label is the expected one. Only the process that pushed weights
+restores them. All other processes wait until it has done so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.engine.exact import VERSION_LABEL, version_of
+from agentenv.engine.vllm.client import Server
+from agentenv.engine.vllm.pool import ServerPool
+from agentenv.engine.vllm.probe import ServerReport
+
+__all__ = ["ExpectedWeights", "ServerWeights"]
+
+_log = logging.getLogger(__name__)
+Step = Callable[[Server], Awaitable[object]]
+
+BROKEN_LABEL = f"{VERSION_LABEL}broken"
+"""Label of weights that an update left in an unknown state; no process expects it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedWeights:
+    """The weights that every server in use has."""
+
+    version: int
+    """The weights version."""
+    label: str | None
+    """The label under which servers store the version; None if they store no labels."""
+    path: str | None = None
+    """Directory of the full weights; None for those with which the servers were started."""
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Directory of each adapter, by its name."""
+    pushed: bool = False
+    """Whether this process pushed them, and so can restore them."""
+
+    def of_version(self, version: int) -> ExpectedWeights:
+        """Return the same weights under another version."""
+        label = None if self.label is None else f"{VERSION_LABEL}{version}"
+        return replace(self, version=version, label=label)
+
+
+class ServerWeights:
+    """Brings weights to the servers of a pool, and checks that each server has them.
+
+    Args:
+        pool: the servers.
+        report: report of the probe; it must hold for all servers.
+        min_servers: number of servers that must have the new weights after an update.
+        sample: function that makes a server sample one token.
+    """
+
+    def __init__(self, pool: ServerPool, report: ServerReport, *, min_servers: int, sample: Step) -> None:
+        self._pool = pool
+        self._report = report
+        self._min_servers = min_servers
+        self._sample = sample
+        self.expected = ExpectedWeights(report.weights_version, report.weights_label)
+        self.sampled_adapters: set[str] = set()
+        """Adapters that servers have sampled from, which they must therefore have."""
+        self._has_paused = False
+        """Whether this process has paused servers, so that one which returns may still be paused."""
+        self._half_loaded: set[Server] = set()
+        """Servers whose full weights may be mixed, because loading others failed."""
+        pool.check = self.check
+
+    def expect(self, version: int) -> None:
+        """Expect weights that another process has pushed under this version."""
+        new = self.expected.of_version(version)
+        if new != self.expected:
+            self.expected = new
+            for server in self._pool.servers:
+                server.due.set()
+
+    # Checking -------------------------------------------------------------------------------
+
+    async def check(self, server: Server) -> None:
+        """Make sure that a server has the expected weights; restore them if this process pushed them.
+
+        Raises:
+            EngineUnavailable: The server cannot be reached, or does not answer.
+            EngineError: The server has other weights, which another process has to restore.
+        """
+        while True:
+            expected = self.expected
+            problem = await self._problem(server, expected)
+            if server.updating:
+                return  # the update decides
+            if problem and not (expected.pushed or server.tainted):
+                raise EngineError(
+                    f"{server.url} {problem}", remedy="push them again from the process that trains them"
+                )
+            if problem or server.tainted:
+                await self._restore(server, expected, problem or "its last update failed")
+            elif self._has_paused and not server.alive:
+                await self._resume(server)
+            if server.stuck:
+                await self._sample(server)
+                server.stuck = False
+            if self.expected is expected:
+                return
+
+    async def _problem(self, server: Server, expected: ExpectedWeights) -> str:
+        """Return how the weights of a server differ from the expected ones; empty if they do not."""
+        if expected.label is not None:
+            label = (await self._pool.get(server, "/weight_info")).get("weight_version")
+            if _fits(str(label), expected):
+                return ""
+            return f"has weights with the label {label!r} and not {expected.label!r}"
+        wanted = {*expected.adapters, *self.sampled_adapters}
+        if expected.pushed and not server.alive:
+            return "may have lost its weights"
+        if not wanted:
+            await self._pool.reach(server)
+            return ""
+        served: object = (await self._pool.get(server, "/v1/models")).get("data")
+        entries = served if isinstance(served, list) else []
+        missing = wanted - {entry["id"] for entry in entries if isinstance(entry, dict) and "id" in entry}
+        return f"has no adapter {min(missing)!r}" if missing else ""
+
+    async def _restore(self, server: Server, expected: ExpectedWeights, problem: str) -> None:
+        """Load the expected weights into a server that has others."""
+        lost = EngineUnavailable(f"{server.url} {problem}; version {expected.version} is being restored")
+        await self._pool.take_out(server, lost, end_requests=True)
+        server.restoring = True
+        try:
+            path = expected.path or self._first_path(server)
+            if path is not None:
+                await self.load_full(server, path)
+            for name, directory in expected.adapters.items():
+                await self.load_lora(server, name, directory)
+            await self._label(server, expected.label)
+            await self._resume(server)
+            server.tainted = False
+            self._half_loaded.discard(server)
+        finally:
+            server.restoring = False
+
+    def _first_path(self, server: Server) -> str | None:
+        """Return the path of the weights before any full weights were pushed; None if the server has them.
+
+        Raises:
+            EngineError: Another process pushed those weights, so their path is not known.
+        """
+        if server in self._half_loaded and self._report.weights_version:
+            raise EngineError(
+                f"{server.url} cannot get version {self._report.weights_version} back, which another process "
+                "pushed",
+                remedy="restart the server and push the weights again",
+            )
+        if self._report.weights_version:
+            _log.warning(
+                "%s gets its adapters back; its full weights are those that it was started with", server.url
+            )
+        return self._report.model_path if server in self._half_loaded else None
+
+    # Updating -------------------------------------------------------------------------------
+
+    async def update(self, change: Callable[[ExpectedWeights], ExpectedWeights], load: Step) -> int:
+        """Change the weights of all servers in use: pause, load, name the version, resume.
+
+        A server that drops out in the meantime gets the weights when it returns.
+
+        Args:
+            change: function that returns the new weights for the present ones.
+            load: function that loads them into one server.
+
+        Returns:
+            The new weights version.
+
+        Raises:
+            EngineUnavailable: Fewer than `min_servers` servers have the new weights.
+            EngineError: A server refused. The servers go back to the weights that they had before.
+        """
+        await self._pool.enough(self._min_servers)
+        async with self._pool.updating:
+            before = self.expected
+            self.expected = replace(change(before), pushed=True)
+            members = self._pool.live
+            for server in members:
+                server.updating = True
+            try:
+                await self._apply(members, before, load)
+            except BaseException:
+                self.expected = before
+                raise
+            finally:
+                for server in members:
+                    server.updating = False
+                    server.due.set()
+        await self._pool.enough(self._min_servers)
+        return self.expected.version
+
+    async def _apply(self, members: Sequence[Server], before: ExpectedWeights, load: Step) -> None:
+        try:
+            # This is inside the try block: if one server cannot be paused, the others must still be resumed.
+            await _each(members, self._pause)
+            try:
+                await _each(members, load)
+                await _each(members, self._name)
+            except BaseException as error:
+                await self._taint(members, error, full=self.expected.path != before.path)
+                raise
+        finally:
+            await _each(members, self._resume)
+
+    async def _taint(self, members: Sequence[Server], error: BaseException, *, full: bool) -> None:
+        """Stop using servers whose weights are not known after an update that failed."""
+        for server in members:
+            server.tainted = True
+            if full:
+                self._half_loaded.add(server)
+            await self._pool.take_out(server, error, end_requests=True)
+            with suppress(EngineError):  # so that no other process takes them for the weights before
+                await self._label(server, BROKEN_LABEL)
+
+    async def load_full(self, server: Server, path: str | Path) -> None:
+        """Load full weights from a directory, and drop the prefix cache of the old ones."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        await self._pool.command(server, "/collective_rpc", body, limit_s=self._pool.request_timeout_s)
+        answer = await self._pool.command(server, "/reset_prefix_cache?reset_running_requests=true", {})
+        if answer.get("success") is False:
+            raise EngineError(
+                f"{server.url} did not drop the prefix cache of the old weights", remedy="restart the server"
+            )
+
+    async def load_lora(self, server: Server, name: str, path: str | Path) -> None:
+        """Load an adapter from a directory; it replaces one of the same name."""
+        body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
+        await self._pool.command(server, "/v1/load_lora_adapter", body, limit_s=self._pool.request_timeout_s)
+
+    async def _name(self, server: Server) -> None:
+        await self._label(server, self.expected.label)
+
+    async def _label(self, server: Server, label: str | None) -> None:
+        if label is not None and self._report.weights_label is not None:
+            await self._pool.command(server, "/update_weight_version", {"new_version": label})
+
+    async def _pause(self, server: Server) -> None:
+        """Pause the requests in flight, if the server can, so that the version of each token is known."""
+        if self._report.dev_mode:
+            self._has_paused = True
+            await self._pool.command(server, "/pause?mode=keep", {})
+
+    async def _resume(self, server: Server) -> None:
+        if self._report.dev_mode:
+            await self._pool.command(server, "/resume", {})
+
+
+def _fits(label: str, expected: ExpectedWeights) -> bool:
+    if label == expected.label:
+        return True
+    # The process that pushes is told of a new version before all others, so theirs may be behind.
+    version = version_of(label)
+    return not expected.pushed and version is not None and version >= expected.version
+
+
+async def _each(servers: Sequence[Server], step: Step) -> None:
+    """Take a step with every server at once.
+
+    A server that cannot be reached has been taken out of use and takes no further step. Any other error is
+    raised, after all servers have taken the step.
+    """
+    results = await asyncio.gather(
+        *(step(server) for server in servers if server.alive or server.tainted), return_exceptions=True
+    )
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, EngineUnavailable):
+            raise result

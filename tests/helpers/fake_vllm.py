@@ -1,0 +1,279 @@
+"""A loopback server that keeps vLLM's protocol, faults included, and engines on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+from aiohttp import web
+
+from agentenv.engine import Sampling, VLLMServerEngine
+from agentenv.engine.vllm import probe
+
+STOP = 7
+
+
+@dataclass
+class FakeVLLM:
+    """Answers as vLLM does; `plan` holds faults to play, one for each generation."""
+
+    route: str = "generate"
+    scaled: bool = True
+    token_ids: bool = True
+    pausable: bool = True
+    torn: str = ""
+    """Path of weights that cannot be loaded."""
+    dies_of: str = ""
+    """Path of weights while loading which the connection breaks."""
+    max_model_len: int = 64
+    model_path: str = "/srv/model"
+    plan: list[object] = field(default_factory=list)
+    seen: list[dict] = field(default_factory=list)
+    posts: list[str] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    version: str = "default"
+    weights: str = "start"
+    dropped: int = 0
+    running: int = 0
+    sampled: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    """Label, weights and adapters of each completion."""
+    gate: asyncio.Event | None = None
+    """Set to let the completions go on."""
+    frozen: asyncio.Event | None = None
+    """Set to let a server go on that answers nothing at all."""
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    url: str = ""
+    runner: web.AppRunner | None = None
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self.freeze])
+        routes = {
+            "/v1/completions": self.completions,
+            "/collective_rpc": self.rpc,
+            "/update_weight_version": self.set_version,
+            "/v1/load_lora_adapter": self.lora,
+            "/reset_prefix_cache": self.note({"success": True}),
+            "/pause": self.note({"status": "paused"}),
+            "/resume": self.note({"status": "resumed"}),
+        }
+        if not self.pausable:
+            routes["/pause"] = self.refuse
+        if self.route == "generate":
+            routes["/inference/v1/generate"] = self.generate
+        for path, handler in routes.items():
+            app.router.add_post(path, handler)
+        paths = {path: {} for path in [*routes, "/weight_info"]}
+        app.router.add_get("/openapi.json", self.note({"paths": paths}))
+        app.router.add_get("/version", self.note({"version": "0.32.0"}))
+        app.router.add_get("/health", self.note({}))
+        app.router.add_get("/weight_info", self.info)
+        app.router.add_get("/v1/models", self.models)
+        return app
+
+    @web.middleware
+    async def freeze(self, request, handler):
+        if self.frozen is not None:
+            await self.frozen.wait()
+        return await handler(request)
+
+    async def models(self, _):
+        base = {"id": "base", "root": self.model_path, "max_model_len": self.max_model_len}
+        return web.json_response(
+            {"data": [base, *({"id": name, "parent": "base"} for name in self.adapters)]}
+        )
+
+    async def info(self, _):
+        return web.json_response({"weight_version": self.version})
+
+    def note(self, answer):
+        async def handler(request):
+            if request.method == "POST":
+                self.posts.append(request.path_qs)
+            return web.json_response(answer)
+
+        return handler
+
+    async def refuse(self, _):
+        return web.json_response({"error": {"message": "not now"}}, status=400)
+
+    async def rpc(self, request):
+        body = await request.json()
+        self.posts.append(body["method"])
+        path = body["kwargs"]["weights_path"]
+        if path == self.torn:
+            self.weights = "half of " + path
+            return web.json_response({"error": {"message": "a tensor is missing"}}, status=500)
+        if path == self.dies_of:
+            self.dies_of = ""
+            request.transport.close()
+        self.weights = body["kwargs"]["weights_path"]
+        return web.json_response({"results": [None]})
+
+    async def set_version(self, request):
+        self.version = (await request.json())["new_version"]
+        self.posts.append(self.version)
+        return web.json_response({"success": True})
+
+    async def lora(self, request):
+        body = await request.json()
+        if body["lora_name"] in self.adapters and not body.get("load_inplace"):
+            return web.json_response({"error": {"message": "already loaded"}}, status=400)
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.Response(text="Success")
+
+    async def count(self, change):
+        self.running += change
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, running):
+        """Wait until so many requests are being answered."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.running == running)
+
+    async def sample(self, request, body, prompt, drawn):
+        """Return tokens and top logprobs of a fixed toy model, or play a fault."""
+        self.seen.append(body)
+        fault = self.plan.pop(0) if self.plan else None
+        await self.count(1)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.dropped += 1
+            raise
+        finally:
+            await self.count(-1)
+        if isinstance(fault, int):
+            raise (
+                web.HTTPException(text="", headers={})
+                if fault == 0
+                else FAULTS[fault](text=json.dumps({"error": {"message": f"fault {fault}", "code": fault}}))
+            )
+        if fault == "close":
+            request.transport.close()
+        if body["model"] != "base" and body["model"] not in self.adapters:
+            raise web.HTTPNotFound(text=json.dumps({"error": {"message": f"no model {body['model']}"}}))
+        if len(prompt) + drawn["max_tokens"] > self.max_model_len:
+            said = f"This model's maximum context length is {self.max_model_len} tokens."
+            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": said}}))
+        self.sampled.append((self.version, self.weights, dict(self.adapters)))
+        heat = drawn["temperature"] if self.scaled else 1.0
+        logits = [math.sin(token * 3 + len(prompt)) * 2 / (heat or 1.0) for token in range(10, 40)]
+        total = math.log(sum(map(math.exp, logits)))
+        table = {token: value - total for token, value in zip(range(10, 40), logits, strict=True)}
+        random = Random(drawn.get("seed"))
+        tokens = [random.choice(list(table)) for _ in range(drawn["max_tokens"])]
+        if drawn["stop_token_ids" if "stop_token_ids" in drawn else "max_tokens"] == [STOP]:
+            tokens = [*tokens[: drawn["max_tokens"] - 1], STOP]
+        table[STOP] = -3.0
+        return tokens, table, "stop" if tokens[-1] == STOP else "length", fault
+
+    async def generate(self, request):
+        body = await request.json()
+        drawn = body["sampling_params"]
+        tokens, table, reason, fault = await self.sample(request, body, body["token_ids"], drawn)
+        top = sorted(table, key=table.get)[-5:]
+        content = [
+            {
+                "token_id": t,
+                "logprob": table[t],
+                "top_logprobs": [{"token_id": o, "logprob": table[o]} for o in top],
+            }
+            for t in tokens
+        ]
+        spans = [{"version": self.version, "start": 0, "end": len(tokens)}]
+        choice = {
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "finish_reason": reason,
+            "weight_versions": spans,
+        }
+        return self.reply(choice, fault)
+
+    async def completions(self, request):
+        body = await request.json()
+        if not self.token_ids:
+            return web.json_response({"choices": [{"text": "hi", "finish_reason": "stop", "logprobs": None}]})
+        tokens, table, reason, fault = await self.sample(request, body, body["prompt"], body)
+        top = sorted(table, key=table.get)[-5:]
+        logprobs = {
+            "token_logprobs": [table[token] for token in tokens],
+            "top_logprobs": [{f"token_id:{other}": table[other] for other in top} for _ in tokens],
+        }
+        choice = {
+            "token_ids": tokens,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "prompt_token_ids": body["prompt"],
+        }
+        return self.reply(choice, fault)
+
+    def reply(self, choice, fault):
+        if fault == "nonsense":
+            return web.Response(text="<html>")
+        if fault == "short":
+            choice["token_ids"] = choice["token_ids"][:-1]
+        if fault == "infinite":
+            choice["logprobs"] = {"token_logprobs": [-9999.0] * len(choice["token_ids"]), "content": []}
+            choice["logprobs"]["content"] = [{"logprob": -9999.0}] * len(choice["token_ids"])
+        if fault == "empty":
+            choice = {}
+        return web.json_response({"choices": [choice]})
+
+    async def start(self, port=0):
+        self.runner = web.AppRunner(self.app(), shutdown_timeout=0.1, handler_cancellation=True)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self):
+        await self.runner.cleanup()
+
+    def forget(self):
+        """Have the state of a server that was just started."""
+        self.adapters, self.version, self.weights, self.gate = {}, "default", "start", None
+
+    async def come_back(self):
+        """Start again, at the same address."""
+        self.forget()
+        await self.start(int(self.url.rsplit(":", 1)[1]))
+
+
+FAULTS = {429: web.HTTPTooManyRequests, 503: web.HTTPServiceUnavailable, 500: web.HTTPInternalServerError}
+FAULTS[400] = web.HTTPBadRequest
+
+
+@asynccontextmanager
+async def serving(**kwargs):
+    fake = FakeVLLM(**kwargs)
+    await fake.start()
+    try:
+        yield fake
+    finally:
+        await fake.stop()
+
+
+@asynccontextmanager
+async def engine_on(*fakes, **options):
+    report = await asyncio.to_thread(probe, fakes[0].url)
+    for fake in fakes:
+        fake.seen.clear()
+        fake.sampled.clear()
+    engine = VLLMServerEngine(report, [fake.url for fake in fakes], **options)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def say(engine, prompt=(1, 2, 3), session=None, deadline_s=None, stop=(), **sampling):
+    drawn = Sampling(**{"max_tokens": 4, "seed": 0} | sampling)
+    return await engine.generate(
+        prompt, drawn, stop_token_ids=stop, session_id=session, deadline_s=deadline_s
+    )
