@@ -17,7 +17,7 @@ from agentenv.core.errors import RenderError
 from agentenv.render.control import SENTINEL, ControlSet
 from agentenv.render.template import ChatTemplate
 
-__all__ = ["PROBE", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
+__all__ = ["PROBE", "PROBE_TOOL", "USER", "Cut", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
 
 Kind: TypeAlias = Literal["text", "call"]
 Plain: TypeAlias = dict[str, object]
@@ -26,6 +26,21 @@ Plain: TypeAlias = dict[str, object]
 PROBE = "PROBEk8Jx2Qm5W"
 """Unique text that stands for the content of a new message while a template is examined."""
 
+PROBE_TOOL: Mapping[str, object] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Name."},
+                "n": {"type": "integer", "description": "Days."},
+            },
+            "required": ["city", "n"],
+        },
+    },
+}
 USER: Plain = {"role": "user", "content": "u"}
 
 
