@@ -65,9 +65,11 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         else:
             super().visit_Getitem(node, frame)
 
-    def visit_Call(self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, **kwargs: Any) -> None:
+    def visit_Call(
+        self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, forward_caller: bool = False
+    ) -> None:
         shown, self._shown = self._shown, False  # what is passed to a call may be kept
-        super().visit_Call(node, frame, **kwargs)
+        super().visit_Call(node, frame, forward_caller=forward_caller)
         self._shown = shown
 
     def _counted(
