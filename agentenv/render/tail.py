@@ -184,7 +184,8 @@ class TailReader:
             last = ""  # some templates refuse a conversation that ends with an assistant turn
         end = self._candidate(kind, written, last, ends)
         between = written[: written.index(end)]
-        if kind == "text" and end not in self.stop_strings and self._plain_text(between).strip():
+        words = self._plain_text(between).strip()
+        if kind == "text" and end not in self.stop_strings and words and not self._frames(between, end, last):
             raise RenderError(
                 f"the template writes the plain text {between.strip()!r} between the assistant's text and "
                 f"{end!r}",
@@ -242,6 +243,11 @@ class TailReader:
                     return string
             if guess := self._unknown_closer(in_written, last, ends):
                 return guess
+            if in_written and "text" in ends:
+                raise RenderError(
+                    f"the template does not end a turn with tool calls: {in_written[0]!r} follows the calls, "
+                    f"and {ends['text'].end!r}, which ends turns of text, is missing"
+                )
         raise RenderError(
             f"no control token ends an assistant turn with {'tool calls' if kind == 'call' else 'text'}",
             remedy="pass the model's stop tokens as stop_token_ids",
@@ -271,6 +277,14 @@ class TailReader:
             return ""
         position, string = matches[-1]
         return "" if last[position + len(string) :].strip() or string not in in_written else string
+
+    def _frames(self, between: str, end: str, last: str) -> bool:
+        """Return True if words between an assistant's text and `end` belong to tags that close the turn.
+
+        Such tags begin with a control string, and a turn without successor ends with `end` as well.
+        """
+        first = next(self.control.finditer(between.lstrip()), (-1, ""))[0]
+        return first == 0 and self._at_end(last, [end]) == end
 
     def _plain_text(self, text: str) -> str:
         kept: list[str] = []
