@@ -42,7 +42,7 @@ __all__ = [
 
 MAX_CHARACTERS = 2**25
 """The longest text that a template may make; a conversation of a million tokens has about 4 million."""
-MAX_MADE = 2**29
+MAX_MADE = 2**28
 """The sum of the lengths of all texts and lists that one render may make, intermediate ones included."""
 MAX_SECONDS = 10.0
 """The processor time that one render may take; the time of other threads does not count."""
