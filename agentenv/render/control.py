@@ -9,19 +9,80 @@ a whole. The mark itself is never encoded, so the model reads the same character
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias, cast
+
+from agentenv.core.errors import RenderError
 
 if TYPE_CHECKING:
     from agentenv.render.tokenizer import ChatTokenizer
 
-__all__ = ["SENTINEL", "ControlSet", "Neutraliser", "clean_unicode"]
+__all__ = ["SENTINEL", "WORDS", "ControlSet", "Marker", "Neutraliser", "clean_unicode"]
 
 SENTINEL = "SENTINELq7Zk3vXw9"
 """Placeholder for what the model wrote; it has only letters and digits, which no template changes."""
 
-_MARKS = tuple(chr(code) for code in (*range(0xE0F0, 0xE100), *range(0xF0E00, 0xF0E40)))
+WORDS = frozenset(
+    [
+        "role",
+        "content",
+        "reasoning_content",
+        "tool_calls",
+        "tool_call_id",
+        "id",
+        "type",
+        "function",
+        "name",
+        "arguments",
+        "description",
+        "parameters",
+        "strict",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "const",
+        "default",
+        "title",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "$ref",
+        "$defs",
+        "definitions",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "prefixItems",
+        "contains",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "examples",
+        "nullable",
+        "return",
+        "returns",
+        "response",
+    ]
+)
+"""Keys of messages and schemas that templates ask for by name; they never change."""
+
+_PRIVATE_USE = (range(0xE0F0, 0xE100), range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
 _PIPES = re.compile(r"<[|\uff5c].*[|\uff5c]>\Z", re.DOTALL)
 
 
@@ -29,8 +90,11 @@ class ControlSet:
     """The control strings of a tokenizer under one template."""
 
     __slots__ = (
+        "_edges",
         "_first",
         "_inside",
+        "_joined",
+        "_last",
         "_longest",
         "_normalized",
         "_pattern",
@@ -38,20 +102,28 @@ class ControlSet:
         "_rest_lengths",
         "_rest_prefixes",
         "_rests",
+        "_single",
         "ids",
+        "reserved",
         "strings",
     )
 
     # Invariant: everything except `_inside` is computed once from `strings` and never changes afterwards.
 
-    def __init__(self, strings: Mapping[str, int], *, normalized: bool = False) -> None:
+    def __init__(self, strings: Mapping[str, int], *, normalized: bool = False, template: str = "") -> None:
         self.strings = dict(strings)
         self.ids = frozenset(self.strings.values())
+        self._single = {ord(string): "\ufffd" for string in self.strings if len(string) == 1}
+        self.reserved = frozenset(template).union(*self.strings)
+        """Characters that the template itself may write, so none of them can be a mark."""
         self._pattern = re.compile(_trie_pattern(self.strings)) if self.strings else None
         self._normalized = normalized
         self._prefixes = {string[:length] for string in self.strings for length in range(2, len(string))}
         self._longest = max(map(len, self._prefixes), default=0)
         self._first = tuple(sorted({string[0] for string in self.strings}))
+        self._last = frozenset(string[-1] for string in self.strings)
+        self._edges = frozenset(self._first) | self._last
+        self._joined = "".join(f"\n{string}\n" for string in self.strings).casefold()
         self._rests = {string[1:] for string in self.strings if len(string) > 1}
         self._rest_lengths = sorted({len(rest) for rest in self._rests})
         self._rest_prefixes = {rest[:length] for rest in self._rests for length in range(1, len(rest))}
@@ -71,7 +143,8 @@ class ControlSet:
             if token.content and (token.special or _is_control_markup(token.content, template)):
                 strings[token.content] = token_id
                 normalized |= token.normalized
-        return cls(strings, normalized=normalized and tokenizer.backend.normalizer is not None)
+        normalized = normalized and tokenizer.backend.normalizer is not None
+        return cls(strings, normalized=normalized, template=template)
 
     @property
     def needs_normalized_check(self) -> bool:
@@ -83,6 +156,15 @@ class ControlSet:
         if self._pattern is not None:
             for match in self._pattern.finditer(text, start):
                 yield match.start(), match.group()
+
+    def find(self, text: str) -> list[str]:
+        """Return the control strings of a text in order, matched as a tokenizer matches them."""
+        return self._pattern.findall(text) if self._pattern is not None else []
+
+    def clean(self, text: str) -> str:
+        """Return text that can be encoded; U+FFFD replaces control strings of one character."""
+        text = clean_unicode(text)
+        return text.translate(self._single) if self._single else text
 
     def may_begin(self, text: str) -> bool:
         """Return False if no character of the text could begin a control string; this check is fast."""
@@ -128,6 +210,32 @@ class ControlSet:
         """Return True if one text may end with the start of a control string that another completes."""
         return any(text.endswith(self._first) for text in texts) and not self._rest_prefixes.isdisjoint(texts)
 
+    def may_be_part(self, text: str) -> bool:
+        """Return False if no control string can be made with the text and what a template writes beside it.
+
+        Letters are compared without case, because templates may change it.
+        """
+        # Such a text has the start or the end of a control string in it, or lies within one.
+        return any(character in text for character in self._edges) or self._is_within(text)
+
+    def overlaps(self, text: str) -> bool:
+        """Return True if a control string contains the text, is in it, or stands across one of its ends."""
+        if self._is_within(text) or text in self:
+            return True
+        text = text.casefold()
+        lengths = range(1, min(len(text), self._longest) + 1)
+        return any(
+            f"\n{text[-length:]}" in self._joined or f"{text[:length]}\n" in self._joined
+            for length in lengths
+        )
+
+    def _is_within(self, text: str) -> bool:
+        return len(text) <= self._longest + 1 and text.casefold() in self._joined
+
+    def is_last(self, character: str) -> bool:
+        """Return True if a control string ends with the character."""
+        return character in self._last
+
     def ends_with_first(self, text: str) -> bool:
         """Return True if the last character could begin a control string."""
         return text.endswith(self._first)
@@ -136,32 +244,79 @@ class ControlSet:
         return self._pattern is not None and self._pattern.search(text) is not None
 
 
-class Neutraliser:
+class Marker(ABC):
     """Inserts marks into the untrusted strings of one render, all with the same mark character.
 
-    The mark is a private-use character that none of the strings contains, so removing it loses nothing.
+    The mark is a private-use character that none of the strings contains, neither as such nor as a JSON
+    escape, so removing it loses nothing.
+
+    Raises:
+        RenderError: The strings contain every private-use character.
     """
 
-    __slots__ = ("_control", "_may_join", "_tokenizer", "mark", "used")
+    __slots__ = ("_control", "_escapes", "mark", "used")
 
-    def __init__(self, control: ControlSet, tokenizer: ChatTokenizer, texts: Iterable[str]) -> None:
+    def __init__(self, control: ControlSet, texts: Iterable[str]) -> None:
         self._control = control
-        self._tokenizer = tokenizer
-        texts = list(texts)
-        self._may_join = control.may_join(texts)
-        joined = "".join(texts)
-        self.mark = next((mark for mark in _MARKS if mark not in joined), _MARKS[-1])
+        self.mark = _free_mark("".join(texts), control.reserved)
+        self._escapes = _escapes(self.mark)
         self.used = False
         """True once a mark was inserted; only then must the rendered text be split."""
+
+    @abstractmethod
+    def text(self, text: str) -> str:
+        """Return the text with marks inserted."""
+
+    def message(self, message: Mapping[str, object]) -> dict[str, object]:
+        """Return a message in which all strings have their marks."""
+        return cast("dict[str, object]", self.value(message))
+
+    def value(self, value: object) -> object:
+        """Return a JSON value in which all strings, keys included, have their marks."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, (dict, Mapping)):
+            items = cast("Mapping[object, object]", value).items()
+            return {
+                key if key in WORDS or not isinstance(key, str) else self.text(key): self.value(item)
+                for key, item in items
+            }
+        if isinstance(value, (list, tuple)):
+            return [self.value(item) for item in cast("list[object]", value)]
+        return value
+
+    def split(self, rendered: str) -> list[str]:
+        """Split a rendered text at the marks, also at marks that a template wrote as escapes.
+
+        A sentinel in untrusted text was marked only so that it is not mistaken for ours; its mark is removed.
+        """
+        if not self.used:
+            return [rendered]
+        rendered = rendered.replace(SENTINEL[:1] + self.mark + SENTINEL[1:], SENTINEL)
+        # `tojson` and Python's own notation write the mark as an escape, which stands for the same character.
+        for escape in self._escapes:
+            if escape in rendered:
+                rendered = rendered.replace(escape, self.mark)
+        return rendered.split(self.mark)
+
+
+class Neutraliser(Marker):
+    """Inserts marks into control strings, and wherever two texts could form one."""
+
+    __slots__ = ("_may_join", "_tokenizer")
+
+    def __init__(self, control: ControlSet, tokenizer: ChatTokenizer, texts: Iterable[str]) -> None:
+        texts = list(texts)
+        super().__init__(control, texts)
+        self._tokenizer = tokenizer
+        self._may_join = control.may_join(texts)
 
     def text(self, text: str) -> str:
         """Return the text with marks inserted; a text without control strings is returned unchanged."""
         completes = self._control.completes(text)
         if not completes and text.isascii() and SENTINEL not in text and not self._control.may_begin(text):
             return text
-        text = clean_unicode(text)
-        if self.mark in text:  # this happens only if the texts contain every candidate for the mark
-            text = text.replace(self.mark, "\ufffd")
+        text = self._control.clean(text)
         # Each cut is inside a string that could become a control string, either in this text or together
         # with another untrusted text that is rendered directly before or after it.
         cuts = [position + 1 for position in self._control.starts(text)]
@@ -180,32 +335,6 @@ class Neutraliser:
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         return self.mark.join(self._checked(piece) for piece in pieces)
 
-    def value(self, value: object) -> object:
-        """Return a JSON value in which all strings, keys included, have their marks."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, (dict, Mapping)):
-            items = cast("Mapping[object, object]", value).items()
-            return {self.text(key) if isinstance(key, str) else key: self.value(item) for key, item in items}
-        if isinstance(value, (list, tuple)):
-            return [self.value(item) for item in cast("list[object]", value)]
-        return value
-
-    def split(self, rendered: str) -> list[str]:
-        """Split a rendered text at the marks, also at marks that a template wrote as JSON escapes.
-
-        A sentinel in untrusted text was marked only so that it is not mistaken for ours; its mark is removed.
-        """
-        if not self.used:
-            return [rendered]
-        rendered = rendered.replace(SENTINEL[:1] + self.mark + SENTINEL[1:], SENTINEL)
-        # `tojson` writes the mark as an escape, which stands for the same character.
-        code = ord(self.mark)
-        escaped = f"\\u{code:04x}" if code < 0x10000 else ""
-        if escaped and escaped in rendered:
-            rendered = rendered.replace(escaped, self.mark)
-        return rendered.split(self.mark)
-
     def _checked(self, piece: str) -> str:
         """Put marks between all characters of a piece that the normaliser would make a control string."""
         if not self._control.needs_normalized_check or piece.isascii():
@@ -215,6 +344,26 @@ class Neutraliser:
             return piece
         self.used = True
         return self.mark.join(piece)
+
+
+def _free_mark(joined: str, reserved: Container[str]) -> str:
+    for mark in map(chr, chain.from_iterable(_PRIVATE_USE)):
+        if (
+            mark not in joined
+            and mark not in reserved
+            and not any(escape[-4:] in joined for escape in _escapes(mark))
+        ):
+            return mark
+    raise RenderError(
+        "the messages and tools contain every private-use character of Unicode, so none is left to mark text",
+        remedy="remove private-use characters from the text",
+    )
+
+
+@lru_cache(maxsize=64)
+def _escapes(mark: str) -> frozenset[str]:
+    """Return how JSON and Python's own notation write the mark if they escape it; each ends in hex digits."""
+    return frozenset({json.dumps(mark)[1:-1], repr(mark)[1:-1]})
 
 
 def clean_unicode(text: str) -> str:

@@ -17,6 +17,7 @@ from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import THINK_TAGS
 from agentenv.render.tail import (
     PROBE,
+    PROBE_TOOL,
     USER,
     Habits,
     Kind,
@@ -27,24 +28,10 @@ from agentenv.render.tail import (
     probe_message,
 )
 from agentenv.render.template import ChatTemplate
+from agentenv.render.template_limits import TemplateLimit
 
-__all__ = ["PROBE_TOOL", "Examination"]
+__all__ = ["Examination"]
 
-PROBE_TOOL: Mapping[str, object] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "Name."},
-                "n": {"type": "integer", "description": "Days."},
-            },
-            "required": ["city", "n"],
-        },
-    },
-}
 _ARGUMENTS: Mapping[str, object] = {"city": "Pqz", "n": 37}
 _AWKWARD = "  x\t'\"<b>\n\n{{ é }} \\ y\n "
 _LOOKS_CONTROL = re.compile(r"<\|[^|<>{}'\"\s]+\|>|<\uff5c[^\uff5c<>{}'\"\s]+\uff5c>")
@@ -130,6 +117,8 @@ class Examination:
                 try:
                     return check()
                 except RenderError as error:
+                    if isinstance(error, TemplateLimit):  # the next combination would take as long
+                        raise
                     first = first or error
         self.reader = before
         assert first is not None
@@ -180,6 +169,8 @@ class Examination:
                     "message, or pass protocol=TextProtocol()"
                 )
         except RenderError as error:
+            if isinstance(error, TemplateLimit):
+                raise
             self.ends.pop("call", None)
             self.verdict = "no_tool_role"
             self.reasons.append(f"the template has no usable tool turns: {error}")

@@ -12,18 +12,19 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, cast
+from typing import cast
 
 from agentenv.core.errors import RenderError
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, orphans_as_user
 from agentenv.render.base import ParsedTurn, TemplateReport
-from agentenv.render.control import Neutraliser
+from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
 from agentenv.render.encode import PieceEncoder
+from agentenv.render.origin import OriginCheck
 from agentenv.render.parse.grammar import Grammar, ToolIndex
 from agentenv.render.parse.scan import TurnText
 from agentenv.render.parse.turn import TurnReader
-from agentenv.render.tail import USER, Kind, Plain, TailReader
+from agentenv.render.tail import USER, Cut, Kind, Plain, TailReader
 from agentenv.render.text_protocol import TextProtocol
 from agentenv.render.tokenizer import ChatTokenizer
 
@@ -85,6 +86,8 @@ class Renderer:
             diagnosis = with_grammar(diagnosis, grammar, self.tokenizer)
         self._diagnosis: Diagnosis = diagnosis
         self._encoder = PieceEncoder(self.tokenizer, self._diagnosis.control)
+        reader = diagnosis.reader
+        self._origin = OriginCheck(diagnosis.control, self.tokenizer, reader.template if reader else None)
         self._names = {token_id: string for string, token_id in self._diagnosis.control.strings.items()}
         self.report: TemplateReport = self._diagnosis.report
         self.stop_token_ids: tuple[int, ...] = self._diagnosis.stop_token_ids
@@ -107,23 +110,31 @@ class Renderer:
         Raises:
             RenderError: The template refuses these messages.
         """
-        reader = self._reader()
-        plain_tools = cast("list[Mapping[str, object]]", self.tools)
-        neutral = Neutraliser(self._diagnosis.control, self.tokenizer, _strings([*messages, *plain_tools]))
-        plain = [self._plain(message, neutral) for message in messages]
-        tools = cast("list[Mapping[str, object]]", neutral.value(plain_tools))
-        if self._uses_protocol:
-            plain = self._protocol.plain(plain, tools, system_role=reader.habits.system_role, opening=True)
-            tools = []
         try:
-            text = reader.render(plain, tools=tools)
+            return self._opening(messages)
         except RenderError:
             # Some templates refuse the answer to a call that could not be read and is no call of its message.
-            told = [self._plain(message, neutral) for message in orphans_as_user(messages)]
-            if told == plain or self._uses_protocol:
+            told = orphans_as_user(messages)
+            if self._uses_protocol or list(told) == list(messages):
                 raise
-            text = reader.render(told, tools=tools)
-        return self._encoder.start(neutral.split(text))
+            return self._opening(told)
+
+    def _opening(self, messages: Sequence[Message]) -> list[int]:
+        reader = self._reader()
+        shaped = [self._shaped(message) for message in messages]
+
+        def draw(marker: Marker) -> Cut:
+            plain = [marker.message(message) for message in shaped]
+            tools = self._marked_tools(marker)
+            if self._uses_protocol:
+                plain = self._protocol.plain(
+                    plain, tools, system_role=reader.habits.system_role, opening=True
+                )
+                tools = []
+            return Cut("", reader.render(plain, tools=tools))
+
+        _, pieces = self._origin.pieces(draw, _strings([*shaped, *self.tools]), None)
+        return self._encoder.start(pieces)
 
     def extend(
         self,
@@ -144,26 +155,39 @@ class Renderer:
             RenderError: The template cannot render these messages after the completion.
         """
         reader = self._reader()
-        answered = _answered(tool_calls, new_messages)
-        with_history = self.report.verdict == "history"
-        before = list(history or ()) if with_history else []
-        neutral = Neutraliser(
-            self._diagnosis.control, self.tokenizer, _strings([*answered, *new_messages, *before])
-        )
-        new = [self._plain(message, neutral) for message in new_messages]
-        calls = [cast("Plain", neutral.value(call)) for call in answered]
+        new = [self._shaped(message) for message in new_messages]
+        calls = [] if self._uses_protocol else _answered(tool_calls, new_messages)
         if reader.habits.nine_ids:
             calls = [{**call, "id": _nine(call["id"])} for call in calls]
-        if self._uses_protocol:
-            new = self._protocol.plain(new, (), system_role=reader.habits.system_role, opening=False)
-            calls = []
+        before: list[Plain] = []
+        if with_history := self.report.verdict == "history":
+            before = self._before(history)
+            taken = _taken_ids(before)
+            calls, new = _renamed(calls, "id", taken), _renamed(new, "tool_call_id", taken)
+        with_tools = with_history or reader.habits.tools_needed
         kind: Kind = "call" if calls else "text"
-        tail = self._tail(reader, calls, new, before, neutral, history_given=history is not None)
         last = self._names.get(sampled_ids[-1], "") if len(sampled_ids) else ""
         if not last and len(sampled_ids) and sampled_ids[-1] in self.stop_token_ids:
             last = self._diagnosis.ends[kind].end
-        cut = reader.cut(self._diagnosis.ends[kind], tail, last)
-        return self._encoder.after(cut.after, neutral.split(cut.text))
+
+        def draw(marker: Marker) -> Cut:
+            marked = [marker.message(message) for message in new]
+            if self._uses_protocol:
+                marked = self._protocol.plain(
+                    marked, (), system_role=reader.habits.system_role, opening=False
+                )
+            tail = reader.tail(
+                [marker.message(call) for call in calls],
+                marked,
+                before=[marker.message(message) for message in before] or (USER,),
+                tools=self._marked_tools(marker) if with_tools else None,
+            )
+            return reader.cut(self._diagnosis.ends[kind], tail, last)
+
+        texts = _strings([*calls, *new, *before, *(self.tools if with_tools else ())])
+        shape = None if with_history else (last, len(calls), *((m["role"], not m["content"]) for m in new))
+        after, pieces = self._origin.pieces(draw, texts, shape)
+        return self._encoder.after(after, pieces)
 
     def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
         """Parse a completion; text that the model wrote wrongly never raises an error."""
@@ -231,72 +255,56 @@ class Renderer:
             raise RenderError("; ".join(self.report.reasons), remedy=self.report.remedy)
         return self._diagnosis.reader
 
-    def _tail(
-        self,
-        reader: TailReader,
-        calls: Sequence[Plain],
-        new: Sequence[Plain],
-        before: Sequence[Message],
-        neutral: Neutraliser,
-        *,
-        history_given: bool,
-    ) -> str:
-        if self.report.verdict != "history":
-            tools = self.tools if reader.habits.tools_needed else None
-            return reader.tail(calls, new, tools=cast("Any", tools))
-        if not history_given:
+    def _before(self, history: Sequence[Message] | None) -> list[Plain]:
+        """Return the messages before the completion, for a template whose turns depend on them."""
+        if history is None:
             raise RenderError(
                 "the turns of this template depend on earlier messages",
                 remedy="pass history=, the messages before the completion",
             )
+        before = list(history)
         while before and before[-1]["role"] == "assistant":
-            before = before[:-1]
-        plain = [self._plain(message, neutral) for message in before]
-        tools = cast("list[Mapping[str, object]]", neutral.value(list(self.tools)))
-        taken = _taken_ids(plain)
-        return reader.tail(
-            _renamed(calls, "id", taken),
-            _renamed(new, "tool_call_id", taken),
-            before=plain or (USER,),
-            tools=tools,
-        )
+            before.pop()
+        return [self._shaped(message) for message in before]
 
-    def _plain(self, message: Message, neutral: Neutraliser) -> Plain:
-        """Return a message in the form that the template expects, with every string safe to render."""
-        rest = {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
-        plain = cast("Plain", neutral.value(rest))
-        nine = self._reader().habits.nine_ids
-        if nine and "tool_call_id" in plain:
-            plain["tool_call_id"] = _nine(plain["tool_call_id"])
-        plain["content"] = neutral.text(_text_content(message))
-        if message.get("tool_calls") and not plain["content"] and self._reader().habits.null_content:
-            plain["content"] = None
-        if calls := message.get("tool_calls"):
-            plain["tool_calls"] = [
-                {
-                    "id": _nine(call["id"]) if nine else neutral.text(call["id"]),
-                    "type": "function",
-                    "function": {
-                        "name": neutral.text(call["function"]["name"]),
-                        "arguments": self._arguments(call["function"]["arguments"], neutral),
-                    },
-                }
-                for call in calls
-            ]
-        return plain
+    def _marked_tools(self, marker: Marker) -> list[Mapping[str, object]]:
+        return cast("list[Mapping[str, object]]", marker.value(self.tools))
 
-    def _arguments(self, arguments: object, neutral: Neutraliser) -> object:
-        as_text = self._uses_protocol or self._reader().habits.json_arguments
-        if as_text:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            return neutral.text(text)
+    def _shaped(self, message: Message) -> Plain:
+        """Return a message in the form that the template expects."""
+        habits = self._reader().habits
+        shaped: Plain = {key: value for key, value in message.items() if key not in {"content", "tool_calls"}}
+        if habits.nine_ids and "tool_call_id" in shaped:
+            shaped["tool_call_id"] = _nine(shaped["tool_call_id"])
+        shaped["content"] = _text_content(message)
+        if not (calls := message.get("tool_calls")):
+            return shaped
+        if not shaped["content"] and habits.null_content:
+            shaped["content"] = None
+        shaped["tool_calls"] = [
+            {
+                "id": _nine(call["id"]) if habits.nine_ids else call["id"],
+                "type": "function",
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": self._arguments(call["function"]["arguments"]),
+                },
+            }
+            for call in calls
+        ]
+        return shaped
+
+    def _arguments(self, arguments: object) -> object:
+        """Return the arguments of a call as JSON text or as values, whichever the template needs."""
+        if self._uses_protocol or self._reader().habits.json_arguments:
+            return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         if not isinstance(arguments, str):
-            return neutral.value(arguments)
+            return arguments
         try:
             parsed = json.loads(arguments)
         except (ValueError, RecursionError):
-            return neutral.text(arguments)
-        return neutral.value(parsed) if isinstance(parsed, dict) else neutral.text(arguments)
+            return arguments
+        return parsed if isinstance(parsed, dict) else arguments
 
     def _encode_untrusted(self, text: str) -> list[int]:
         neutral = Neutraliser(self._diagnosis.control, self.tokenizer, [text])

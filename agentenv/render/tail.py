@@ -17,7 +17,7 @@ from agentenv.core.errors import RenderError
 from agentenv.render.control import SENTINEL, ControlSet
 from agentenv.render.template import ChatTemplate
 
-__all__ = ["PROBE", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
+__all__ = ["PROBE", "PROBE_TOOL", "USER", "Cut", "Habits", "Kind", "Plain", "TailReader", "TurnEnd"]
 
 Kind: TypeAlias = Literal["text", "call"]
 Plain: TypeAlias = dict[str, object]
@@ -26,6 +26,21 @@ Plain: TypeAlias = dict[str, object]
 PROBE = "PROBEk8Jx2Qm5W"
 """Unique text that stands for the content of a new message while a template is examined."""
 
+PROBE_TOOL: Mapping[str, object] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Name."},
+                "n": {"type": "integer", "description": "Days."},
+            },
+            "required": ["city", "n"],
+        },
+    },
+}
 USER: Plain = {"role": "user", "content": "u"}
 
 
@@ -169,7 +184,8 @@ class TailReader:
             last = ""  # some templates refuse a conversation that ends with an assistant turn
         end = self._candidate(kind, written, last, ends)
         between = written[: written.index(end)]
-        if kind == "text" and end not in self.stop_strings and self._plain_text(between).strip():
+        words = self._plain_text(between).strip()
+        if kind == "text" and end not in self.stop_strings and words and not self._frames(between, end, last):
             raise RenderError(
                 f"the template writes the plain text {between.strip()!r} between the assistant's text and "
                 f"{end!r}",
@@ -227,6 +243,11 @@ class TailReader:
                     return string
             if guess := self._unknown_closer(in_written, last, ends):
                 return guess
+            if in_written and "text" in ends:
+                raise RenderError(
+                    f"the template does not end a turn with tool calls: {in_written[0]!r} follows the calls, "
+                    f"and {ends['text'].end!r}, which ends turns of text, is missing"
+                )
         raise RenderError(
             f"no control token ends an assistant turn with {'tool calls' if kind == 'call' else 'text'}",
             remedy="pass the model's stop tokens as stop_token_ids",
@@ -256,6 +277,14 @@ class TailReader:
             return ""
         position, string = matches[-1]
         return "" if last[position + len(string) :].strip() or string not in in_written else string
+
+    def _frames(self, between: str, end: str, last: str) -> bool:
+        """Return True if words between an assistant's text and `end` belong to tags that close the turn.
+
+        Such tags begin with a control string, and a turn without successor ends with `end` as well.
+        """
+        first = next(self.control.finditer(between.lstrip()), (-1, ""))[0]
+        return first == 0 and self._at_end(last, [end]) == end
 
     def _plain_text(self, text: str) -> str:
         kept: list[str] = []

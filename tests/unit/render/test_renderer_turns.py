@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from agentenv.core import CallStatus, RenderError, ToolCall
-from agentenv.render import ChatTokenizer, Renderer, TextProtocol, byte_tokenizer
+from agentenv.render import ChatTemplate, ChatTokenizer, Renderer, TextProtocol, byte_tokenizer
 from agentenv.render.control import ControlSet, Neutraliser, clean_unicode
 from helpers import chat_cases as cases
 
 CALL = ToolCall("call00001", "get_weather", '{"city": "P", "n": 3}')
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "SUNNY"}
 USER = {"role": "user", "content": "next"}
 GPTOSS_RESULT = (
@@ -205,6 +210,46 @@ def test_a_control_string_inside_a_json_escape_of_the_mark_is_still_split() -> N
 
     assert ids.count(ends(renderer)) == 1
     assert '"a<|im_end|>b"' in renderer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "text", ["a \\ue0f0 b", "a \ue0f0 b", "a \\uE0F0 b", "".join(map(chr, range(0xE000, 0xF900)))]
+)
+@pytest.mark.parametrize("filters", ["", " | tojson", " | tojson(ensure_ascii=true)"])
+def test_text_that_looks_like_our_mark_is_kept_beside_a_control_string(text: str, filters: str) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content" + filters + " if m.role == 'user' else m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = renderer_of("qwen3", chat_template=template).bind([])
+    message = {"role": "user", "content": f"{text} <|im_end|>"}
+
+    ids = renderer.start([message])
+
+    assert renderer.decode(ids) == ChatTemplate(template).render([message])
+    assert ids.count(ends(renderer)) == 1
+
+
+def test_tools_that_a_turn_shows_keep_text_that_looks_like_our_mark() -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "description": "\ue0f0 <|im_end|>", "parameters": {}},
+    }
+    renderer = renderer_of("deepseek_v3").bind([tool])
+
+    assert renderer.extend([ends(renderer)], [CALL], [RESULT], history=[USER])
+
+
+def test_control_tokens_of_one_character_are_replaced_in_untrusted_text() -> None:
+    tokenizer = cases.tokenizer_for(PLAIN)
+    tokenizer.backend.add_tokens([AddedToken("\u25a1", special=True, normalized=False)])
+    renderer = Renderer(tokenizer, chat_template=PLAIN)
+
+    ids = renderer.start([{"role": "user", "content": "a\u25a1b"}])
+
+    assert tokenizer.token_id("\u25a1") not in ids
+    assert "a\ufffdb" in renderer.decode(ids)
 
 
 def test_three_fields_in_a_row_cannot_join_into_a_control_token() -> None:

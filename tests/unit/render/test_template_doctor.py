@@ -119,6 +119,43 @@ def test_a_closer_that_is_no_stop_token_is_added_and_reported() -> None:
     assert any("was not a stop token of the model" in warning for warning in renderer.report.warnings)
 
 
+TAGGED = (
+    "{% for m in messages %}<|open|>message {{ m.role }}<|sep|>{% if m.role == 'assistant' %}<|open|>response<|sep|>"
+    "{{ m.content }}<|close|>response<|sep|>{% else %}{{ m.content }}{% endif %}<|close|>message<|sep|>"
+    "<|end_of_msg|>{% endfor %}"
+    "{% if add_generation_prompt %}<|open|>message assistant<|sep|><|open|>response<|sep|>{% endif %}"
+)
+
+
+def test_words_within_tags_that_close_a_turn_are_no_unknown_control_tokens() -> None:
+    tokenizer = cases.tokenizer_for(TAGGED)
+    tokenizer.eos_token_ids = ()
+
+    renderer = Renderer(tokenizer)
+    appended = renderer.extend([renderer.stop_token_ids[0]], [], [{"role": "user", "content": "next"}])
+
+    assert renderer.report.closers["text"] == "<|end_of_msg|>"
+    assert any("was not a stop token of the model" in warning for warning in renderer.report.warnings)
+    assert renderer.decode(appended) == (
+        "<|open|>message user<|sep|>next<|close|>message<|sep|><|end_of_msg|>"
+        "<|open|>message assistant<|sep|><|open|>response<|sep|>"
+    )
+
+
+def test_a_template_that_does_not_end_a_turn_with_calls_gets_the_text_protocol_with_the_reason() -> None:
+    template = CHATML.replace(
+        "{{ m.content }}<|im_end|>\n",
+        "{% if m.tool_calls %}Action: {{ m.tool_calls[0].function | tojson }}\n"
+        "{% else %}{{ m.content }}<|im_end|>\n{% endif %}",
+    )
+
+    report = report_of(template)
+
+    assert report.verdict == "no_tool_role"
+    assert "'<|im_start|>' follows the calls" in report.reasons[0]
+    assert "stop_token_ids" not in report.reasons[0]
+
+
 def test_grammars_nobody_listed_are_inferred_from_a_rendered_call() -> None:
     calls = "{% for c in m.tool_calls or [] %}<zap>{{ c.function | tojson }}</zap>{% endfor %}{{ m.content }}"
     tokenizer = ChatTokenizer.load(cases.TOKENIZERS / "qwen3")
