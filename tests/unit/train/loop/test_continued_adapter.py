@@ -15,6 +15,7 @@ from agentenv.core import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine import Sampling, load_engine
 from agentenv.engine.hf import locate
 from agentenv.engine.vllm import ServeOptions
+from agentenv.engine.vllm.build import Build
 from agentenv.engine.vllm.launch import server_command
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
@@ -153,6 +154,6 @@ def test_without_peft_an_adapter_names_the_extra(folder, monkeypatch):
 
 def test_vllm_is_not_started_on_the_base_alone(folder):
     with pytest.raises(UsageError, match="is a LoRA adapter of"):
-        server_command(str(folder / "adapter"), ServeOptions())
+        server_command(str(folder / "adapter"), ServeOptions(), Build(cpu=True, free=None))
     with pytest.raises(UsageError, match="is a LoRA adapter of"):
         load_engine(f"vllm:{folder / 'adapter'}")
