@@ -484,6 +484,38 @@ def test_two_thousand_episodes_survive_kill_9_bit_equal(adder, tmp_path):
     assert report["num_scored"] == 2000
 
 
+@pytest.mark.slow
+def test_an_evaluation_survives_thirty_kills(adder, tmp_path):
+    """Every `kill -9` costs the episodes in flight alone, and the resumed run ends like an undisturbed one."""
+    words = [sys.executable, "-m", "agentenv.cli", "eval"]
+    task = [adder, "-n", "50", "-k", "80", "-o", "concurrency=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*words, *task, "--runs-dir", "whole", "--json"], check=True, capture_output=True, env=env)
+
+    def lines() -> int:
+        return sum(file.read_bytes().count(b"\n") for file in tmp_path.glob("cut/*/trajectories.jsonl"))
+
+    kept = [0]
+    for _ in range(30):
+        arguments = ["--resume", "last"] if kept[-1] else task
+        process = subprocess.Popen(
+            [*words, *arguments, "--runs-dir", "cut", "--json"], stdout=subprocess.DEVNULL, env=env
+        )
+        wait_until(lambda: lines() > kept[-1], seconds=120)
+        process.kill()
+        process.wait()
+        kept.append(len(find_run("last", "cut")))
+    subprocess.run(
+        [*words, "--resume", "last", "--runs-dir", "cut", "--json"], check=True, capture_output=True, env=env
+    )
+    whole, again = find_run("last", "whole"), find_run("last", "cut")
+
+    assert kept == sorted(kept)
+    assert kept[-1] < len(whole) == len(again) == 4000
+    ours = {one.key: plain(again.load(one)) for one in again.summaries}
+    assert ours == {one.key: plain(whole.load(one)) for one in whole.summaries}
+
+
 DIGITS = '''
 from agentenv.envs import ToolEnv, register
 
