@@ -1,4 +1,4 @@
-"""Export trajectories and environments to TRL, verl, slime, OpenAI's format, ATIF, Inspect and OpenEnv."""
+"""Write and read trajectories in the formats of TRL, verl, slime, OpenAI, ATIF and Inspect; serve OpenEnv."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from agentenv.interop.inspect_log import to_inspect as to_inspect
     from agentenv.interop.openenv import OpenEnvServer as OpenEnvServer
     from agentenv.interop.openenv import serve as serve
+    from agentenv.interop.slime import from_slime as from_slime
     from agentenv.interop.slime import slime_samples as slime_samples
     from agentenv.interop.trl import environment_factory as environment_factory
     from agentenv.interop.trl import environment_reward as environment_reward
     from agentenv.interop.trl import environment_rows as environment_rows
+    from agentenv.interop.trl import from_trl as from_trl
     from agentenv.interop.trl import rollout_func as rollout_func
     from agentenv.interop.trl import task_rows as task_rows
     from agentenv.interop.trl import trl_samples as trl_samples
+    from agentenv.interop.verl import from_verl as from_verl
     from agentenv.interop.verl import verl_samples as verl_samples
 
 __all__ = door(
@@ -31,15 +34,16 @@ __all__ = door(
         "chatlogs": ["from_openai", "to_openai", "to_sft"],
         "inspect_log": ["to_inspect"],
         "openenv": ["OpenEnvServer", "serve"],
-        "slime": ["slime_samples"],
+        "slime": ["from_slime", "slime_samples"],
         "trl": [
             "environment_factory",
             "environment_reward",
             "environment_rows",
+            "from_trl",
             "rollout_func",
             "task_rows",
             "trl_samples",
         ],
-        "verl": ["verl_samples"],
+        "verl": ["from_verl", "verl_samples"],
     },
 )

@@ -24,8 +24,9 @@ from agentenv.core import (
     Trajectory,
     Turn,
 )
-from agentenv.interop import to_atif, to_inspect, trl_samples
-from agentenv.runs.store import RunInfo, RunStatus, RunWriter
+from agentenv.interop import from_openai, to_atif, to_inspect, to_openai, trl_samples
+from agentenv.render import byte_tokenizer
+from agentenv.runs.store import RunInfo, RunStatus, RunWriter, find_run
 
 
 def episode(
@@ -86,6 +87,7 @@ def export(root: Path, shape: str, episodes: Sequence[Trajectory]) -> Path:
     with RunWriter.create("x", root=root, run_id="r1", model="m") as writer:
         for one in episodes:
             writer.append(one)
+        writer.write_vocabulary({number: chr(ord("a") + number) for number in range(10)})
     with pytest.raises(SystemExit) as stop:
         main(["export", "r1", "--runs-dir", str(root), "--as", shape, "--output", str(root / "out")])
     assert not stop.value.code
@@ -200,8 +202,6 @@ def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from agentenv.render import byte_tokenizer
-
     path = export(tmp_path, "trl", [episode(0), episode(1)])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     ours = byte_tokenizer()
@@ -234,3 +234,75 @@ def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
     assert batch["input_ids"].tolist()[0] == rows[0]["input_ids"]
     assert batch["labels"].tolist()[0] == rows[0]["labels"]
     assert trainer.state.log_history[-1]["train_loss"] > 0
+
+
+@pytest.mark.parametrize("shape", ["openai", "trl", "verl", "slime"])
+def test_an_episode_that_was_cut_is_imported_as_one(tmp_path, shape, capsys):
+    path = export(tmp_path, shape, [episode(stop_reason=StopReason.MAX_TURNS), episode(1, 0.0)])
+
+    with pytest.raises(SystemExit) as stop:
+        main(["import", str(path), "--runs-dir", str(tmp_path)])
+
+    assert not stop.value.code
+    cut, whole = find_run(capsys.readouterr().out.partition("   run ")[2].split()[0], str(tmp_path))
+    assert (cut.stop_reason, cut.truncated, cut.turn_rewards) == (StopReason.MAX_TURNS, True, (0.0, 1.0))
+    assert (whole.stop_reason, whole.reward) == (StopReason.FINAL_ANSWER, 0.0)
+    assert cut.sequences == (() if shape == "openai" else episode().sequences)
+
+
+def test_rows_of_a_trainer_are_imported_with_the_text_of_a_tokenizer(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    ids = tokenizer.encode("ask"), tokenizer.encode("yes<|im_end|>")
+    row = {"prompt_ids": ids[0], "completion_ids": ids[1], "logprobs": [-0.5] * len(ids[1])}
+    (tmp_path / "rows.json").write_text(json.dumps([row | {"env_reward": 1.0}]))
+
+    with pytest.raises(SystemExit) as stop:
+        main(
+            ["import", str(tmp_path / "rows.json"), "--tokenizer", str(tmp_path), "--runs-dir", str(tmp_path)]
+        )
+
+    assert not stop.value.code
+    (one,) = find_run("last", str(tmp_path))
+    assert one.messages == (
+        {"role": "user", "content": "ask"},
+        {"role": "assistant", "content": "yes<|im_end|>"},
+    )
+    assert one.sequences[0].loss_mask == [False] * 3 + [True] * len(ids[1])
+
+
+def test_a_slime_export_without_the_texts_of_tokens_says_what_is_missing(tmp_path, capsys):
+    with RunWriter.create("x", root=tmp_path, run_id="r1", model="m") as writer:
+        writer.append(episode())
+
+    with pytest.raises(SystemExit) as stop:
+        main(["export", "r1", "--runs-dir", str(tmp_path), "--as", "slime"])
+
+    assert stop.value.code == 2
+    assert "--tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, StopReason.FINAL_ANSWER),
+        ({"truncated": True}, StopReason.GENERATION_LENGTH),
+        ({"finish_reason": "length"}, StopReason.GENERATION_LENGTH),
+        ({"stop_reason": "final_answer", "truncated": True}, StopReason.GENERATION_LENGTH),
+        ({"stop_reason": "deadline"}, StopReason.DEADLINE),
+    ],
+)
+def test_a_chat_log_that_was_cut_is_no_final_answer(row, reason):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+    (one,) = from_openai([{"messages": messages, **row}])
+
+    assert one.stop_reason is reason
+
+
+def test_a_chat_log_that_ends_with_a_tool_result_was_cut():
+    (row,) = to_openai([episode()])
+
+    (one,) = from_openai([{"messages": row["messages"][:-1]}])
+
+    assert one.truncated
