@@ -52,6 +52,11 @@ __all__ = [
 MARK = "agentenv task "
 IGNORED = -100
 """Label of a token that does not count in the loss."""
+COLUMNS = (
+    *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
+    *("env_reward", "stop_reason", "truncated", "turn_rewards"),
+)
+"""What a `rollout_func` returns. TRL passes all but the first three to reward functions."""
 
 
 def task_rows(spec: EnvSpec, *, split: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
@@ -73,9 +78,9 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     """Yield one row for each sequence of each trainable, scored trajectory.
 
     A row has the columns of a `rollout_func` (`prompt_ids`, `completion_ids`, `logprobs`, `env_mask`,
-    `env_reward`) and, for `SFTTrainer` on the exact tokens, `input_ids` with `labels`. Turn rewards, stop
-    reason and truncation are columns, too. The others are what `from_trl` needs to read the episode back;
-    task and named rewards are JSON texts, so that every column has one type.
+    `env_reward`, `stop_reason`, `truncated`, `turn_rewards`) and, for `SFTTrainer` on the exact tokens,
+    `input_ids` with `labels`. The others are what `from_trl` needs to read the episode back; task and named
+    rewards are JSON texts, so that every column has one type.
     """
     for trajectory in trajectories:
         if not trajectory.trainable or trajectory.reward is None:
@@ -206,6 +211,9 @@ def rollout_func(
 ) -> Callable[[Sequence[Any], Any], dict[str, list[Any]]]:
     """Return a `rollout_func` that plays an environment with agentenv's runner on TRL's model.
 
+    TRL passes `env_reward`, `stop_reason`, `truncated` and `turn_rewards` to reward functions, as lists with
+    an entry for each episode.
+
     TRL's `max_completion_length` also applies: an episode ends when its completion, including tool output,
     reaches it. Without `limits` it is the limit of a turn, too.
 
@@ -326,9 +334,7 @@ def _task_id(prompt: Any) -> str:
 
 def _columns(played: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any]]:
     """Return TRL's columns; an episode that cannot be trained becomes one masked token without a reward."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward")
-    }
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for trajectory in played:
         sequences = trajectory.sequences
         if len(sequences) > 1:
@@ -343,4 +349,7 @@ def _columns(played: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any]]
         mask = [int(trained) for trained in part.loss_mask] if part is not None and usable else [0]
         columns["env_mask"].append(mask)
         columns["env_reward"].append(trajectory.reward if usable else None)
+        columns["stop_reason"].append(trajectory.stop_reason.value)
+        columns["truncated"].append(trajectory.truncated)
+        columns["turn_rewards"].append(list(trajectory.turn_rewards))
     return columns
