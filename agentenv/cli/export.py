@@ -21,6 +21,7 @@ ROWS = {
     "trl": "trl:trl_samples",
     "verl": "verl:verl_samples",
     "slime": "slime:slime_samples",
+    "prime-rl": "prime_rl:to_prime_rl",
 }
 """Formats with one line for each row, and the function in `agentenv.interop` that makes the rows."""
 FORMATS = (*ROWS, "inspect", "atif", "parquet")
@@ -69,6 +70,8 @@ def _rows(source: Any, shape: str, min_reward: float, tokenizer: str) -> Iterato
                 yield from entry if isinstance(entry, list) else [entry]
     elif shape == "sft":
         yield from rows(source, min_reward=min_reward)
+    elif shape == "prime-rl":
+        yield from rows(source, model=source.info.model)
     else:
         yield from rows(source)
 

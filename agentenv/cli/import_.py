@@ -17,6 +17,7 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 READERS = {
     "atif:from_atif": {"schema_version"},
+    "prime_rl:from_prime_rl": {"traces"},
     "slime:from_slime": {"tokens", "response_length"},
     "verl:from_verl": {"response_ids", "response_mask"},
     "trl:from_trl": {"prompt_ids", "completion_ids"},
@@ -30,7 +31,7 @@ WITH_TOKENS = {"slime:from_slime", "verl:from_verl", "trl:from_trl"}
 @app.command()
 def run(
     paths: list[str] = typer.Argument(
-        ..., metavar="FILE...", help="Chat logs, ATIF documents, or rows of TRL, verl or slime."
+        ..., metavar="FILE...", help="Chat logs, ATIF documents, or rows of TRL, verl, slime or prime-rl."
     ),
     env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment id of rows that name none."),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer for rows of tokens."),

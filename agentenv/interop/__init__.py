@@ -1,4 +1,7 @@
-"""Write and read trajectories in the formats of TRL, verl, slime, OpenAI, ATIF and Inspect; serve OpenEnv."""
+"""Write and read trajectories in the formats of others, and let their trainers use our environments.
+
+The formats are those of TRL, verl, slime, prime-rl, OpenAI, ATIF and, only written, Inspect.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from agentenv.interop.inspect_log import to_inspect as to_inspect
     from agentenv.interop.openenv import OpenEnvServer as OpenEnvServer
     from agentenv.interop.openenv import serve as serve
+    from agentenv.interop.prime_rl import from_prime_rl as from_prime_rl
+    from agentenv.interop.prime_rl import to_prime_rl as to_prime_rl
     from agentenv.interop.slime import from_slime as from_slime
     from agentenv.interop.slime import slime_samples as slime_samples
     from agentenv.interop.trl import environment_factory as environment_factory
@@ -34,6 +39,7 @@ __all__ = door(
         "chatlogs": ["from_openai", "to_openai", "to_sft"],
         "inspect_log": ["to_inspect"],
         "openenv": ["OpenEnvServer", "serve"],
+        "prime_rl": ["from_prime_rl", "to_prime_rl"],
         "slime": ["from_slime", "slime_samples"],
         "trl": [
             "environment_factory",

@@ -16,7 +16,7 @@ from agentenv.core.messages import Message, text_of
 from agentenv.core.trajectory import TokenSequence, Trajectory, Turn
 from agentenv.interop.chatlogs import NO_TOKENS, chat_turns, is_answered
 from agentenv.interop.facts import episode_of, facts_of
-from agentenv.interop.tokens import TokenRow, sequence_of, spans_of, turns_of
+from agentenv.interop.tokens import TokenRow, cut_spans, sequence_of, spans_of, turns_of
 
 __all__ = ["from_atif", "to_atif"]
 
@@ -235,17 +235,8 @@ class _Row:
 
     def token_row(self, recorded: Mapping[str, Any] | None) -> TokenRow:
         """Return the row, with the spans that the document recorded, as far as its tokens reach."""
-        spans = self.spans if recorded is None else _cut(recorded, len(self.ids))
+        spans = self.spans if recorded is None else cut_spans(recorded, len(self.ids))
         return TokenRow([], self.ids, [1] * len(self.ids), self.logprobs, {"spans": spans})
-
-
-def _cut(spans: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return the spans of the first tokens."""
-    sizes: list[int] = []
-    for size in spans["length"]:
-        sizes.append(min(size, length))
-        length -= sizes[-1]
-    return {**spans, "length": sizes}
 
 
 def _messages(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import SequenceBuilder, TokenSequence, Trajectory, Turn
 from agentenv.interop.facts import episode_of, turn_facts
 
-__all__ = ["Decode", "TokenRow", "episodes_of", "sequence_of", "spans_of", "turns_of"]
+__all__ = ["Decode", "TokenRow", "cut_spans", "episodes_of", "sequence_of", "spans_of", "turns_of"]
 
 NO_LOGPROBS = "imported from rows without logprobs of the sampled tokens"
 
@@ -49,6 +49,15 @@ def spans_of(sequence: TokenSequence, length: int) -> dict[str, JsonValue]:
         "length": [len(span) for span in spans],
         "weights_version": [span.weights_version for span in spans],
     }
+
+
+def cut_spans(spans: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """Return what `spans_of` says about the first `length` tokens."""
+    sizes: list[int] = []
+    for size in spans["length"]:
+        sizes.append(min(size, length))
+        length -= sizes[-1]
+    return {**spans, "length": sizes}
 
 
 def sequence_of(row: TokenRow, where: str) -> TokenSequence:

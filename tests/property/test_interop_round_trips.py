@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 from dataclasses import replace
 from typing import Any
@@ -24,12 +26,14 @@ from agentenv.core import (
 from agentenv.interop import (
     from_atif,
     from_openai,
+    from_prime_rl,
     from_slime,
     from_trl,
     from_verl,
     slime_samples,
     to_atif,
     to_openai,
+    to_prime_rl,
     trl_samples,
     verl_samples,
 )
@@ -238,3 +242,46 @@ def test_slime_samples_come_back_and_groups_keep_their_size(olds):
     for new, old in zip(news, olds, strict=True):
         same_facts(new, old)
         same_tokens(new, old)
+
+
+def wire_episode() -> Any:
+    """Return verifiers' class of an episode record; None if verifiers is not installed."""
+    if importlib.util.find_spec("verifiers") is None:
+        return None
+    return importlib.import_module("verifiers.v1.episode").WireEpisode
+
+
+PRIME_RL = wire_episode()
+
+
+@quick
+@given(episodes())
+def test_prime_rl_records_come_back(old):
+    (record,) = through_json(list(to_prime_rl([old], model="m")))
+    if PRIME_RL is not None:
+        taken = PRIME_RL.model_validate(record)
+        (trace,) = taken.traces
+        assert trace.is_truncated == old.truncated or old.turns[-1].finish_reason == "length"
+        assert (trace.reward, trace.has_error) == (old.reward or 0.0, old.stop_reason in FAILED)
+        for branch, sequence in zip(trace.branches, old.sequences, strict=False):
+            size = len(branch.token_ids)
+            assert size >= len(split_sequence(sequence))
+            assert branch.token_ids == sequence.token_ids[:size]
+            assert branch.sampled_mask == sequence.loss_mask[:size]
+            assert branch.logprobs == sequence.logprobs[:size]
+        record = through_json(taken.to_record(float_decimals=None))
+
+    (new,) = from_prime_rl([record])
+
+    same_facts(new, old)
+    assert (new.messages, new.tools) == (old.messages, old.tools)
+    assert [turn.message for turn in new.turns] == [turn.message for turn in old.turns]
+    for mine, theirs in zip(new.sequences, old.sequences, strict=True):
+        assert mine == theirs.cut(len(mine))
+        assert len(mine) >= len(split_sequence(theirs))
+    for mine, theirs in zip(new.turns, old.turns, strict=True):
+        assert (mine.num_tokens, mine.sequence, mine.start) == (
+            theirs.num_tokens,
+            theirs.sequence,
+            theirs.start,
+        )

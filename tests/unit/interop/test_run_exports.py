@@ -15,6 +15,7 @@ import pytest
 from agentenv.cli import main
 from agentenv.core import (
     EpisodeError,
+    Rewrite,
     StopReason,
     TokenSequence,
     TokenSpan,
@@ -24,7 +25,15 @@ from agentenv.core import (
     Trajectory,
     Turn,
 )
-from agentenv.interop import from_openai, to_atif, to_inspect, to_openai, trl_samples
+from agentenv.interop import (
+    from_openai,
+    from_prime_rl,
+    to_atif,
+    to_inspect,
+    to_openai,
+    to_prime_rl,
+    trl_samples,
+)
 from agentenv.render import byte_tokenizer
 from agentenv.runs.store import RunInfo, RunStatus, RunWriter, find_run
 
@@ -106,7 +115,8 @@ def test_trl_rows_label_exactly_what_was_sampled():
 
 
 @pytest.mark.parametrize(
-    ("shape", "count"), [("trl", 2), ("verl", 2), ("slime", 3), ("openai", 3), ("sft", 1)]
+    ("shape", "count"),
+    [("trl", 2), ("verl", 2), ("slime", 3), ("prime-rl", 3), ("openai", 3), ("sft", 1)],
 )
 def test_export_writes_one_line_for_each_row_that_fits(tmp_path, shape, count, capsys):
     path = export(tmp_path, shape, [episode(0), episode(1, 0.0), failed(2)])
@@ -236,7 +246,7 @@ def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
     assert trainer.state.log_history[-1]["train_loss"] > 0
 
 
-@pytest.mark.parametrize("shape", ["openai", "trl", "verl", "slime"])
+@pytest.mark.parametrize("shape", ["openai", "trl", "verl", "slime", "prime-rl"])
 def test_an_episode_that_was_cut_is_imported_as_one(tmp_path, shape, capsys):
     path = export(tmp_path, shape, [episode(stop_reason=StopReason.MAX_TURNS), episode(1, 0.0)])
 
@@ -306,3 +316,59 @@ def test_a_chat_log_that_ends_with_a_tool_result_was_cut():
     (one,) = from_openai([{"messages": row["messages"][:-1]}])
 
     assert one.truncated
+
+
+def test_a_foreign_trace_with_branches_trains_a_shared_node_once():
+    def node(parent, role, ids, sampled=False):
+        logprobs = [-0.5] * len(ids) if sampled else []
+        message = {"role": role, "content": role}
+        return {
+            "parent": parent,
+            "message": message,
+            "sampled": sampled,
+            "token_ids": ids,
+            "mask": [sampled] * len(ids),
+            "logprobs": logprobs,
+        }
+
+    nodes = [
+        node(None, "user", [1]),
+        node(0, "assistant", [2, 3], sampled=True),
+        node(1, "user", [4]),
+        node(2, "assistant", [5], sampled=True),
+        node(1, "user", [6]),
+        node(4, "assistant", [7], sampled=True),
+    ]
+    trace = {"nodes": nodes, "rewards": {"a": {"score": 2.0, "weight": 0.5}}, "stop_condition": "max_turns"}
+
+    (one,) = from_prime_rl([{"traces": [trace], "group": {"id": "g"}}])
+
+    assert [sequence.token_ids for sequence in one.sequences] == [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]
+    assert [sequence.loss_mask for sequence in one.sequences] == [
+        [False, True, True, False, True],
+        [False, False, False, False, True],
+    ]
+    assert [(turn.sequence, turn.start, turn.num_tokens) for turn in one.turns] == [
+        (0, 1, 2),
+        (0, 4, 1),
+        (1, 4, 1),
+    ]
+    assert [message["role"] for message in one.messages] == ["user", "assistant"] + ["user", "assistant"] * 2
+    assert (one.reward, one.truncated, one.group_id) == (1.0, True, "g")
+    assert one.turn_rewards == (0.0, 0.0, 1.0)
+
+
+def test_a_condensed_episode_is_a_prime_rl_trace_with_a_path_for_each_context():
+    rewrite = Rewrite(1, "condensed", ({"role": "user", "content": "in short: double 21"},))
+    spans = (TokenSpan("prompt", (9,)), TokenSpan("model", (7, 8, 9), (-0.3, -0.4, -0.5), 0, 1))
+    old = episode()
+    turns = (old.turns[0], replace(old.turns[1], sequence=1, start=1))
+    sequences = (old.sequences[0].cut(6), TokenSequence(spans))
+    old = replace(old, turns=turns, sequences=sequences, rewrites=(rewrite,))
+
+    (record,) = to_prime_rl([old])
+    (new,) = from_prime_rl([json.loads(json.dumps(record))])
+
+    roots = [node for node in record["traces"][0]["nodes"] if node["parent"] is None]
+    assert [root["message"]["content"] for root in roots] == ["Be short.", "in short: double 21"]
+    assert (new.messages, new.sequences) == (old.messages, old.sequences)
