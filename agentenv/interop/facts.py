@@ -6,6 +6,7 @@ Every format has a place for such facts: `metadata`, `extra`, `extra_fields`, `i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, Literal, cast
 
 from agentenv.core.messages import JsonValue, Message
@@ -92,9 +93,9 @@ def episode_of(
     return Trajectory(
         env_id=env_id,
         task_id=task_id,
-        seed=int(facts.get("seed") or 0),
+        seed=_integer(facts.get("seed")),
         group_id=str(facts.get("group_id") or f"{env_id}:{task_id}"),
-        member=int(facts.get("member") or 0),
+        member=_integer(facts.get("member")),
         stop_reason=reason,
         turns=tuple(turns),
         sequences=tuple(sequences),
@@ -122,7 +123,8 @@ def _stop_reason(facts: Mapping[str, Any], *, answered: bool) -> StopReason:
 def _error(facts: Mapping[str, Any], reason: StopReason) -> EpisodeError | None:
     if not reason.failed:
         return None
-    error = cast("Mapping[str, Any]", facts.get("error") or {})
+    said = facts.get("error")
+    error = cast("Mapping[str, Any]", said) if isinstance(said, dict) else {"message": said}
     boundary = error.get("boundary") or ("engine" if reason is StopReason.ABORTED else "env")
     message = str(error.get("message") or "the row does not say what failed")
     return EpisodeError(boundary, str(error.get("type") or "Exception"), message)
@@ -132,5 +134,12 @@ def _rewards(values: Mapping[str, Any]) -> dict[str, float | None]:
     return {str(name): _number(value) for name, value in values.items()}
 
 
+def _integer(value: object) -> int:
+    """Return a whole number, or 0 for what is none; logs of others may use the names for other things."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+        return None
+    return float(value)

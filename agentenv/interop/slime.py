@@ -108,7 +108,7 @@ def from_slime(
     Raises:
         UsageError: The lists of a sample have different lengths; the error names the row.
     """
-    yield from episodes_of(map(_token_row, samples), env_id=env_id, decode=decode)
+    yield from episodes_of(samples, _token_row, env_id=env_id, decode=decode)
 
 
 def _token_row(sample: Mapping[str, Any]) -> TokenRow:

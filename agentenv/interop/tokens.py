@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import SequenceBuilder, TokenSequence, Trajectory, Turn
 from agentenv.interop.facts import episode_of, turn_facts
@@ -131,21 +131,39 @@ def turns_of(
 
 
 def episodes_of(
-    rows: Iterable[TokenRow], *, env_id: str, decode: Decode | None = None
+    rows: Iterable[Mapping[str, Any]],
+    parse: Callable[[Mapping[str, Any]], TokenRow],
+    *,
+    env_id: str,
+    decode: Decode | None = None,
 ) -> Iterator[Trajectory]:
     """Yield the episodes of rows; consecutive rows of one episode become its sequences.
 
+    Args:
+        rows: the rows.
+        parse: function that reads a row of the format.
+        env_id: environment id for rows that name none.
+        decode: function that returns the text of token ids.
+
     Raises:
-        UsageError: The lists of a row have different lengths; the error names the row.
+        UsageError: A row lacks a field, or its lists disagree; the error names the row.
     """
     held: list[tuple[TokenRow, TokenSequence]] = []
-    for number, row in enumerate(rows):
+    episode = 0
+    for number, raw in enumerate(rows):
+        try:
+            row = parse(raw)
+            sequence = sequence_of(row, f"row {number}")
+        except UsageError:
+            raise
+        except (AgentEnvError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"row {number} cannot be read: {error!r}") from error
         if held and not row.facts.get("sequence"):
-            yield _episode(held, number - len(held), env_id, decode)
-            held = []
-        held.append((row, sequence_of(row, f"row {number}")))
+            yield _episode(held, episode, env_id, decode)
+            held, episode = [], episode + 1
+        held.append((row, sequence))
     if held:
-        yield _episode(held, 0, env_id, decode)
+        yield _episode(held, episode, env_id, decode)
 
 
 def _episode(

@@ -84,7 +84,7 @@ def from_verl(
     Raises:
         UsageError: The lists of a sample have different lengths; the error names the row.
     """
-    yield from episodes_of(map(_token_row, rows), env_id=env_id, decode=decode)
+    yield from episodes_of(rows, _token_row, env_id=env_id, decode=decode)
 
 
 def _token_row(row: Mapping[str, Any]) -> TokenRow:

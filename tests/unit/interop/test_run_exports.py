@@ -24,10 +24,13 @@ from agentenv.core import (
     ToolResult,
     Trajectory,
     Turn,
+    UsageError,
 )
 from agentenv.interop import (
     from_openai,
     from_prime_rl,
+    from_trl,
+    from_verl,
     to_atif,
     to_inspect,
     to_openai,
@@ -372,3 +375,52 @@ def test_a_condensed_episode_is_a_prime_rl_trace_with_a_path_for_each_context():
     roots = [node for node in record["traces"][0]["nodes"] if node["parent"] is None]
     assert [root["message"]["content"] for root in roots] == ["Be short.", "in short: double 21"]
     assert (new.messages, new.sequences) == (old.messages, old.sequences)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"completion_ids": [3]}, "row 1 has 1 response tokens, but a mask of 2 and 2 logprobs"),
+        ({"logprobs": [0.5, -0.1]}, "row 1 cannot be read"),
+        ({"prompt_ids": None}, "row 1 cannot be read"),
+        ({"spans": {"source": ["model"]}}, "row 1 has `spans` that cannot be read"),
+        (
+            {"spans": {"source": ["env"], "turn": [0], "length": [2], "weights_version": [None]}},
+            "row 1 has 4 tokens, but its spans describe 2",
+        ),
+    ],
+)
+def test_a_row_whose_lists_disagree_is_named(change, says):
+    row = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "env_mask": [1, 1], "logprobs": [-0.1, -0.1]}
+
+    with pytest.raises(UsageError, match=says):
+        list(from_trl([row, row | change]))
+
+
+def test_rows_of_others_without_logprobs_are_not_trained_on():
+    row = {"prompt_ids": [1], "response_ids": [3, 4, 5], "response_mask": [1, 0, 1], "reward_score": 1.0}
+
+    first, second = from_verl([row, row])
+
+    assert (first.trainable, first.reward, first.sequences[0].loss_mask) == (False, 1.0, [False] * 4)
+    assert [(turn.start, turn.num_tokens) for turn in first.turns] == [(1, 1), (3, 1)]
+    assert first.task_id != second.task_id
+
+
+def test_words_of_others_in_the_places_of_our_facts_are_ignored():
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    row = {
+        "messages": messages,
+        "seed": "x",
+        "member": "first",
+        "reward": "good",
+        "error": "none",
+        "rewards": 3,
+    }
+
+    (one,) = from_openai([row])
+    (failed,) = from_openai([row | {"stop_reason": "aborted"}])
+
+    assert (one.seed, one.member, one.reward, one.stop_reason) == (0, 0, None, StopReason.FINAL_ANSWER)
+    assert failed.error is not None
+    assert failed.error.message == "none"
