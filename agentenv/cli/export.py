@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ ROWS = {
     "trl": "trl:trl_samples",
     "verl": "verl:verl_samples",
     "slime": "slime:slime_samples",
+    "prime-rl": "prime_rl:to_prime_rl",
 }
 """Formats with one line for each row, and the function in `agentenv.interop` that makes the rows."""
 FORMATS = (*ROWS, "inspect", "atif", "parquet")
@@ -33,6 +34,9 @@ def run(
     shape: str = typer.Option("openai", "--as", help=", ".join(FORMATS) + "."),
     output: str = typer.Option("", "--output", help="File or directory; in the run's directory if empty."),
     min_reward: float = typer.Option(1.0, "--min-reward", help="For sft: least reward of an episode."),
+    tokenizer: str = typer.Option(
+        "", "--tokenizer", help="For slime: directory of the tokenizer; the run's stored texts if empty."
+    ),
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
@@ -45,7 +49,7 @@ def run(
     source = find_run(name, runs_dir)
     if shape in ROWS:
         target = Path(output or source.path / f"{shape}.jsonl")
-        count = _write(target, _rows(source, shape, min_reward))
+        count = _write(target, _rows(source, shape, min_reward, tokenizer))
     elif shape == "parquet":
         target = Path(output or source.path / "trajectories.parquet")
         count = write_parquet(source, target)
@@ -57,16 +61,27 @@ def run(
         print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}")
 
 
-def _rows(source: Any, shape: str, min_reward: float) -> Iterator[dict[str, Any]]:
+def _rows(source: Any, shape: str, min_reward: float, tokenizer: str) -> Iterator[dict[str, Any]]:
     module, _, function = ROWS[shape].partition(":")
     rows = getattr(import_module(f"agentenv.interop.{module}"), function)
     if shape == "slime":
-        for group in rows(source.groups()):
-            yield from group
+        for group in rows(source.groups(), _decoder(source, tokenizer)):
+            for entry in group:
+                yield from entry if isinstance(entry, list) else [entry]
     elif shape == "sft":
         yield from rows(source, min_reward=min_reward)
+    elif shape == "prime-rl":
+        yield from rows(source, model=source.info.model)
     else:
         yield from rows(source)
+
+
+def _decoder(source: Any, tokenizer: str) -> Callable[[list[int]], str]:
+    if not tokenizer:
+        return source.decoder()
+    from agentenv.render.tokenizer import ChatTokenizer
+
+    return ChatTokenizer.load(tokenizer).decode
 
 
 def _documents(source: Any, shape: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

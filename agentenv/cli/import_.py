@@ -1,9 +1,10 @@
-"""`agentenv import`: read the logs of other tools into a run, to view, compare and rescore them."""
+"""`agentenv import`: read logs and rows of other tools into a run, to view, compare and rescore them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +15,57 @@ from agentenv.cli.options import RunsDirOption, in_runs_dir
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+READERS = {
+    "atif:from_atif": {"schema_version"},
+    "prime_rl:from_prime_rl": {"traces"},
+    "slime:from_slime": {"tokens", "response_length"},
+    "verl:from_verl": {"response_ids", "response_mask"},
+    "trl:from_trl": {"prompt_ids", "completion_ids"},
+    "chatlogs:from_openai": set[str](),
+}
+"""Functions in `agentenv.interop` that read rows, and the keys by which their format is recognised."""
+WITH_TOKENS = {"slime:from_slime", "verl:from_verl", "trl:from_trl"}
+"""Functions whose rows have tokens without their text, and which therefore take `decode`."""
 
 
 @app.command()
 def run(
-    paths: list[str] = typer.Argument(..., metavar="FILE...", help="Chat logs or ATIF documents."),
-    env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment id for the episodes."),
+    paths: list[str] = typer.Argument(
+        ..., metavar="FILE...", help="Chat logs, ATIF documents, or rows of TRL, verl, slime or prime-rl."
+    ),
+    env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment id of rows that name none."),
+    tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer for rows of tokens."),
     runs_dir: str = RunsDirOption,
 ) -> None:
-    """Read OpenAI-style chat logs or ATIF documents into a run."""
-    from agentenv.interop.atif import from_atif
-    from agentenv.interop.chatlogs import from_openai
+    """Read chat logs, ATIF documents or samples of trainers into a run."""
+    from agentenv.render.tokenizer import ChatTokenizer
     from agentenv.runs.store.writer import RunWriter
 
     rows = [row for path in paths for row in read_rows(Path(path))]
-    atif = bool(rows) and "schema_version" in rows[0]
-    episodes = list(from_atif(rows) if atif else from_openai(rows, env_id=env_id))
+    decoding = ChatTokenizer.load(tokenizer) if tokenizer else None
+    episodes = _episodes(rows, env_id, None if decoding is None else decoding.decode)
     ids = tuple(dict.fromkeys(episode.env_id for episode in episodes))
     with RunWriter.create(
         Path(paths[0]).stem, kind="import", root=runs_dir, env_ids=ids, config={"imported_from": paths}
     ) as writer:
+        if decoding is not None:
+            writer.keep_texts(decoding.backend)
         for index, episode in enumerate(episodes):
             writer.append(_distinct(episode, index, episodes))
     print(f"{len(episodes)} episodes   run {writer.id}")
     print(f" view: agentenv view {writer.id}{in_runs_dir(runs_dir)}")
+
+
+def _episodes(
+    rows: Sequence[dict[str, Any]], env_id: str, decode: Callable[[list[int]], str] | None
+) -> list[Any]:
+    """Read the episodes of rows in the format that the first row has."""
+    keys = set(rows[0]) if rows else set[str]()
+    name = next(name for name, wanted in READERS.items() if wanted <= keys)
+    module, _, function = name.partition(":")
+    read = getattr(import_module(f"agentenv.interop.{module}"), function)
+    options = {"decode": decode} if name in WITH_TOKENS else {}
+    return list(read(rows, env_id=env_id, **options))
 
 
 def _distinct(episode: Any, index: int, episodes: list[Any]) -> Any:

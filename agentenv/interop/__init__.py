@@ -1,4 +1,7 @@
-"""Export trajectories and environments to TRL, verl, slime, OpenAI's format, ATIF, Inspect and OpenEnv."""
+"""Write and read trajectories in the formats of others, and let their trainers use our environments.
+
+The formats are those of TRL, verl, slime, prime-rl, OpenAI, ATIF and, only written, Inspect.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,18 @@ if TYPE_CHECKING:
     from agentenv.interop.inspect_log import to_inspect as to_inspect
     from agentenv.interop.openenv import OpenEnvServer as OpenEnvServer
     from agentenv.interop.openenv import serve as serve
+    from agentenv.interop.prime_rl import from_prime_rl as from_prime_rl
+    from agentenv.interop.prime_rl import to_prime_rl as to_prime_rl
+    from agentenv.interop.slime import from_slime as from_slime
     from agentenv.interop.slime import slime_samples as slime_samples
     from agentenv.interop.trl import environment_factory as environment_factory
     from agentenv.interop.trl import environment_reward as environment_reward
     from agentenv.interop.trl import environment_rows as environment_rows
+    from agentenv.interop.trl import from_trl as from_trl
     from agentenv.interop.trl import rollout_func as rollout_func
     from agentenv.interop.trl import task_rows as task_rows
     from agentenv.interop.trl import trl_samples as trl_samples
+    from agentenv.interop.verl import from_verl as from_verl
     from agentenv.interop.verl import verl_samples as verl_samples
 
 __all__ = door(
@@ -31,15 +39,17 @@ __all__ = door(
         "chatlogs": ["from_openai", "to_openai", "to_sft"],
         "inspect_log": ["to_inspect"],
         "openenv": ["OpenEnvServer", "serve"],
-        "slime": ["slime_samples"],
+        "prime_rl": ["from_prime_rl", "to_prime_rl"],
+        "slime": ["from_slime", "slime_samples"],
         "trl": [
             "environment_factory",
             "environment_reward",
             "environment_rows",
+            "from_trl",
             "rollout_func",
             "task_rows",
             "trl_samples",
         ],
-        "verl": ["verl_samples"],
+        "verl": ["from_verl", "verl_samples"],
     },
 )

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from json import dumps
 from typing import Any, cast
 
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, orphans_as_user, text_of
-from agentenv.core.trajectory import StopReason, Trajectory, Turn
+from agentenv.core.messages import Message, ToolCall, ToolResult, orphans_as_user, text_of
+from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.interop.facts import episode_of, facts_of, turn_facts
 
-__all__ = ["from_openai", "to_openai", "to_sft"]
+__all__ = ["chat_turns", "from_openai", "is_answered", "to_openai", "to_sft"]
 
 NO_TOKENS = "imported from a chat log: it has no sampled tokens and logprobs"
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 def to_openai(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each episode, with `messages`, `tools`, and its reward and ids in `metadata`."""
+    """Yield one row for each episode, with `messages`, `tools`, and its facts in `metadata`.
+
+    The facts are ids, rewards, turn rewards, stop reason, truncation and the task.
+    """
     for trajectory in trajectories:
         yield {
             "messages": list(trajectory.messages),
             "tools": list(trajectory.tools),
-            "metadata": {
-                "env_id": trajectory.env_id,
-                "task_id": trajectory.task_id,
-                "group_id": trajectory.group_id,
-                "member": trajectory.member,
-                "seed": trajectory.seed,
-                "reward": trajectory.reward,
-                "rewards": dict(trajectory.rewards),
-                "stop_reason": trajectory.stop_reason.value,
-                "task": dict(trajectory.task),
-            },
+            "metadata": facts_of(trajectory),
         }
 
 
@@ -89,64 +83,68 @@ def _without(hint: str, message: Any) -> Any:
 
 
 def from_openai(rows: Iterable[Mapping[str, Any]], *, env_id: str = "import/Chat-v0") -> Iterator[Trajectory]:
-    """Yield an episode for each row with `messages`; the reward is read from `metadata` or from the row.
+    """Yield an episode for each row with `messages`; other facts are read from `metadata` or from the row.
+
+    A row without a stop reason is an episode that ended with `final_answer` if its last message is a text of
+    the model. Otherwise, it was cut: the stop reason is `max_turns`, or `generation_length` if the row says
+    `truncated` or the finish reason `length`.
 
     Raises:
         UsageError: A row has no messages, or a message has an unknown role; the error names the row.
     """
     for number, row in enumerate(rows):
-        yield _episode(row, number, env_id)
+        facts, messages = _checked(row, number)
+        text = dumps(messages, sort_keys=True, default=str)
+        yield episode_of(
+            facts,
+            env_id=env_id,
+            task_id=blake2b(text.encode(), digest_size=6).hexdigest(),
+            turns=chat_turns(messages, facts),
+            messages=messages,
+            tools=tuple(row.get("tools") or ()),
+            untrainable_reason=NO_TOKENS,
+            answered=is_answered(messages),
+        )
 
 
-def _episode(row: Mapping[str, Any], number: int, env_id: str) -> Trajectory:
+def _checked(row: Mapping[str, Any], number: int) -> tuple[Mapping[str, Any], list[Message]]:
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise UsageError(f"row {number} has no list `messages`; its keys are {sorted(map(str, row))}")
-    for index, message in enumerate(messages):
+    for index, message in enumerate(cast("list[Any]", messages)):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise UsageError(f"row {number}, message {index} has no known role: {message!r:.120}")
     metadata = row.get("metadata")
-    facts: Mapping[str, Any] = metadata if isinstance(metadata, dict) else row
-    text = dumps(messages, sort_keys=True, default=str)
-    task_id = str(facts.get("task_id") or blake2b(text.encode(), digest_size=6).hexdigest())
-    reward = facts.get("reward")
-    value = float(reward) if isinstance(reward, (int, float)) and not isinstance(reward, bool) else None
-    turns = _turns(messages, value)
-    task = facts.get("task")
-    return Trajectory(
-        env_id=str(facts.get("env_id") or env_id),
-        task_id=task_id,
-        seed=int(facts.get("seed") or 0),
-        group_id=str(facts.get("group_id") or f"{env_id}:{task_id}"),
-        member=int(facts.get("member") or 0),
-        stop_reason=StopReason.FINAL_ANSWER,
-        turns=turns,
-        messages=tuple(cast("list[Message]", messages)),
-        reward=value,
-        untrainable_reason=NO_TOKENS,
-        task=cast("Mapping[str, JsonValue]", task) if isinstance(task, dict) else {},
-        tools=tuple(row.get("tools") or ()),
-    )
+    facts = cast("Mapping[str, Any]", metadata) if isinstance(metadata, dict) else row
+    return facts, cast("list[Message]", messages)
 
 
-def _turns(messages: list[Any], reward: float | None) -> tuple[Turn, ...]:
-    results = {str(message.get("tool_call_id")): message for message in messages if message["role"] == "tool"}
+def is_answered(messages: Sequence[Message]) -> bool:
+    """Return whether the conversation ends with a text of the model."""
+    last = messages[-1] if messages else {"role": "user"}
+    return last["role"] == "assistant" and not last.get("tool_calls")
+
+
+def chat_turns(messages: Sequence[Message], facts: Mapping[str, Any]) -> list[Turn]:
+    """Return the turns of a conversation, with their calls, results and rewards.
+
+    If the facts have a reward for each turn, assistant messages before that many last ones are examples in
+    the first observation.
+    """
+    results = {message.get("tool_call_id", ""): message for message in messages if message["role"] == "tool"}
     said = [message for message in messages if message["role"] == "assistant"]
+    rewards = facts.get("turn_rewards")
+    if isinstance(rewards, list):
+        said = said[max(0, len(said) - len(cast("list[object]", rewards))) :]
     turns: list[Turn] = []
-    for index, message in enumerate(said):
+    for index, (message, (reward, finish_reason)) in enumerate(
+        zip(said, turn_facts(facts, len(said)), strict=True)
+    ):
         calls = tuple(map(ToolCall.from_message, message.get("tool_calls") or ()))
-        answered = [(call, results[call.id]) for call in calls if call.id in results]
-        turns.append(
-            Turn(
-                index,
-                message,
-                "stop",
-                0,
-                tool_calls=calls,
-                tool_results=tuple(
-                    ToolResult(call.id, call.name, text_of(answer)) for call, answer in answered
-                ),
-                reward=(reward or 0.0) if index == len(said) - 1 else 0.0,
-            )
+        answers = tuple(
+            ToolResult(call.id, call.name, text_of(results[call.id])) for call in calls if call.id in results
         )
-    return tuple(turns)
+        turns.append(
+            Turn(index, message, finish_reason, 0, tool_calls=calls, tool_results=answers, reward=reward)
+        )
+    return turns

@@ -20,6 +20,9 @@ class PromptResponse:
     logprobs: list[float]
     """Logprob of each response token, 0.0 outside the mask; as long as the response."""
 
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
 
 def split_sequence(sequence: TokenSequence) -> PromptResponse:
     """Split a sequence into prompt and response; without sampled tokens, everything is prompt.

@@ -17,7 +17,8 @@ provides task, tools and reward. TRL must be able to parse tool calls of the mod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, groupby
 from typing import Any
@@ -31,7 +32,9 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.envs.spec import EnvSpec
+from agentenv.interop.facts import facts_of
 from agentenv.interop.split import split_sequence
+from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 from agentenv.interop.trl_methods import TrlEnvironment, environment_class
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
@@ -40,6 +43,7 @@ __all__ = [
     "environment_factory",
     "environment_reward",
     "environment_rows",
+    "from_trl",
     "rollout_func",
     "task_rows",
     "trl_samples",
@@ -48,6 +52,11 @@ __all__ = [
 MARK = "agentenv task "
 IGNORED = -100
 """Label of a token that does not count in the loss."""
+COLUMNS = (
+    *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
+    *("env_reward", "stop_reason", "truncated", "turn_rewards"),
+)
+"""What a `rollout_func` returns. TRL passes all but the first three to reward functions."""
 
 
 def task_rows(spec: EnvSpec, *, split: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
@@ -69,12 +78,17 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     """Yield one row for each sequence of each trainable, scored trajectory.
 
     A row has the columns of a `rollout_func` (`prompt_ids`, `completion_ids`, `logprobs`, `env_mask`,
-    `env_reward`) and, for `SFTTrainer` on the exact tokens, `input_ids` with `labels`.
+    `env_reward`, `stop_reason`, `truncated`, `turn_rewards`) and, for `SFTTrainer` on the exact tokens,
+    `input_ids` with `labels`. The others are what `from_trl` needs to read the episode back; task and named
+    rewards are JSON texts, so that every column has one type.
     """
     for trajectory in trajectories:
         if not trajectory.trainable or trajectory.reward is None:
             continue
-        for sequence in trajectory.sequences:
+        facts = facts_of(trajectory)
+        facts = {**facts, "task": _json(facts["task"]), "rewards": _json(facts["rewards"])}
+        del facts["reward"]
+        for number, sequence in enumerate(trajectory.sequences):
             part = split_sequence(sequence)
             response = [
                 token if trained else IGNORED
@@ -88,10 +102,46 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
                 "env_reward": trajectory.reward,
                 "input_ids": [*part.prompt_ids, *part.response_ids],
                 "labels": [IGNORED] * len(part.prompt_ids) + response,
-                "env_id": trajectory.env_id,
-                "task_id": trajectory.task_id,
-                "group_id": trajectory.group_id,
+                **facts,
+                "sequence": number,
+                "spans": spans_of(sequence, len(part)),
             }
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def from_trl(
+    rows: Iterable[Mapping[str, Any]], *, env_id: str = "import/TRL-v0", decode: Decode | None = None
+) -> Iterator[Trajectory]:
+    """Yield the episodes of rows that `trl_samples` or a `rollout_func` made, with tokens and rewards.
+
+    Args:
+        rows: the rows; those of one episode follow each other.
+        env_id: environment id for rows that name none.
+        decode: function that returns the text of token ids. Without it, turns have tokens and no text.
+
+    Raises:
+        UsageError: The lists of a row have different lengths; the error names the row.
+    """
+    yield from episodes_of(rows, _token_row, env_id=env_id, decode=decode)
+
+
+def _token_row(row: Mapping[str, Any]) -> TokenRow:
+    response = row["completion_ids"]
+    facts = {**row, "reward": row.get("env_reward")}
+    for name in ("task", "rewards"):
+        if isinstance(row.get(name), str):
+            facts[name] = json.loads(row[name])
+    mask = row.get("env_mask")
+    return TokenRow(
+        row["prompt_ids"],
+        response,
+        [1] * len(response) if mask is None else mask,
+        row.get("logprobs"),
+        facts,
+    )
 
 
 def environment_reward(
@@ -160,6 +210,9 @@ def rollout_func(
     spec: EnvSpec, *, split: str | None = None, limits: RunLimits | None = None, seed: int = 0
 ) -> Callable[[Sequence[Any], Any], dict[str, list[Any]]]:
     """Return a `rollout_func` that plays an environment with agentenv's runner on TRL's model.
+
+    TRL passes `env_reward`, `stop_reason`, `truncated` and `turn_rewards` to reward functions, as lists with
+    an entry for each episode.
 
     TRL's `max_completion_length` also applies: an episode ends when its completion, including tool output,
     reaches it. Without `limits` it is the limit of a turn, too.
@@ -284,9 +337,7 @@ def _task_id(prompt: Any) -> str:
 
 def _columns(played: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any]]:
     """Return TRL's columns; an episode that cannot be trained becomes one masked token without a reward."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "env_reward")
-    }
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for trajectory in played:
         sequences = trajectory.sequences
         if len(sequences) > 1:
@@ -301,4 +352,7 @@ def _columns(played: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any]]
         mask = [int(trained) for trained in part.loss_mask] if part is not None and usable else [0]
         columns["env_mask"].append(mask)
         columns["env_reward"].append(trajectory.reward if usable else None)
+        columns["stop_reason"].append(trajectory.stop_reason.value)
+        columns["truncated"].append(trajectory.truncated)
+        columns["turn_rewards"].append(list(trajectory.turn_rewards))
     return columns

@@ -3,19 +3,23 @@
 The format is defined in volcengine/verl, verl/experimental/agent_loop. A sample is a prompt and one response,
 and the response contains everything after the first prompt. `response_mask` is 1 for tokens of the model and
 0 for tool output. Mask and logprobs are as long as the response. `num_turns` counts user, assistant and tool
-messages.
+messages. `extra_fields` holds `turn_scores`, where verl looks for rewards of turns, and the facts with which
+`from_verl` reads an episode back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue
 from agentenv.core.trajectory import Trajectory
+from agentenv.interop.facts import facts_of
 from agentenv.interop.split import split_sequence
+from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 
-__all__ = ["verl_samples"]
+__all__ = ["from_verl", "verl_samples"]
 
 
 def verl_samples(
@@ -40,6 +44,8 @@ def verl_samples(
     for trajectory in trajectories:
         if not trajectory.trainable or trajectory.reward is None:
             continue
+        facts = facts_of(trajectory)
+        scores = facts.pop("turn_rewards")
         for number, sequence in enumerate(trajectory.sequences):
             part = split_sequence(sequence)
             _check("prompt", len(part.prompt_ids), prompt_length, trajectory)
@@ -56,13 +62,42 @@ def verl_samples(
                     "tool_calls": trajectory.timings.get("tools_s", 0.0),
                 },
                 "extra_fields": {
+                    **facts,
                     "uid": trajectory.group_id,
-                    "env_id": trajectory.env_id,
-                    "task_id": trajectory.task_id,
+                    "turn_scores": scores,
                     "sequence": number,
-                    "stop_reason": trajectory.stop_reason.value,
+                    "spans": spans_of(sequence, len(part)),
                 },
             }
+
+
+def from_verl(
+    rows: Iterable[Mapping[str, Any]], *, env_id: str = "import/Verl-v0", decode: Decode | None = None
+) -> Iterator[Trajectory]:
+    """Yield the episodes of verl's samples, with tokens, turn scores and stop reason.
+
+    Args:
+        rows: the samples; those of one episode follow each other.
+        env_id: environment id for samples that name none.
+        decode: function that returns the text of token ids. Without it, turns have tokens and no text.
+
+    Raises:
+        UsageError: The lists of a sample have different lengths; the error names the row.
+    """
+    yield from episodes_of(rows, _token_row, env_id=env_id, decode=decode)
+
+
+def _token_row(row: Mapping[str, Any]) -> TokenRow:
+    extra = row.get("extra_fields") or {}
+    facts = {
+        "group_id": extra.get("uid"),
+        **extra,
+        "reward": row.get("reward_score"),
+        "turn_rewards": extra.get("turn_scores"),
+    }
+    return TokenRow(
+        row["prompt_ids"], row["response_ids"], row["response_mask"], row.get("response_logprobs"), facts
+    )
 
 
 def _check(what: str, length: int, limit: int | None, trajectory: Trajectory) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import StoreError
+from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.index import (
@@ -139,6 +139,26 @@ class Run:
             for key, text in table.items()
             if key.isdecimal()
         }
+
+    def decoder(self) -> Callable[[Sequence[int]], str]:
+        """Return a function that returns the text of token ids, from the texts that the run stores.
+
+        Raises:
+            UsageError: The returned function raises this if the run has no text for an id.
+        """
+        texts = self.vocabulary()
+
+        def decode(token_ids: Sequence[int]) -> str:
+            missing = next((token for token in token_ids if token not in texts), None)
+            if missing is not None:
+                raise UsageError(
+                    f"run {self.info.id} has no text for the token id {missing}",
+                    remedy="name the directory of the tokenizer with --tokenizer",
+                )
+            pieces = "".join(texts[token] for token in token_ids)
+            return pieces.encode("latin-1").decode(errors="replace")
+
+        return decode
 
     def find(self, episode: str) -> EpisodeSummary:
         """Return the summary of an episode named by its index (`12`), `task/member` or `group#member`.

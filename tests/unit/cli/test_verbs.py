@@ -278,7 +278,7 @@ def test_sft_rows_are_the_good_episodes():
     assert [len(row["messages"]) for row in rows] == [5]
 
 
-def test_atif_keeps_tokens_mask_and_reward_and_comes_back_as_messages():
+def test_atif_keeps_tokens_mask_and_reward_and_comes_back():
     old = tool_episode()
 
     document = json.loads(json.dumps(to_atif(old, model="m")))
@@ -288,7 +288,8 @@ def test_atif_keeps_tokens_mask_and_reward_and_comes_back_as_messages():
     assert [step["source"] for step in steps] == ["system", "user", "agent", "agent"]
     assert steps[3]["metrics"]["completion_token_ids"] == [7, 8, 9]
     assert steps[3]["metrics"]["prompt_token_ids"] == [1, 2, 3, 4, 5, 6]
-    assert steps[3]["metrics"]["extra"] == {"reward": 1.0, "loss_mask": [True, True, True]}
+    assert steps[3]["metrics"]["extra"] == {"reward": 1.0, "loss_mask": [True, True, True], "sequence": 0}
+    assert new.sequences == old.sequences
     assert new.reward == 1.0
     assert new.answer == "42"
     assert new.turns[0].message["reasoning_content"] == "easy"
@@ -299,9 +300,10 @@ def test_arguments_that_are_no_object_survive_atif():
 
     old = tool_episode()
     call = ToolCall("c1", "double", "not json")
-    broken = replace(old, turns=(replace(old.turns[0], tool_calls=(call,)), old.turns[1]))
+    said = {**old.turns[0].message, "tool_calls": [call.to_message()]}
+    messages = tuple(said if message == old.turns[0].message else message for message in old.messages)
 
-    new = next(iter(from_atif([to_atif(broken)])))
+    new = next(iter(from_atif([to_atif(replace(old, messages=messages))])))
 
     assert new.turns[0].tool_calls[0].arguments == "not json"
 

@@ -15,7 +15,7 @@ def trl_trainer(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
-    def make(rows, *, chat_template, settings, **options):
+    def make(rows, *, chat_template, settings, reward=environment_reward, **options):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
         from trl import GRPOConfig, GRPOTrainer
@@ -42,7 +42,7 @@ def trl_trainer(tmp_path, monkeypatch):
         }
         return GRPOTrainer(
             LlamaForCausalLM(config),
-            environment_reward,
+            reward,
             GRPOConfig(**common, **settings),
             datasets.Dataset.from_list(rows),
             processing_class=tokenizer,

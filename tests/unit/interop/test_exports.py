@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Optional
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
 
 from agentenv.core import (
     EpisodeError,
@@ -25,6 +20,7 @@ from agentenv.core import (
 )
 from agentenv.interop import slime_samples, verl_samples
 from agentenv.interop.split import split_sequence
+from helpers.verl_class import verls_own_class
 
 spans = st.lists(st.tuples(st.sampled_from(["model", "env", "other"]), st.integers(0, 5)), max_size=6)
 
@@ -76,32 +72,11 @@ def test_verl_samples_have_masks_as_long_as_responses():
     json.dumps(sample)
 
 
-def verls_own_class() -> Any:
-    """Return verl's `AgentLoopOutput`; read from its source, because its module imports all of a cluster."""
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("verl is not installed")
-    path = Path(spec.submodule_search_locations[0]) / "experimental/agent_loop/agent_loop.py"
-    tree = ast.parse(path.read_text())
-    wanted = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name in {"AgentLoopMetrics", "AgentLoopOutput"}
-    ]
-    names = {
-        "Any": Any,
-        "Optional": Optional,
-        "BaseModel": BaseModel,
-        "ConfigDict": ConfigDict,
-        "torch": None,
-    }
-    exec(compile(ast.Module(wanted, []), str(path), "exec", dont_inherit=True), names)
-    return names["AgentLoopOutput"]
-
-
 @pytest.mark.engine
 def test_verl_takes_the_samples_in_its_own_class():
     output = verls_own_class()
+    if output is None:
+        pytest.skip("verl is not installed")
     (sample,) = verl_samples([episode([("model", 2), ("env", 3), ("model", 1)])])
 
     taken = output(**json.loads(json.dumps(sample)))
@@ -119,12 +94,38 @@ def test_verl_leaves_out_what_cannot_be_trained():
     assert list(verl_samples([episode([("model", 4)], reward=None)])) == []
 
 
+def letters(token_ids):
+    return "".join(chr(ord("a") + token) for token in token_ids)
+
+
+def test_the_response_of_a_slime_sample_is_the_text_of_its_tokens():
+    ((sample,),) = slime_samples([TrajectoryGroup((episode([("model", 2), ("env", 1)]),))], letters)
+
+    assert (sample["response"], sample["response_length"]) == ("hh", 2)
+
+
+def test_a_slime_group_keeps_members_that_failed_before_they_sampled():
+    error = EpisodeError("env", "E", "gone")
+    values = {"stop_reason": StopReason.ERROR, "error": error, "untrainable_reason": "gone", "reward": None}
+    nothing = replace(episode([("model", 2)]), sequences=(), turns=(), member=1, **values)
+
+    ((good, bad),) = slime_samples([TrajectoryGroup((episode([("model", 2)]), nothing))], letters)
+
+    assert (good["rollout_id"], bad["rollout_id"]) == (0, 1)
+    assert (bad["status"], bad["remove_sample"], bad["tokens"], bad["response_length"]) == (
+        "aborted",
+        True,
+        [],
+        0,
+    )
+
+
 def test_slime_samples_keep_whole_groups_and_mask_failures():
     error = EpisodeError("engine", "E", "gone")
     failed = {"stop_reason": StopReason.ABORTED, "error": error, "untrainable_reason": "gone", "reward": None}
     group = TrajectoryGroup((episode([("model", 2), ("env", 1)]), episode([("model", 3)], **failed)))
 
-    ((good, bad),) = slime_samples([group])
+    ((good, bad),) = slime_samples([group], letters)
 
     assert good["status"] == "completed"
     assert bad["status"] == "aborted"
@@ -144,7 +145,8 @@ def test_slime_counts_an_episode_with_two_contexts_once():
         Turn(1, {"role": "assistant", "content": "b"}, "stop", 2, sequence=1, start=3),
     ))  # fmt: skip
 
-    ((first, second, third),) = slime_samples([TrajectoryGroup((one, replace(episode(parts), member=1)))])
+    groups = [TrajectoryGroup((one, replace(episode(parts), member=1)))]
+    (((first, second), third),) = slime_samples(groups, letters)
 
     assert [first["rollout_id"], second["rollout_id"], third["rollout_id"]] == [0, 0, 1]
     assert [first["index"], second["index"], third["index"]] == [0, 1, 2]

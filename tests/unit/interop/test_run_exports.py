@@ -15,6 +15,7 @@ import pytest
 from agentenv.cli import main
 from agentenv.core import (
     EpisodeError,
+    Rewrite,
     StopReason,
     TokenSequence,
     TokenSpan,
@@ -23,9 +24,21 @@ from agentenv.core import (
     ToolResult,
     Trajectory,
     Turn,
+    UsageError,
 )
-from agentenv.interop import to_atif, to_inspect, trl_samples
-from agentenv.runs.store import RunInfo, RunStatus, RunWriter
+from agentenv.interop import (
+    from_openai,
+    from_prime_rl,
+    from_trl,
+    from_verl,
+    to_atif,
+    to_inspect,
+    to_openai,
+    to_prime_rl,
+    trl_samples,
+)
+from agentenv.render import byte_tokenizer
+from agentenv.runs.store import RunInfo, RunStatus, RunWriter, find_run
 
 
 def episode(
@@ -86,6 +99,7 @@ def export(root: Path, shape: str, episodes: Sequence[Trajectory]) -> Path:
     with RunWriter.create("x", root=root, run_id="r1", model="m") as writer:
         for one in episodes:
             writer.append(one)
+        writer.write_vocabulary({number: chr(ord("a") + number) for number in range(10)})
     with pytest.raises(SystemExit) as stop:
         main(["export", "r1", "--runs-dir", str(root), "--as", shape, "--output", str(root / "out")])
     assert not stop.value.code
@@ -104,7 +118,8 @@ def test_trl_rows_label_exactly_what_was_sampled():
 
 
 @pytest.mark.parametrize(
-    ("shape", "count"), [("trl", 2), ("verl", 2), ("slime", 3), ("openai", 3), ("sft", 1)]
+    ("shape", "count"),
+    [("trl", 2), ("verl", 2), ("slime", 3), ("prime-rl", 3), ("openai", 3), ("sft", 1)],
 )
 def test_export_writes_one_line_for_each_row_that_fits(tmp_path, shape, count, capsys):
     path = export(tmp_path, shape, [episode(0), episode(1, 0.0), failed(2)])
@@ -200,8 +215,6 @@ def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from agentenv.render import byte_tokenizer
-
     path = export(tmp_path, "trl", [episode(0), episode(1)])
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     ours = byte_tokenizer()
@@ -234,3 +247,180 @@ def test_trl_trains_on_the_rows_as_they_are_labelled(tmp_path, monkeypatch):
     assert batch["input_ids"].tolist()[0] == rows[0]["input_ids"]
     assert batch["labels"].tolist()[0] == rows[0]["labels"]
     assert trainer.state.log_history[-1]["train_loss"] > 0
+
+
+@pytest.mark.parametrize("shape", ["openai", "trl", "verl", "slime", "prime-rl"])
+def test_an_episode_that_was_cut_is_imported_as_one(tmp_path, shape, capsys):
+    path = export(tmp_path, shape, [episode(stop_reason=StopReason.MAX_TURNS), episode(1, 0.0)])
+
+    with pytest.raises(SystemExit) as stop:
+        main(["import", str(path), "--runs-dir", str(tmp_path)])
+
+    assert not stop.value.code
+    cut, whole = find_run(capsys.readouterr().out.partition("   run ")[2].split()[0], str(tmp_path))
+    assert (cut.stop_reason, cut.truncated, cut.turn_rewards) == (StopReason.MAX_TURNS, True, (0.0, 1.0))
+    assert (whole.stop_reason, whole.reward) == (StopReason.FINAL_ANSWER, 0.0)
+    assert cut.sequences == (() if shape == "openai" else episode().sequences)
+
+
+def test_rows_of_a_trainer_are_imported_with_the_text_of_a_tokenizer(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    ids = tokenizer.encode("ask"), tokenizer.encode("yes<|im_end|>")
+    row = {"prompt_ids": ids[0], "completion_ids": ids[1], "logprobs": [-0.5] * len(ids[1])}
+    (tmp_path / "rows.json").write_text(json.dumps([row | {"env_reward": 1.0}]))
+
+    with pytest.raises(SystemExit) as stop:
+        main(
+            ["import", str(tmp_path / "rows.json"), "--tokenizer", str(tmp_path), "--runs-dir", str(tmp_path)]
+        )
+
+    assert not stop.value.code
+    (one,) = find_run("last", str(tmp_path))
+    assert one.messages == (
+        {"role": "user", "content": "ask"},
+        {"role": "assistant", "content": "yes<|im_end|>"},
+    )
+    assert one.sequences[0].loss_mask == [False] * 3 + [True] * len(ids[1])
+
+
+def test_a_slime_export_without_the_texts_of_tokens_says_what_is_missing(tmp_path, capsys):
+    with RunWriter.create("x", root=tmp_path, run_id="r1", model="m") as writer:
+        writer.append(episode())
+
+    with pytest.raises(SystemExit) as stop:
+        main(["export", "r1", "--runs-dir", str(tmp_path), "--as", "slime"])
+
+    assert stop.value.code == 2
+    assert "--tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({}, StopReason.FINAL_ANSWER),
+        ({"truncated": True}, StopReason.GENERATION_LENGTH),
+        ({"finish_reason": "length"}, StopReason.GENERATION_LENGTH),
+        ({"stop_reason": "final_answer", "truncated": True}, StopReason.GENERATION_LENGTH),
+        ({"stop_reason": "deadline"}, StopReason.DEADLINE),
+    ],
+)
+def test_a_chat_log_that_was_cut_is_no_final_answer(row, reason):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+    (one,) = from_openai([{"messages": messages, **row}])
+
+    assert one.stop_reason is reason
+
+
+def test_a_chat_log_that_ends_with_a_tool_result_was_cut():
+    (row,) = to_openai([episode()])
+
+    (one,) = from_openai([{"messages": row["messages"][:-1]}])
+
+    assert one.truncated
+
+
+def test_a_foreign_trace_with_branches_trains_a_shared_node_once():
+    def node(parent, role, ids, sampled=False):
+        logprobs = [-0.5] * len(ids) if sampled else []
+        message = {"role": role, "content": role}
+        return {
+            "parent": parent,
+            "message": message,
+            "sampled": sampled,
+            "token_ids": ids,
+            "mask": [sampled] * len(ids),
+            "logprobs": logprobs,
+        }
+
+    nodes = [
+        node(None, "user", [1]),
+        node(0, "assistant", [2, 3], sampled=True),
+        node(1, "user", [4]),
+        node(2, "assistant", [5], sampled=True),
+        node(1, "user", [6]),
+        node(4, "assistant", [7], sampled=True),
+    ]
+    trace = {"nodes": nodes, "rewards": {"a": {"score": 2.0, "weight": 0.5}}, "stop_condition": "max_turns"}
+
+    (one,) = from_prime_rl([{"traces": [trace], "group": {"id": "g"}}])
+
+    assert [sequence.token_ids for sequence in one.sequences] == [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]
+    assert [sequence.loss_mask for sequence in one.sequences] == [
+        [False, True, True, False, True],
+        [False, False, False, False, True],
+    ]
+    assert [(turn.sequence, turn.start, turn.num_tokens) for turn in one.turns] == [
+        (0, 1, 2),
+        (0, 4, 1),
+        (1, 4, 1),
+    ]
+    assert [message["role"] for message in one.messages] == ["user", "assistant"] + ["user", "assistant"] * 2
+    assert (one.reward, one.truncated, one.group_id) == (1.0, True, "g")
+    assert one.turn_rewards == (0.0, 0.0, 1.0)
+
+
+def test_a_condensed_episode_is_a_prime_rl_trace_with_a_path_for_each_context():
+    rewrite = Rewrite(1, "condensed", ({"role": "user", "content": "in short: double 21"},))
+    spans = (TokenSpan("prompt", (9,)), TokenSpan("model", (7, 8, 9), (-0.3, -0.4, -0.5), 0, 1))
+    old = episode()
+    turns = (old.turns[0], replace(old.turns[1], sequence=1, start=1))
+    sequences = (old.sequences[0].cut(6), TokenSequence(spans))
+    old = replace(old, turns=turns, sequences=sequences, rewrites=(rewrite,))
+
+    (record,) = to_prime_rl([old])
+    (new,) = from_prime_rl([json.loads(json.dumps(record))])
+
+    roots = [node for node in record["traces"][0]["nodes"] if node["parent"] is None]
+    assert [root["message"]["content"] for root in roots] == ["Be short.", "in short: double 21"]
+    assert (new.messages, new.sequences) == (old.messages, old.sequences)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"completion_ids": [3]}, "row 1 has 1 response tokens, but a mask of 2 and 2 logprobs"),
+        ({"logprobs": [0.5, -0.1]}, "row 1 cannot be read"),
+        ({"prompt_ids": None}, "row 1 cannot be read"),
+        ({"spans": {"source": ["model"]}}, "row 1 has `spans` that cannot be read"),
+        (
+            {"spans": {"source": ["env"], "turn": [0], "length": [2], "weights_version": [None]}},
+            "row 1 has 4 tokens, but its spans describe 2",
+        ),
+    ],
+)
+def test_a_row_whose_lists_disagree_is_named(change, says):
+    row = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "env_mask": [1, 1], "logprobs": [-0.1, -0.1]}
+
+    with pytest.raises(UsageError, match=says):
+        list(from_trl([row, row | change]))
+
+
+def test_rows_of_others_without_logprobs_are_not_trained_on():
+    row = {"prompt_ids": [1], "response_ids": [3, 4, 5], "response_mask": [1, 0, 1], "reward_score": 1.0}
+
+    first, second = from_verl([row, row])
+
+    assert (first.trainable, first.reward, first.sequences[0].loss_mask) == (False, 1.0, [False] * 4)
+    assert [(turn.start, turn.num_tokens) for turn in first.turns] == [(1, 1), (3, 1)]
+    assert first.task_id != second.task_id
+
+
+def test_words_of_others_in_the_places_of_our_facts_are_ignored():
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    row = {
+        "messages": messages,
+        "seed": "x",
+        "member": "first",
+        "reward": "good",
+        "error": "none",
+        "rewards": 3,
+    }
+
+    (one,) = from_openai([row])
+    (failed,) = from_openai([row | {"stop_reason": "aborted"}])
+
+    assert (one.seed, one.member, one.reward, one.stop_reason) == (0, 0, None, StopReason.FINAL_ANSWER)
+    assert failed.error is not None
+    assert failed.error.message == "none"

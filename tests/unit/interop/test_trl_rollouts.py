@@ -57,6 +57,30 @@ def test_trl_makes_a_step_on_our_rollouts(trl_trainer):
     assert logged["grad_norm"] > 0
 
 
+def test_reward_functions_get_stop_reason_truncation_and_turn_rewards(trl_trainer):
+    spec = EnvSpec.of("test/Short-v0", Short, tasks=[{"id": "t0", "n": 0}])
+    heard = {}
+
+    def watching(completions, stop_reason, truncated, turn_rewards, env_reward, **_):
+        heard.update(stop_reason=stop_reason, truncated=truncated, turn_rewards=turn_rewards)
+        return env_reward
+
+    trainer = trl_trainer(
+        task_rows(spec),
+        chat_template=byte_tokenizer().chat_template,
+        settings={"per_device_train_batch_size": 4, "max_completion_length": 12},
+        rollout_func=rollout_func(spec, limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12)),
+        reward=watching,
+    )
+
+    trainer.train()
+
+    reasons = [StopReason(reason) for reason in heard["stop_reason"]]
+    assert heard["truncated"] == [reason.truncated for reason in reasons]
+    assert StopReason.GENERATION_LENGTH in reasons
+    assert [len(rewards) for rewards in heard["turn_rewards"]] == [1] * 4
+
+
 @pytest.mark.parametrize("limits", [None, ae.RunLimits(max_tokens_per_turn=50)])
 def test_no_completion_is_longer_than_trl_allows(trl_trainer, limits):
     spec = EnvSpec.of("test/Short-v0", Short, tasks=[{"id": "t0", "n": 0}])
