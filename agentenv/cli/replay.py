@@ -83,10 +83,11 @@ class _Replay:
         from agentenv.engine.base import Sampling
         from agentenv.envs.registry import spec
         from agentenv.runner.held import own_pool
+        from agentenv.runs.recorded import env_of
         from agentenv.runs.replay import replay_episode
 
         config = self.info.config
-        entry = spec(self.env or self._source(old.env_id))
+        entry = spec(self.env) if self.env else env_of(self.info, old.env_id)
         kwargs = {} if self.env else dict(config.get("env") or {})
         async with AsyncExitStack() as stack:
             live = self._live(stack)
@@ -105,55 +106,24 @@ class _Replay:
                 sandbox=sandbox,
             )
 
-    @property
-    def _model(self) -> str:
-        """The run's model as an engine string; a training run stores only the path of its model."""
-        model = self.info.model
-        return f"hf:{model}" if self.info.kind == "train" else model
-
-    @property
-    def _codec(self) -> str:
-        return self.tokenizer or str(self.info.config.get("tokenizer") or "")
-
     def _live(self, stack: AsyncExitStack) -> Any:
         from agentenv.engine.factory import load_engine
+        from agentenv.runs.recorded import model_of, tokenizer_of
 
         if self.from_turn is None:
             return None
-        live = load_engine(self.model or self._model, tokenizer=self._codec or None)
+        codec = self.tokenizer or tokenizer_of(self.info)
+        live = load_engine(self.model or model_of(self.info), tokenizer=codec or None)
         stack.push_async_callback(live.engine.close)
         return live
 
     def _renderer(self, live: Any) -> Any:
-        """Return the renderer that made the run's tokens, without loading the run's model."""
-        from importlib import import_module
-
-        from agentenv.core.errors import UsageError
-        from agentenv.engine.packaged import PACKAGED
         from agentenv.render.renderer import Renderer
-        from agentenv.render.tokenizer import ChatTokenizer, byte_tokenizer
+        from agentenv.runs.recorded import renderer_of
 
-        kind, _, rest = self._model.partition(":")
         if live is not None and live.tokenizer is not None:
             return Renderer(live.tokenizer)
-        if self._codec:
-            return Renderer(ChatTokenizer.load(self._codec))
-        if kind in {"mock", "scripted"}:
-            return Renderer(byte_tokenizer())
-        if kind in {"hf", "vllm"} or self._model in PACKAGED:
-            files = import_module("agentenv.engine.hf.load").locate(rest or self._model).tokenizer
-            return Renderer(ChatTokenizer.load(files.path, files.gguf_file))
-        raise UsageError(
-            f"the tokenizer of {self._model or 'this run'} is not known",
-            remedy="name its directory with --tokenizer",
-        )
-
-    def _source(self, env_id: str) -> str:
-        """Return the environment's id, or the file from which the run loaded it if it is not registered."""
-        from agentenv.envs.registry import registry
-
-        sources = [str(source) for source in self.info.config.get("envs", ())]
-        return env_id if env_id in registry or len(sources) != 1 else sources[0]
+        return renderer_of(self.info, self.tokenizer)
 
 
 def _line(message: Any) -> str:

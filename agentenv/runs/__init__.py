@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentenv.runs.evaluate import Evaluation as Evaluation
     from agentenv.runs.evaluate import evaluate as evaluate
     from agentenv.runs.evaluate import rollout as rollout
+    from agentenv.runs.recorded import renderer_of as renderer_of
     from agentenv.runs.replay import Replay as Replay
     from agentenv.runs.replay import replay_episode as replay_episode
     from agentenv.runs.report import EvalReport as EvalReport
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from agentenv.runs.store.summary import EpisodeSummary as EpisodeSummary
     from agentenv.runs.store.summary import summarize as summarize
     from agentenv.runs.store.writer import RunWriter as RunWriter
+    from agentenv.runs.verify.verify import verify_episode as verify_episode
+    from agentenv.runs.verify.verify import verify_run as verify_run
     from agentenv.runs.view.page import show as show
 
 __all__ = door(
@@ -33,12 +36,14 @@ __all__ = door(
     {
         "compare": ["Comparison", "compare"],
         "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
+        "recorded": ["renderer_of"],
         "replay": ["Replay", "replay_episode"],
         "report": ["EvalReport", "report_on"],
         "stats": ["Interval", "pass_at_k"],
         "store.reader": ["Run", "find_run", "list_runs"],
         "store.summary": ["EpisodeSummary", "summarize"],
         "store.writer": ["RunWriter"],
+        "verify.verify": ["verify_episode", "verify_run"],
         "view.page": ["show"],
     },
 )
