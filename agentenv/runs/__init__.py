@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.runs.branch import branch_run as branch_run
     from agentenv.runs.compare import Comparison as Comparison
     from agentenv.runs.compare import compare as compare
     from agentenv.runs.evaluate import EvalConfig as EvalConfig
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
+        "branch": ["branch_run"],
         "compare": ["Comparison", "compare"],
         "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
         "recorded": ["renderer_of"],
