@@ -86,14 +86,13 @@ def verify_run(
         total.add("record", None, f"{run.num_damaged} lines of {run.id} are no episodes")
     for summary in run.summaries:
         try:
-            record = run.load(summary)
-        except StoreError as error:
-            found = Verification(num_episodes=1)
-            found.add("record", None, str(error))
-        else:
             found = verify_episode(
-                record, renderer, drift=drift, score=score, versions=versions, tolerance=tolerance
+                run.load(summary), renderer, drift=drift, score=score, versions=versions, tolerance=tolerance
             )
+        except (StoreError, TypeError, ValueError, AttributeError, KeyError) as error:
+            # Anything may stand in a file, also values of other types than the record has.
+            found = Verification(num_episodes=1)
+            found.add("record", None, f"it cannot be checked: {type(error).__name__}: {error}")
         name = f"{summary.task_id}/{summary.member}"
         found.findings = [
             Finding(each.check, each.turn, each.detail, each.wrong, name) for each in found.findings

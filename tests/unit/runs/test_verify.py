@@ -14,6 +14,7 @@ from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import DropToolOutputs, Runner, RunnerOptions
 from agentenv.runs import RunWriter, find_run, verify_episode, verify_run
+from agentenv.runs.view.data import episode_data
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 
@@ -237,5 +238,29 @@ async def test_a_damaged_line_is_a_disagreement(tmp_path):
         writer.append(replace(record, member=1))
     file = writer.path / "trajectories.jsonl"
     file.write_bytes(file.read_bytes().replace(b'"token_ids":[', b'"token_ids":{', 1))
+
+    assert checks(verify_run(find_run(writer.path.name, tmp_path))) == {"record"}
+
+
+async def test_the_viewer_shows_what_disagrees_in_a_record():
+    record = await played()
+
+    assert episode_data(record)["wrong"] == []
+    assert episode_data(replace(record, reward=9.0))["wrong"] == [
+        "the turn rewards sum to 4.0, but the reward is 9.0"
+    ]
+    assert episode_data(_with_message(record, 2, content="x"))["wrong"] == [
+        "turn 0: the messages after it do not begin with its tool results"
+    ]
+
+
+async def test_values_of_other_types_are_a_disagreement_and_no_crash(tmp_path):
+    with RunWriter.create("x", root=tmp_path, model="scripted:x") as writer:
+        writer.append(await played())
+    file = writer.path / "trajectories.jsonl"
+    line = json.loads(file.read_text())
+    line["turns"][0]["reward"] = "much"
+    file.write_text(json.dumps(line) + "\n")
+    (writer.path / "index.jsonl").unlink()
 
     assert checks(verify_run(find_run(writer.path.name, tmp_path))) == {"record"}
