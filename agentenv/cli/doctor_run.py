@@ -94,7 +94,7 @@ def _renderer(info: Any, tokenizer: str) -> tuple[Any, str]:
     try:
         return renderer_of(info, tokenizer), ""
     except UsageError as error:
-        return None, f"{error} ({error.remedy})"
+        return None, str(error)
 
 
 def _score(model: str) -> Callable[[Sequence[int], Sequence[Any]], list[list[float]]]:
