@@ -48,7 +48,8 @@ def verify(
     if drift not in _MODES:
         raise UsageError(f"--drift {drift} is unknown", remedy=f"use one of {', '.join(_MODES)}")
     stored = find_run(run, runs_dir)
-    renderer, missing = _renderer(stored.info, tokenizer)
+    renderer, unknown = _renderer(stored.info, tokenizer)
+    missing = {"tokens": unknown} if unknown else {}
     if weights_version is None and stored.info.kind == "train":
         weights_version = 0  # the model that the training began with
     found = verify_run(
@@ -58,6 +59,9 @@ def verify(
         score=_score(model) if model else None,
         versions=None if weights_version is None else (weights_version,),
     )
+    if model and not found.checked["logprobs"]:
+        version = "" if weights_version is None else f" by weights of version {weights_version}"
+        missing["logprobs"] = f"the policy sampled no tokens{version}; --weights-version names another"
     if as_json:
         facts = {
             "run": stored.id,
@@ -74,7 +78,7 @@ def verify(
     return not found.wrong
 
 
-def _show(found: Verification, lines: Mapping[str, str], missing: str) -> None:
+def _show(found: Verification, lines: Mapping[str, str], missing: Mapping[str, str]) -> None:
     for check, text in lines.items():
         findings = found.of(check)
         mark = "WRONG" if any(finding.wrong for finding in findings) else "-" if findings else "ok"
@@ -83,8 +87,8 @@ def _show(found: Verification, lines: Mapping[str, str], missing: str) -> None:
             print(f"        {finding}")
         if len(findings) > SHOWN:
             print(f"        ... and {len(findings) - SHOWN} more; --json has them all")
-    if missing:
-        print(f"  -     tokens        not checked: {missing}")
+    for check, why in missing.items():
+        print(f"  {'-':6}{check:14}not checked: {why}")
 
 
 def _renderer(info: Any, tokenizer: str) -> tuple[Any, str]:

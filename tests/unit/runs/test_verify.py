@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -229,6 +230,28 @@ async def test_a_run_is_verified_from_disk_and_the_command_ends_with_1(tmp_path,
     assert codes == [0, 1]
     assert good["ok"]
     assert [finding["check"] for finding in bad["findings"]] == ["parse"]
+
+
+async def test_the_command_says_what_it_could_not_check(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with RunWriter.create("x", root="runs", kind="train", model="nowhere") as writer:
+        engine = ScriptedEngine([SPACED, "done"], tokenizer=TOKENIZER, weights_version=3)
+        writer.append(await played(engine=engine))
+    scorer = SimpleNamespace(
+        score=lambda token_ids, parts: [[0.0] * (end - start) for start, end, _ in parts]
+    )
+    monkeypatch.setattr("agentenv.engine.hf.score.TokenScorer.load", lambda model: scorer)
+    monkeypatch.setattr("agentenv.runs.recorded.renderer_of", lambda info, tokenizer: RENDERER)
+    told = []
+    for words in ((), ("--weights-version", "3")):
+        with pytest.raises(SystemExit):
+            main(["doctor", "last", "-m", "hf:x", "--json", *words])
+        told.append(json.loads(capsys.readouterr().out))
+
+    assert "version 0" in told[0]["not_checked"]["logprobs"]
+    assert "logprobs" not in told[0]["checks"]
+    assert told[1]["not_checked"] == {}
+    assert told[1]["checks"]["logprobs"]
 
 
 async def test_a_damaged_line_is_a_disagreement(tmp_path):
