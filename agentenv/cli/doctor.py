@@ -1,4 +1,4 @@
-"""`agentenv doctor`: show what is installed, and examine a chat template or the engine of a model."""
+"""`agentenv doctor`: show what is installed, examine a template or an engine, and verify stored runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from agentenv.cli.options import JsonOption
+from agentenv.cli.options import JsonOption, RunsDirOption
 
 __all__ = ["app"]
 
@@ -35,19 +35,47 @@ PACKAGES = (
 
 @app.command()
 def run(
+    run: str = typer.Argument("", metavar="RUN", help="Verify the episodes of this run instead."),
     model: str = typer.Option(
         "",
         "-m",
         "--model",
-        help="Examine this model's engine (any -m of eval); for a plain path, its chat template.",
+        help="Examine this model's engine (any -m of eval); for a plain path, its chat template. "
+        "With RUN: recompute the log-probabilities with this model.",
     ),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer."),
+    drift: str = typer.Option(
+        "ignore",
+        "--drift",
+        help="With RUN: whether tokens that a full render would not have are wrong (strict), only shown "
+        "(ignore) or not looked for (off).",
+    ),
+    weights_version: int | None = typer.Option(
+        None,
+        "--weights-version",
+        help="With RUN and -m: the version of the weights that the model has; 0 for a training run.",
+    ),
+    runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Show what is installed, what isolates untrusted code and what a model can do, with remedies.
 
-    The exit code is 1 if a check of the model's engine fails.
+    With RUN, verify that its tokens, messages, rewards and log-probabilities agree. The exit code is 1 if a
+    check of the model's engine fails, or if parts of the run disagree.
     """
+    if run:
+        from agentenv.cli.doctor_run import verify
+
+        agrees = verify(
+            run,
+            runs_dir,
+            model=model,
+            tokenizer=tokenizer,
+            drift=drift,
+            weights_version=weights_version,
+            as_json=as_json,
+        )
+        raise typer.Exit(0 if agrees else 1)
     facts: dict[str, Any] = {"python": platform.python_version(), "packages": _packages()}
     if model and Path(model).exists():
         facts["template"] = _template(model)

@@ -1,4 +1,4 @@
-"""`agentenv replay`: play a stored episode's actions again and check whether the result is the same."""
+"""`agentenv replay`: play a stored episode's actions again, or branch episodes at one of their turns."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def run(
     from_turn: int | None = typer.Option(
         None, "--from-turn", help="Continue with a model after this many recorded turns."
     ),
+    branches: int = typer.Option(
+        0,
+        "-k",
+        "--branches",
+        help="Continue this often from the turn, and store the continuations as a run; without an episode, "
+        "branch each one that has such a turn.",
+    ),
+    seed: int = typer.Option(0, "--seed", help="Seed of the branches."),
     model: str = typer.Option("", "-m", "--model", help="Model that continues; the run's own if empty."),
     env: str = typer.Option("", "--env", help="Environment to play in; the run's own if empty."),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the run's tokenizer."),
@@ -32,24 +40,50 @@ def run(
     runs_dir: str = RunsDirOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Send a stored episode's messages to its environment again, and compare the answers."""
+    """Send a stored episode's messages to its environment again, and compare the answers.
+
+    With -k, continue episodes several times from the turn --from-turn, each as a group of a new run.
+    """
     from agentenv.cli.trust import announce
     from agentenv.core.errors import UsageError
     from agentenv.runs.store.reader import find_run
 
     name, _, index = run.partition("#")
-    if not (episode or index):
+    episode = episode or index
+    if not (episode or branches):
         raise UsageError(f"{run!r} names no episode", remedy="add --episode 12 or --episode TASK/MEMBER")
-    if model and from_turn is None:
+    if from_turn is None and (model or branches):
+        option = "-k" if branches else "-m"
         raise UsageError(
-            "-m continues from a turn, but no turn is named", remedy="name the turn with --from-turn"
+            f"{option} continues from a turn, but no turn is named", remedy="name the turn with --from-turn"
         )
     stored = find_run(name, runs_dir)
     if not env or (from_turn is not None and not model):
         # The environment or the model is the one that the run names.
-        announce(stored.info, trust=trust, purpose="replaying")
-    old = stored.load(stored.find(episode or index))
-    again = asyncio.run(_Replay(stored.info, env, tokenizer, model, from_turn).play(old))
+        announce(stored.info, trust=trust, purpose="branching" if branches else "replaying")
+    if from_turn is None or not branches:
+        replaying = _Replay(stored.info, env, tokenizer, model, from_turn)
+        raise typer.Exit(_replay(replaying, stored.load(stored.find(episode)), as_json=as_json))
+
+    from agentenv.cli.branches import branch
+    from agentenv.runs.branch import Branching
+
+    branching = Branching(
+        source=stored,
+        from_turn=from_turn,
+        group_size=branches,
+        seed=seed,
+        episode=episode,
+        model=model,
+        env=env,
+        tokenizer=tokenizer,
+    )
+    raise typer.Exit(branch(branching, runs_dir, as_json=as_json))
+
+
+def _replay(replaying: _Replay, old: Any, *, as_json: bool) -> int:
+    """Replay an episode and print what was said; return 1 if the environment answers otherwise."""
+    again = asyncio.run(replaying.play(old))
     new, difference = again.trajectory, again.difference
     if as_json:
         result = {
@@ -64,7 +98,7 @@ def run(
         print(f"stored:   reward {old.reward}  {old.stop_reason.value}")
         print(f"replayed: reward {new.reward}  {new.stop_reason.value}")
         print("the same" if difference is None else f"differs: {difference}")
-    raise typer.Exit(0 if again.same else 1)
+    return 0 if again.same else 1
 
 
 @dataclass(frozen=True)
@@ -83,10 +117,12 @@ class _Replay:
         from agentenv.engine.base import Sampling
         from agentenv.envs.registry import spec
         from agentenv.runner.held import own_pool
+        from agentenv.runner.options import RunnerOptions
+        from agentenv.runs.recorded import env_of
         from agentenv.runs.replay import replay_episode
 
         config = self.info.config
-        entry = spec(self.env or self._source(old.env_id))
+        entry = spec(self.env) if self.env else env_of(self.info, old.env_id)
         kwargs = {} if self.env else dict(config.get("env") or {})
         async with AsyncExitStack() as stack:
             live = self._live(stack)
@@ -99,61 +135,31 @@ class _Replay:
                 from_turn=self.from_turn,
                 live=None if live is None else live.engine,
                 sampling=build(Sampling, dict(config.get("sampling") or {})),
+                options=build(RunnerOptions, dict(config.get("runner") or {})),
                 run_seed=self.info.seed,
                 user=entry.user,
                 done_policy=entry.done_policy,
                 sandbox=sandbox,
             )
 
-    @property
-    def _model(self) -> str:
-        """The run's model as an engine string; a training run stores only the path of its model."""
-        model = self.info.model
-        return f"hf:{model}" if self.info.kind == "train" else model
-
-    @property
-    def _codec(self) -> str:
-        return self.tokenizer or str(self.info.config.get("tokenizer") or "")
-
     def _live(self, stack: AsyncExitStack) -> Any:
         from agentenv.engine.factory import load_engine
+        from agentenv.runs.recorded import model_of, tokenizer_of
 
         if self.from_turn is None:
             return None
-        live = load_engine(self.model or self._model, tokenizer=self._codec or None)
+        codec = self.tokenizer or tokenizer_of(self.info)
+        live = load_engine(self.model or model_of(self.info), tokenizer=codec or None)
         stack.push_async_callback(live.engine.close)
         return live
 
     def _renderer(self, live: Any) -> Any:
-        """Return the renderer that made the run's tokens, without loading the run's model."""
-        from importlib import import_module
-
-        from agentenv.core.errors import UsageError
-        from agentenv.engine.packaged import PACKAGED
         from agentenv.render.renderer import Renderer
-        from agentenv.render.tokenizer import ChatTokenizer, byte_tokenizer
+        from agentenv.runs.recorded import renderer_of
 
-        kind, _, rest = self._model.partition(":")
         if live is not None and live.tokenizer is not None:
             return Renderer(live.tokenizer)
-        if self._codec:
-            return Renderer(ChatTokenizer.load(self._codec))
-        if kind in {"mock", "scripted"}:
-            return Renderer(byte_tokenizer())
-        if kind in {"hf", "vllm"} or self._model in PACKAGED:
-            files = import_module("agentenv.engine.hf.load").locate(rest or self._model).tokenizer
-            return Renderer(ChatTokenizer.load(files.path, files.gguf_file))
-        raise UsageError(
-            f"the tokenizer of {self._model or 'this run'} is not known",
-            remedy="name its directory with --tokenizer",
-        )
-
-    def _source(self, env_id: str) -> str:
-        """Return the environment's id, or the file from which the run loaded it if it is not registered."""
-        from agentenv.envs.registry import registry
-
-        sources = [str(source) for source in self.info.config.get("envs", ())]
-        return env_id if env_id in registry or len(sources) != 1 else sources[0]
+        return renderer_of(self.info, self.tokenizer)
 
 
 def _line(message: Any) -> str:

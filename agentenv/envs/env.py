@@ -187,8 +187,10 @@ class Env(gymnasium.Env[Any, Any]):
     def snapshot(self) -> Snapshot:
         """Copy the state of the episode, so that `restore` can return to it.
 
+        A sandbox is not copied and goes on as it is: files that `write_file` wrote into it later stay.
+
         Raises:
-            UsageError: An attribute cannot be copied; the message names it.
+            UsageError: An attribute cannot be copied, such as a session of a sandbox; the message names it.
         """
         return take(self, self._episode.context, _NOT_COPIED)
 

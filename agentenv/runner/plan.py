@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from agentenv.core.episode_env import EpisodeEnv
+from agentenv.core.errors import UsageError
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task, TaskFields
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 
-__all__ = ["Job", "Plan", "Score", "TaskLike", "jobs_of", "read_task"]
+__all__ = ["Branch", "Job", "Plan", "Score", "TaskLike", "branches_of", "jobs_of", "read_task"]
 
 Score: TypeAlias = Callable[
     [Trajectory, EpisodeEnv, Mapping[str, object]],
@@ -34,6 +35,18 @@ TaskLike: TypeAlias = "_TaskRow | Mapping[str, object]"
 """A task with `id` and `data`, or only its data; the id is then a digest of the data."""
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The recorded turns with which an episode begins; the model goes on after them.
+
+    The environment really plays these turns again and must answer as it did. Their tokens are not trained on.
+    """
+
+    record: Trajectory
+    turns: int
+    """Number of recorded turns."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that determines one episode; the same plan gives the same episode."""
@@ -51,6 +64,8 @@ class Plan:
     sampling: Sampling = field(default_factory=Sampling)
     done_policy: DonePolicy = "stop"
     score: Score | None = None
+    branch: Branch | None = None
+    """Recorded turns with which the episode begins; None to play all turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,8 @@ class Job:
     group_id: str
     seed: int
     """Seed of the environment."""
+    branch: Branch | None = None
+    """Recorded turns with which every member begins; None to play all turns."""
 
     def plan(self, template: Plan, member: int) -> Plan:
         """Return the plan of one member of the group."""
@@ -75,6 +92,7 @@ class Job:
             group_id=self.group_id,
             member=member,
             run_seed=self.run_seed,
+            branch=self.branch,
         )
 
 
@@ -106,6 +124,24 @@ def jobs_of(
         suffix = (f"@{round_index}" if round_index else "") + (f"~{repeat}" if repeat else "")
         group_id = f"{env_id}:{task_id}{suffix}"
         yield Job(task_id, data, salted, group_id, derive_seed(salted, env_id, task_id))
+
+
+def branches_of(records: Iterable[Trajectory], from_turn: int, run_seed: int) -> Iterator[Job]:
+    """Yield a job for each record, whose members go on from this turn with sampling seeds of their own.
+
+    Raises:
+        UsageError: An episode has no such turn.
+    """
+    for record in records:
+        if not 0 <= from_turn < len(record.turns):
+            raise UsageError(
+                f"member {record.member} of {record.group_id} has {len(record.turns)} turns, so it cannot be "
+                f"branched at turn {from_turn}",
+                remedy="name a turn from 0 to the one before its last",
+            )
+        salted = derive_seed(run_seed, "branch", record.group_id, record.member, from_turn)
+        group_id = f"{record.group_id}/{record.member}@turn-{from_turn}"
+        yield Job(record.task_id, record.task, salted, group_id, record.seed, Branch(record, from_turn))
 
 
 def _counted(tasks: Iterable[TaskLike]) -> Iterator[tuple[TaskLike, int]]:

@@ -159,6 +159,7 @@ class Record:
             "user_turns": float(self.user_turns),
             "trimmed_outputs": float(self.trimmed),
             "condenser_tokens": float(self.condenser_tokens),
+            **({} if self.plan.branch is None else {"shared_turns": float(self.plan.branch.turns)}),
             **{f"forks_{cause}": float(count) for cause, count in self.conversation.forks.items()},
             **self.conversation.usage,
         }

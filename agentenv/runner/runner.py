@@ -23,7 +23,7 @@ from agentenv.runner.held import Closing, SandboxPool
 from agentenv.runner.ledger import Ledger
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.outputs import FullOutputs
-from agentenv.runner.plan import Job, Plan, Score, TaskLike, read_task
+from agentenv.runner.plan import Job, Plan, Score, TaskLike, branches_of, read_task
 from agentenv.runner.stage import PlayableSpec, Shared, Stage
 from agentenv.runner.users import UserLike
 from agentenv.runner.watchdog import Watchdog
@@ -249,6 +249,59 @@ class Runner:
             finished=finished,
             on_trajectory=on_trajectory,
         )
+
+    def run_branches(
+        self,
+        spec: PlayableSpec,
+        records: Iterable[Trajectory],
+        group_size: int,
+        *,
+        from_turn: int,
+        limits: RunLimits | None = None,
+        user: UserLike = None,
+        env_kwargs: Mapping[str, object] | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        """Continue each recorded episode several times from one of its turns; yield each as a group.
+
+        The members of a group share the turns before `from_turn`: the environment plays them again, and their
+        tokens are as recorded and not trained on. From there each member samples with seeds of its own. A
+        member whose environment answers differently than recorded is aborted.
+
+        Args:
+            spec: specification that makes the environments, one for each member.
+            records: the episodes; read when there is room.
+            group_size: number of continuations of each episode.
+            from_turn: number of recorded turns that the members share.
+            limits: further limits; the strictest of these, the spec's and the runner's apply.
+            user: user that replaces the spec's.
+            env_kwargs: keyword arguments for `spec.make`.
+            on_trajectory: called with each episode as it finishes.
+
+        Raises:
+            UsageError: An episode has no such turn, or has no tokens although the engine works on tokens.
+        """
+        (policy := GroupPolicy()).check(group_size)
+        stage = self.stage(spec, limits=limits, user=user, env_kwargs=env_kwargs)
+        fitting = records if self.renderer is None else map(_with_tokens, records)
+        return play_groups(
+            stage,
+            branches_of(fitting, from_turn, self.run_seed),
+            group_size=group_size,
+            policy=policy,
+            concurrency=self.options.concurrency,
+            on_trajectory=on_trajectory,
+        )
+
+
+def _with_tokens(record: Trajectory) -> Trajectory:
+    if not record.sequences:
+        raise UsageError(
+            f"member {record.member} of {record.group_id} has no tokens, so an engine that works on tokens "
+            "cannot continue it",
+            remedy="continue it with a chat engine",
+        )
+    return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import ChatEngine, Engine
+from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import Condenser
 from agentenv.runner.conversation.base import Conversation
@@ -213,7 +214,7 @@ class Stage:
     ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory]]]:
         """Start an attempt; yield its episode and the future of its record; then close its resources."""
         name = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._shared.sessions)}"
-        held = _Held(self._conversation(plan.limits, name))
+        held = _Held(self._conversation(plan, name))
         try:
             episode = self._episode(plan, attempt, name, held)
             async with self._shared.watchdog.playing(name, episode) as record:
@@ -250,14 +251,18 @@ class Stage:
             attempt=attempt,
         )
 
-    def _conversation(self, limits: RunLimits, name: str) -> Conversation:
-        shared = self._shared
+    def _conversation(self, plan: Plan, name: str) -> Conversation:
+        shared, limits, branch = self._shared, plan.limits, plan.branch
         if shared.renderer is None:
-            return ChatConversation(cast("ChatEngine", shared.engine), limits)
+            chat = cast("ChatEngine", shared.engine)
+            if branch is not None:
+                chat = ChatReplayEngine(branch.record, turns=branch.turns, live=chat, shared=True)
+            return ChatConversation(chat, limits)
+        engine = cast("Engine", shared.engine)
+        if branch is not None:
+            engine = ReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
         rewrite = shared.options.history == "rewrite"
-        return TokenConversation(
-            cast("Engine", shared.engine), shared.renderer, limits, name, rewrite=rewrite
-        )
+        return TokenConversation(engine, shared.renderer, limits, name, rewrite=rewrite)
 
     async def _close(self, held: _Held) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.

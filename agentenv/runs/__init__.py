@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.runs.branch import branch_run as branch_run
     from agentenv.runs.compare import Comparison as Comparison
     from agentenv.runs.compare import compare as compare
     from agentenv.runs.evaluate import EvalConfig as EvalConfig
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from agentenv.runs.evaluate import Evaluation as Evaluation
     from agentenv.runs.evaluate import evaluate as evaluate
     from agentenv.runs.evaluate import rollout as rollout
+    from agentenv.runs.recorded import renderer_of as renderer_of
     from agentenv.runs.replay import Replay as Replay
     from agentenv.runs.replay import replay_episode as replay_episode
     from agentenv.runs.report import EvalReport as EvalReport
@@ -26,19 +28,24 @@ if TYPE_CHECKING:
     from agentenv.runs.store.summary import EpisodeSummary as EpisodeSummary
     from agentenv.runs.store.summary import summarize as summarize
     from agentenv.runs.store.writer import RunWriter as RunWriter
+    from agentenv.runs.verify.verify import verify_episode as verify_episode
+    from agentenv.runs.verify.verify import verify_run as verify_run
     from agentenv.runs.view.page import show as show
 
 __all__ = door(
     __name__,
     {
+        "branch": ["branch_run"],
         "compare": ["Comparison", "compare"],
         "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
+        "recorded": ["renderer_of"],
         "replay": ["Replay", "replay_episode"],
         "report": ["EvalReport", "report_on"],
         "stats": ["Interval", "pass_at_k"],
         "store.reader": ["Run", "find_run", "list_runs"],
         "store.summary": ["EpisodeSummary", "summarize"],
         "store.writer": ["RunWriter"],
+        "verify.verify": ["verify_episode", "verify_run"],
         "view.page": ["show"],
     },
 )

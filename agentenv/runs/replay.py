@@ -6,7 +6,7 @@ compared with the record, so that a nondeterministic environment is found at the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.errors import UsageError
@@ -66,6 +66,7 @@ async def replay_episode(
     from_turn: int | None = None,
     live: Engine | ChatEngine | None = None,
     sampling: Sampling | None = None,
+    options: RunnerOptions | None = None,
     run_seed: int = 0,
     user: UserLike = None,
     done_policy: DonePolicy = "stop",
@@ -81,6 +82,7 @@ async def replay_episode(
         from_turn: number of recorded turns to play before `live` continues; None plays all of them.
         live: the engine that continues after `from_turn`.
         sampling: sampling parameters of the turns that `live` plays.
+        options: options of the recorded run, such as `history`; an episode is never played twice.
         run_seed: seed of the run, from which the seeds of these turns are derived.
         user: the simulated user of the run, if it had one.
         done_policy: the run's policy for an episode whose task is done.
@@ -94,7 +96,7 @@ async def replay_episode(
         engine,
         renderer,
         limits,
-        options=RunnerOptions(retries=0),
+        options=replace(options or RunnerOptions(), retries=0),
         sampling=sampling,
         run_seed=run_seed,
         sandbox=sandbox,

@@ -151,6 +151,14 @@ class Session(Workspace):
     def ended(self) -> bool:
         """True once the process has ended, for any reason."""
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Refuse: a copy would share the process, and with it the state.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError("a session of a sandbox cannot be copied, because its process cannot")
+
 
 class Sandbox(Workspace):
     """Runs untrusted code, each time in a fresh process and a clean directory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from agentenv.core.errors import EngineError
 from agentenv.core.messages import JsonValue, Message
@@ -27,9 +28,18 @@ class ReplayEngine:
         record: an episode with tokens.
         turns: number of recorded turns to replay; all if None.
         live: engine for the turns after the recorded ones; without it, a further turn is an error.
+        shared: several episodes begin with these turns. Their tokens are not trained on, and every prompt
+            must be the recorded one.
     """
 
-    def __init__(self, record: Trajectory, *, turns: int | None = None, live: Engine | None = None) -> None:
+    def __init__(
+        self,
+        record: Trajectory,
+        *,
+        turns: int | None = None,
+        live: Engine | None = None,
+        shared: bool = False,
+    ) -> None:
         self.name = f"replay:{record.group_id}/{record.member}"
         self.weights_version = live.weights_version if live is not None else 0
         self.max_context_tokens = live.max_context_tokens if live is not None else None
@@ -37,6 +47,7 @@ class ReplayEngine:
         self._turns = len(record.turns) if turns is None else turns
         self._played = 0
         self._live = live
+        self._shared = shared
 
     @property
     def untrainable_reason(self) -> str:
@@ -55,11 +66,12 @@ class ReplayEngine:
         """Return the next recorded completion; see `agentenv.engine.base.Engine`.
 
         Raises:
-            EngineError: All recorded turns were replayed and there is no live engine.
+            EngineError: All recorded turns were replayed and there is no live engine, or shared turns do not
+                follow the recorded prompt.
         """
         self._played += 1
         if self._played <= self._turns:
-            return _completion(self._record, self._record.turns[self._played - 1])
+            return self._recorded(prompt_ids, self._record.turns[self._played - 1])
         if self._live is None:
             raise EngineError(
                 f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
@@ -72,6 +84,14 @@ class ReplayEngine:
             deadline_s=deadline_s,
         )
 
+    def _recorded(self, prompt_ids: Sequence[int], turn: Turn) -> Completion:
+        done = _completion(self._record, turn)
+        if not self._shared:
+            return done
+        if list(prompt_ids) != self._record.sequences[turn.sequence].token_ids[: turn.start]:
+            raise _parted(self.name, turn)
+        return replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False)
+
     async def release(self, session_id: str) -> None:
         """Tell the live engine to forget the episode."""
         if self._live is not None:
@@ -82,10 +102,23 @@ class ReplayEngine:
 
 
 class ChatReplayEngine:
-    """Returns the messages of a record without tokens in order; then a live engine takes over."""
+    """Returns the messages of a record in order; then a live engine takes over.
+
+    Args:
+        record: an episode.
+        turns: number of recorded turns to replay; all if None.
+        live: engine for the turns after the recorded ones; without it, a further turn is an error.
+        shared: several episodes begin with these turns, so that the messages before each of them must be the
+            recorded ones.
+    """
 
     def __init__(
-        self, record: Trajectory, *, turns: int | None = None, live: ChatEngine | None = None
+        self,
+        record: Trajectory,
+        *,
+        turns: int | None = None,
+        live: ChatEngine | None = None,
+        shared: bool = False,
     ) -> None:
         self.name = f"replay:{record.group_id}/{record.member}"
         self.max_context_tokens = live.max_context_tokens if live is not None else None
@@ -93,6 +126,8 @@ class ChatReplayEngine:
         self._turns = len(record.turns) if turns is None else turns
         self._played = 0
         self._live = live
+        # Where the conversation was condensed, the model was shown other messages than the recorded ones.
+        self._shared = shared and not record.rewrites
 
     async def chat(
         self,
@@ -105,11 +140,14 @@ class ChatReplayEngine:
         """Return the next recorded message; see `agentenv.engine.base.ChatEngine`.
 
         Raises:
-            EngineError: All recorded turns were replayed and there is no live engine.
+            EngineError: All recorded turns were replayed and there is no live engine, or shared turns do not
+                follow the recorded messages.
         """
         self._played += 1
         if self._played <= self._turns:
             turn = self._record.turns[self._played - 1]
+            if self._shared and tuple(messages) != self._record.messages[: len(messages)]:
+                raise _parted(self.name, turn)
             return ChatCompletion(turn.message, Usage(completion_tokens=turn.num_tokens), turn.finish_reason)
         if self._live is None:
             raise EngineError(
@@ -119,6 +157,15 @@ class ChatReplayEngine:
 
     async def close(self) -> None:
         """Do nothing: the live engine belongs to the caller, who closes it."""
+
+
+def _parted(name: str, turn: Turn) -> EngineError:
+    return EngineError(
+        f"{name}: the conversation before turn {turn.index} is not the recorded one, so this turn cannot be "
+        "shared",
+        remedy="replay the episode to see the first difference; the environment must answer as it did, and "
+        "limits and tokenizer must be those of the record",
+    )
 
 
 def _completion(record: Trajectory, turn: Turn) -> Completion:

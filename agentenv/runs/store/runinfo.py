@@ -58,7 +58,7 @@ class RunInfo:
 
     id: str
     kind: str
-    """`eval`, `train` or `import`."""
+    """`eval`, `train`, `branch` or `import`."""
     env_ids: tuple[str, ...] = ()
     model: str = ""
     seed: int = 0

@@ -61,7 +61,7 @@ class RunWriter:
 
         Args:
             name: an environment id or another name; its last part becomes part of the run's id.
-            kind: `eval`, `train` or `import`.
+            kind: `eval`, `train`, `branch` or `import`.
             root: the directory that contains the runs.
             run_id: name of the new directory; if empty, it is made from the time and `name`.
             values: further fields of `RunInfo`.

@@ -17,6 +17,8 @@ from agentenv.runs.report import report_on
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
+from agentenv.runs.verify.findings import Verification
+from agentenv.runs.verify.record import check_record
 
 __all__ = ["episode_data", "pack", "page_json", "run_data", "run_json", "safe_json"]
 
@@ -138,7 +140,21 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
             "traceback": error.traceback,
         },
         "ann": note or {},
+        "wrong": _wrong(trajectory),
     }
+
+
+def _wrong(trajectory: Trajectory) -> list[str]:
+    """Return where parts of the record disagree, as `agentenv doctor RUN` finds it without a tokenizer."""
+    found = Verification()
+    try:
+        check_record(trajectory, found)
+    except Exception as error:  # noqa: BLE001 - anything may stand in a run that somebody else wrote
+        return [f"the record cannot be checked: {type(error).__name__}: {error}"]
+    return [
+        finding.detail if finding.turn is None else f"turn {finding.turn}: {finding.detail}"
+        for finding in found.wrong
+    ]
 
 
 def _span(span: TokenSpan) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from gymnasium.utils.env_checker import check_env
 
 from agentenv.core import Action, Context, EnvironmentMisuse, UsageError
 from agentenv.envs import Chat, Env, Text
+from agentenv.sandbox import Session, create
 
 
 class Countdown(Env):
@@ -324,6 +325,43 @@ def test_snapshot_names_what_it_cannot_copy():
     env.reset(seed=1)
     env.lock = threading.Lock()
     with pytest.raises(UsageError, match=r"Countdown\.lock"):
+        env.snapshot()
+
+
+class Sandboxed(Countdown):
+    """An environment that made a sandbox itself and keeps its files in its own attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self._own = create("none", size=1)
+        self.held = [self._own]
+
+
+async def test_an_environment_with_a_sandbox_of_its_own_is_restored_and_keeps_the_sandbox():
+    env, context = Sandboxed(), Context()
+    await env.begin({"n": 5}, seed=3, context=context)
+    context.sandbox = own = env._own
+    context.state["seen"] = [own]
+    env.files = {"a.py": "1"}
+    saved = env.snapshot()
+
+    env.files["a.py"] = "2"
+    env.restore(saved)
+
+    assert env.files == {"a.py": "1"}
+    assert env._own is own
+    assert env.held[0] is own
+    assert context.sandbox is own
+    assert context.state["seen"] == [own]
+
+
+async def test_an_open_session_is_named_because_its_state_cannot_be_copied():
+    env, context = Sandboxed(), Context()
+    await env.begin({"n": 5}, seed=3, context=context)
+    opened = type("Open", (Session,), {})
+    opened.__abstractmethods__ = frozenset()
+    context.state["session"] = opened()
+    with pytest.raises(UsageError, match=r"context\.state\['session'\] cannot be copied"):
         env.snapshot()
 
 

@@ -10,7 +10,7 @@ from agentenv.core import RunLimits, StopReason, UsageError
 from agentenv.engine import ChatCompletion, Completion, Sampling, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import Runner
+from agentenv.runner import Runner, RunnerOptions
 from agentenv.runs import replay_episode
 from agentenv.testing import tool_call
 from agentenv.tools import tool
@@ -68,6 +68,20 @@ async def test_a_turn_longer_than_the_sampling_settings_of_the_replay_plays_agai
 
     assert again.same
     assert again.trajectory.sequences == first.sequences
+
+
+async def test_an_episode_with_a_rewritten_history_plays_again_to_the_same_sequences():
+    options = RunnerOptions(history="rewrite")
+    script = ["<think>hm</think>" + tool_call("roll"), tool_call("roll").replace('", "', '","'), "done"]
+    engine = ScriptedEngine(script, tokenizer=TOKENIZER)
+    first = await Runner(engine, RENDERER, LIMITS, options=options).run_episode(Dice(), {"sides": 9})
+
+    again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS, options=options)
+    verbatim = await replay_episode(first, Dice(), RENDERER, limits=LIMITS)
+
+    assert len(first.sequences) > 1
+    assert again.same
+    assert verbatim.difference.what == "tokens"
 
 
 async def test_a_nondeterministic_environment_is_reported_at_its_first_difference():

@@ -95,6 +95,7 @@ function stopFacts(e, ep) {
       error.traceback &&
       h("details", {}, h("summary", {}, "traceback"), div("code", safe(error.traceback))),
     e.u && h("p", { class: "dim" }, "not trainable: ", safe(e.u)),
+    ep.wrong.map((text) => div("warn mark", span("pill fail", "✕ record"), " ", safe(text))),
   ];
 }
 

@@ -1,0 +1,99 @@
+"""The checks of a stored episode that need nothing but its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import isclose
+
+from agentenv.core.messages import CallStatus, Message
+from agentenv.core.sequence import TokenSequence, TokenSpan
+from agentenv.core.trajectory import StopReason, Trajectory
+from agentenv.runs.verify.findings import Verification
+
+__all__ = ["answers_of", "check_record"]
+
+
+def check_record(record: Trajectory, found: Verification) -> None:
+    """Check that turns, spans, messages, tool results and rewards agree with each other."""
+    found.checked["record"] += 1
+    for turn, complaint in (*_wrong_turns(record), *_wrong_spans(record)):
+        found.add("record", turn, complaint)
+    answers = answers_of(record)
+    if answers is None:
+        found.add("record", None, "the messages of the turns are not those of the conversation, in its order")
+        return
+    for turn, said in zip(record.turns, answers[1:], strict=True):
+        results = [result.to_message() for result in turn.tool_results]
+        if list(said[: len(results)]) != results:
+            found.add("record", turn.index, "the messages after it do not begin with its tool results")
+
+
+def _wrong_turns(record: Trajectory) -> Iterator[tuple[int | None, str]]:
+    # The last turn of an episode that was cut short may have no results.
+    unanswered = record.stop_reason.failed or record.stop_reason is StopReason.DEADLINE
+    for position, turn in enumerate(record.turns):
+        if turn.index != position:
+            yield position, f"its index is {turn.index}"
+        asked = [call.id for call in turn.tool_calls if call.status is not CallStatus.IN_THINKING]
+        answered = [result.tool_call_id for result in turn.tool_results]
+        last = position == len(record.turns) - 1
+        if asked != answered and not (last and unanswered and not answered):
+            yield position, f"its tool calls are {asked}, but the results answer {answered}"
+    if record.reward is not None and record.turns:
+        total = sum(record.turn_rewards)
+        if not isclose(total, record.reward, rel_tol=1e-6, abs_tol=1e-6):
+            yield None, f"the turn rewards sum to {total}, but the reward is {record.reward}"
+
+
+def _wrong_spans(record: Trajectory) -> Iterator[tuple[int | None, str]]:
+    if not record.sequences:
+        return
+    ends = [0] * len(record.sequences)
+    for turn in record.turns:
+        if not 0 <= turn.sequence < len(record.sequences):
+            yield turn.index, f"it names sequence {turn.sequence} of {len(record.sequences)}"
+            return
+        if turn.start < ends[turn.sequence]:
+            yield turn.index, f"it begins at token {turn.start}, before the end of the turn before it"
+        ends[turn.sequence] = turn.end
+        sampled = sum(
+            len(span)
+            for start, span in _placed(record.sequences[turn.sequence])
+            if span.turn == turn.index
+            and span.source in {"model", "other"}
+            and turn.start <= start
+            and start + len(span) <= turn.end
+        )
+        if sampled != turn.num_tokens:
+            yield turn.index, f"it sampled {turn.num_tokens} tokens, but its spans hold {sampled}"
+    ranges = {(turn.sequence, turn.index): (turn.start, turn.end) for turn in record.turns}
+    for number, sequence in enumerate(record.sequences):
+        for start, span in _placed(sequence):
+            first, end = ranges.get((number, span.turn), (0, 0))
+            if span.trained and not first <= start < start + len(span) <= end:
+                yield span.turn, f"sampled tokens from {start} of sequence {number} are in no turn"
+
+
+def _placed(sequence: TokenSequence) -> Iterator[tuple[int, TokenSpan]]:
+    """Yield each span with the position of its first token."""
+    starts = accumulate(map(len, sequence.spans), initial=0)
+    return zip(starts, sequence.spans, strict=False)
+
+
+def answers_of(record: Trajectory) -> list[Sequence[Message]] | None:
+    """Return the messages before the first turn, and those after each turn.
+
+    Returns:
+        One list more than there are turns; None if a turn's message is not in the conversation.
+    """
+    # From the end, because prompts may contain messages of an assistant and answers rarely do.
+    parts: list[Sequence[Message]] = []
+    end = len(record.messages)
+    for turn in reversed(record.turns):
+        place = next((at for at in range(end - 1, -1, -1) if record.messages[at] == turn.message), None)
+        if place is None:
+            return None
+        parts.append(record.messages[place + 1 : end])
+        end = place
+    return [record.messages[:end], *reversed(parts)]

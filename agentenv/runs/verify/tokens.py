@@ -1,0 +1,167 @@
+"""The checks of a stored episode that need its renderer: what its tokens say against its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from agentenv.core.errors import RenderError
+from agentenv.core.messages import Message
+from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.render.renderer import Renderer
+from agentenv.runs.verify.findings import Verification
+from agentenv.runs.verify.record import answers_of
+
+__all__ = ["Drift", "check_tokens"]
+
+Drift: TypeAlias = Literal["strict", "ignore", "off"]
+"""`strict`: drift is a disagreement. `ignore`: it is only reported. `off`: it is not looked for."""
+
+
+_CONTEXT = 8
+"""Number of tokens that a finding shows on each side of a difference."""
+
+
+def check_tokens(record: Trajectory, renderer: Renderer, drift: Drift, found: Verification) -> None:
+    """Check the tokens of an episode whose turns, spans and messages agree with each other.
+
+    Args:
+        record: the episode, which has tokens.
+        renderer: the renderer of its run.
+        drift: what a difference from a full render means.
+        found: gets the findings.
+    """
+    _Tokens(record, renderer, drift, found).check()
+
+
+class _Tokens:
+    """The checks of one episode."""
+
+    def __init__(self, record: Trajectory, renderer: Renderer, drift: Drift, found: Verification) -> None:
+        self._record = record
+        self._renderer = renderer.bind(record.tools)
+        self._drift = drift
+        self._found = found
+        self._answers = answers_of(record) or []
+        self._tokens = [sequence.token_ids for sequence in record.sequences]
+        self._anchor = renderer.stop_token_ids[:1]
+
+    def check(self) -> None:
+        before: Turn | None = None
+        for turn in self._record.turns:
+            self._check_sampled(turn)
+            if before is None or before.sequence != turn.sequence:
+                self._check_prompt(turn)
+            else:
+                self._check_observation(before, turn)
+            before = turn
+        if self._drift != "off":
+            for turn in {turn.sequence: turn for turn in self._record.turns}.values():
+                self._check_drift(turn)
+
+    def _view(self, turn: Turn) -> list[Message]:
+        """Return the messages that the model saw before a turn."""
+        record = self._record
+        shown, first = list(self._answers[0]), 0
+        for rewrite in record.rewrites:
+            if rewrite.turn <= turn.index:
+                shown, first = list(rewrite.messages), rewrite.turn
+        for earlier in record.turns[first : turn.index]:
+            shown += [earlier.message, *self._answers[earlier.index + 1]]
+        return shown
+
+    def _check_sampled(self, turn: Turn) -> None:
+        ids = self._tokens[turn.sequence][turn.start : turn.end]
+        found = self._found
+        found.checked["parse"] += 1
+        parsed = self._renderer.parse(ids)
+        if parsed.message != turn.message:
+            read, stored = parsed.message, turn.message
+            found.add("parse", turn.index, f"its tokens say {read!r:.300}, its message {stored!r:.300}")
+        elif parsed.tool_calls != turn.tool_calls:
+            read, stored = parsed.tool_calls, turn.tool_calls
+            found.add("parse", turn.index, f"its tokens hold the calls {read!r:.300}, not {stored!r:.300}")
+        found.checked["tokenisation"] += 1
+        if other := self._encoded_otherwise(ids):
+            found.add("tokenisation", turn.index, self._difference(ids, other, "encodes to"), wrong=False)
+
+    def _encoded_otherwise(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of the same text; empty if they are the same ids."""
+        tokenizer = self._renderer.tokenizer
+        alone = tokenizer.encode(tokenizer.decode(ids))
+        if alone == list(ids):
+            return []
+        # Some tokenizers add or drop a space at the start of a text, but not after a control token.
+        whole = [*self._anchor, *ids]
+        after = tokenizer.encode(tokenizer.decode(whole))
+        return [] if after == whole else alone
+
+    def _check_prompt(self, turn: Turn) -> None:
+        self._found.checked["prompt"] += 1
+        sent = self._tokens[turn.sequence][: turn.start]
+        rendered = self._full_render(turn, "prompt")
+        if rendered is not None and rendered != sent:
+            self._found.add("prompt", turn.index, self._difference(sent, rendered, "its messages render to"))
+
+    def _check_observation(self, before: Turn, turn: Turn) -> None:
+        found, renderer = self._found, self._renderer
+        found.checked["observation"] += 1
+        tokens = self._tokens[turn.sequence]
+        sent = tokens[before.end : turn.start]
+        history = self._view(before) if renderer.report.verdict == "history" else None
+        said = self._answers[before.index + 1]
+        try:
+            rendered = renderer.extend(tokens[before.start : before.end], before.tool_calls, said, history)
+        except RenderError as error:
+            found.add("observation", turn.index, f"the messages before it cannot be rendered: {error}")
+            return
+        if rendered == sent:
+            return
+        # A run with `history="rewrite"` renders the whole conversation again.
+        if self._full_render(turn, "observation") != tokens[: turn.start]:
+            detail = self._difference(sent, rendered, "the messages before it render to")
+            found.add("observation", turn.index, detail)
+
+    def _check_drift(self, turn: Turn) -> None:
+        """Compare everything before the last turn of a sequence with a full render."""
+        self._found.checked["drift"] += 1
+        strict = self._drift == "strict"
+        sent = self._tokens[turn.sequence][: turn.start]
+        try:
+            rendered = self._renderer.start(self._view(turn))
+        except RenderError as error:
+            self._found.add("drift", turn.index, f"a full render is refused: {error}", wrong=strict)
+            return
+        if rendered == sent:
+            return
+        place = _first_difference(sent, rendered)
+        sequence = self._record.sequences[turn.sequence]
+        inside = sequence.cut(place + 1).spans[-1]
+        where = (
+            f"in the {inside.source} tokens of turn {inside.turn}" if inside.turn >= 0 else "in the prompt"
+        )
+        detail = f"{where}, {self._difference(sent, rendered, 'a full render has')}"
+        self._found.add("drift", turn.index, detail, wrong=strict)
+
+    def _full_render(self, turn: Turn, check: str) -> list[int] | None:
+        try:
+            return self._renderer.start(self._view(turn))
+        except RenderError as error:
+            self._found.add(check, turn.index, f"the messages before it cannot be rendered: {error}")
+            return None
+
+    def _difference(self, sent: Sequence[int], other: Sequence[int], verb: str) -> str:
+        """Say where the recorded tokens and others differ first, with the text around it."""
+        place = _first_difference(sent, other)
+        begin = max(0, place - _CONTEXT)
+        recorded, rest = sent[begin : place + _CONTEXT], other[begin : place + _CONTEXT]
+        decode = self._renderer.decode
+        return (
+            f"token {place} of {len(sent)} differs: recorded {decode(recorded)!r} {list(recorded)}, "
+            f"{verb} {decode(rest)!r} {list(rest)}"
+        )
+
+
+def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,0 +1,111 @@
+"""Verify stored episodes: their spans, messages, tokens and log-probabilities must agree.
+
+The checks, by name:
+
+- `record`: turns, spans, messages, tool results and rewards of the record agree with each other.
+- `parse`: the sampled ids of each turn are read as the turn's message and tool calls.
+- `prompt`: the tokens before the first turn of a sequence are what its messages render to.
+- `observation`: the tokens between two turns are what the messages between them render to.
+- `tokenisation`: whether the text of the sampled ids encodes to the same ids. A model may sample other
+  tokens for the same text, so a difference is only reported.
+- `drift`: whether a full render of the messages gives the tokens that the model saw.
+- `logprobs`: the recorded log-probabilities are those that a model computes for the same tokens.
+
+`record` needs nothing but the record, `logprobs` needs a model, and the others need the run's renderer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agentenv.core.errors import StoreError
+from agentenv.core.trajectory import Trajectory
+from agentenv.render.renderer import Renderer
+from agentenv.runs.store.reader import Run
+from agentenv.runs.verify.findings import Finding, Verification
+from agentenv.runs.verify.logprobs import Score, check_logprobs
+from agentenv.runs.verify.record import check_record
+from agentenv.runs.verify.tokens import Drift, check_tokens
+
+__all__ = ["verify_episode", "verify_run"]
+
+
+def verify_episode(
+    record: Trajectory,
+    renderer: Renderer | None = None,
+    *,
+    drift: Drift = "ignore",
+    score: Score | None = None,
+    versions: Sequence[int] | None = None,
+    tolerance: float = 0.1,
+) -> Verification:
+    """Check one episode and return what was found.
+
+    Args:
+        record: the episode.
+        renderer: the renderer of its run; without it only `record` and `logprobs` are checked.
+        drift: what a difference from a full render means.
+        score: recomputes log-probabilities; without it they are not checked.
+        versions: weights versions of the spans whose log-probabilities are checked; None means all.
+        tolerance: largest mean difference of the log-probabilities of a turn that still agrees.
+    """
+    found = Verification(num_episodes=1)
+    check_record(record, found)
+    if found.findings or not record.sequences:
+        return found  # the other checks read the parts that disagree here
+    if renderer is not None:
+        check_tokens(record, renderer, drift, found)
+    if score is not None:
+        check_logprobs(record, score, versions, tolerance, found)
+    return found
+
+
+def verify_run(
+    run: Run,
+    renderer: Renderer | None = None,
+    *,
+    on_episode: Callable[[Verification], None] | None = None,
+    drift: Drift = "ignore",
+    score: Score | None = None,
+    versions: Sequence[int] | None = None,
+    tolerance: float = 0.1,
+) -> Verification:
+    """Check all episodes of a run; the arguments are those of `verify_episode`.
+
+    Args:
+        run: the run.
+        renderer: its renderer, which `agentenv.runs.renderer_of(run.info)` returns.
+        on_episode: called with the findings of each episode.
+        drift: see `verify_episode`, also for the arguments that follow.
+        score: recomputes log-probabilities.
+        versions: weights versions whose log-probabilities are checked.
+        tolerance: largest mean difference of the log-probabilities of a turn.
+    """
+    total = Verification()
+    if run.num_damaged:
+        total.add("record", None, f"{run.num_damaged} lines of {run.id} are no episodes")
+    for summary in run.summaries:
+        try:
+            found = verify_episode(
+                run.load(summary), renderer, drift=drift, score=score, versions=versions, tolerance=tolerance
+            )
+        except (StoreError, TypeError, ValueError, AttributeError, KeyError) as error:
+            # Anything may stand in a file, also values of other types than the record has.
+            found = Verification(num_episodes=1)
+            found.add("record", None, f"it cannot be checked: {type(error).__name__}: {error}")
+        name = f"{summary.task_id}/{summary.member}"
+        found.findings = [
+            Finding(each.check, each.turn, each.detail, each.wrong, name) for each in found.findings
+        ]
+        _merge(total, found)
+        if on_episode is not None:
+            on_episode(found)
+    return total
+
+
+def _merge(total: Verification, found: Verification) -> None:
+    total.findings += found.findings
+    total.checked.update(found.checked)
+    total.num_episodes += found.num_episodes
+    total.difference += found.difference
+    total.largest_difference = max(total.largest_difference, found.largest_difference)
