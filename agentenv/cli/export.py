@@ -33,6 +33,9 @@ def run(
     shape: str = typer.Option("openai", "--as", help=", ".join(FORMATS) + "."),
     output: str = typer.Option("", "--output", help="File or directory; in the run's directory if empty."),
     min_reward: float = typer.Option(1.0, "--min-reward", help="For sft: least reward of an episode."),
+    hint: str = typer.Option(
+        "", "--hint", metavar="TEXT", help="For sft: text that only the teacher was shown; it is left out."
+    ),
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
@@ -45,7 +48,7 @@ def run(
     source = find_run(name, runs_dir)
     if shape in ROWS:
         target = Path(output or source.path / f"{shape}.jsonl")
-        count = _write(target, _rows(source, shape, min_reward))
+        count = _write(target, _rows(source, shape, min_reward, hint))
     elif shape == "parquet":
         target = Path(output or source.path / "trajectories.parquet")
         count = write_parquet(source, target)
@@ -57,14 +60,14 @@ def run(
         print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}")
 
 
-def _rows(source: Any, shape: str, min_reward: float) -> Iterator[dict[str, Any]]:
+def _rows(source: Any, shape: str, min_reward: float, hint: str) -> Iterator[dict[str, Any]]:
     module, _, function = ROWS[shape].partition(":")
     rows = getattr(import_module(f"agentenv.interop.{module}"), function)
     if shape == "slime":
         for group in rows(source.groups()):
             yield from group
     elif shape == "sft":
-        yield from rows(source, min_reward=min_reward)
+        yield from rows(source, min_reward=min_reward, hint=hint)
     else:
         yield from rows(source)
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from agentenv.runner.condense import DropToolOutputs as DropToolOutputs
     from agentenv.runner.condense import Summarise as Summarise
     from agentenv.runner.episode import Episode as Episode
-    from agentenv.runner.groups import GroupPolicy as GroupPolicy
     from agentenv.runner.ledger import Ledger as Ledger
+    from agentenv.runner.options import GroupPolicy as GroupPolicy
     from agentenv.runner.options import RunnerOptions as RunnerOptions
     from agentenv.runner.plan import Job as Job
     from agentenv.runner.runner import Runner as Runner
@@ -30,9 +30,8 @@ __all__ = door(
     {
         "condense": ["Condenser", "DropToolOutputs", "Summarise"],
         "episode": ["Episode"],
-        "groups": ["GroupPolicy"],
         "ledger": ["Ledger"],
-        "options": ["RunnerOptions"],
+        "options": ["GroupPolicy", "RunnerOptions"],
         "plan": ["Job"],
         "runner": ["Runner"],
         "stage": ["Stage"],

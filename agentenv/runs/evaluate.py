@@ -15,7 +15,7 @@ import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class EvalConfig:
     They are the first episodes of different tasks as long as there are enough tasks.
     """
     runner: RunnerOptions = field(default_factory=RunnerOptions)
-    """Options of the runner, such as the concurrency."""
+    """Options of the runner, such as the concurrency, the condenser and the user."""
     limits: RunLimits = field(default_factory=RunLimits)
     """Limits of each episode."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -95,7 +95,7 @@ class EvalConfig:
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
-        return asdict(self)
+        return {**asdict(replace(self, runner=RunnerOptions())), "runner": self.runner.record()}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EvalConfig:
@@ -168,6 +168,7 @@ class Evaluation:
         specs: Sequence[EnvSpec] = (),
     ) -> None:
         self.config = config
+        config.runner.check_imports()
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
         for entry in self.specs:
             entry.with_kwargs(config.env).check_kwargs()
@@ -343,7 +344,7 @@ def evaluate(
         group_size: number of episodes of each task.
         seed: seed of the run; runs with the same seed give every episode the same seed.
         env: keyword arguments of the environments.
-        runner: options of the runner: concurrency, retries and history.
+        runner: options of the runner, such as concurrency, history, condenser, user and score.
         limits: limits of each episode.
         sampling: sampling parameters of the completions.
         engine: options of the engine.
