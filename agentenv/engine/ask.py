@@ -80,6 +80,11 @@ class TextModel:
         loaded = load_engine(model)
         return cls(loaded.engine, None if loaded.tokenizer is None else Renderer(loaded.tokenizer), role=role)
 
+    @property
+    def weights_version(self) -> int:
+        """Version of the model's weights; 0 for a chat engine, whose weights are not known to change."""
+        return 0 if isinstance(self._engine, ChatEngine) else self._engine.weights_version
+
     async def ask(self, messages: Sequence[Message], sampling: Sampling) -> Answer:
         """Return the model's answer to a conversation.
 

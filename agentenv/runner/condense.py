@@ -76,6 +76,9 @@ class Condenser:
         UsageError: `at` is not between 0 and 1.
     """
 
+    opening: bool = False
+    """Whether the first messages of an episode are condensed, too; otherwise they must fit as they are."""
+
     def __init__(self, *, at: float = 0.75) -> None:
         if not 0 < at <= 1:
             raise UsageError(f"at must be in (0, 1], not {at}")

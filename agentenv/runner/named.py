@@ -28,6 +28,7 @@ from agentenv.engine.ask import TextModel
 from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import Condenser, DropToolOutputs, Summarise
+from agentenv.runner.documents import Keywords, SummarisePassages
 from agentenv.runner.plan import Score
 from agentenv.runner.users import FunctionUser, ModelUser, ScriptedUser, User, UserLike
 
@@ -37,7 +38,12 @@ _Make = Callable[..., object]
 
 BUILT_IN: Mapping[str, Mapping[str, _Make]] = MappingProxyType(
     {
-        "condenser": {"drop_tool_outputs": DropToolOutputs, "summarise": Summarise},
+        "condenser": {
+            "drop_tool_outputs": DropToolOutputs,
+            "summarise": Summarise,
+            "keywords": Keywords,
+            "summarise_passages": SummarisePassages,
+        },
         "user": {"model": ModelUser, "scripted": ScriptedUser},
         "score": {},
     }

@@ -7,7 +7,7 @@ does not fit the engine) raises at once; a failure while an episode is played ne
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.core.episode_env import EpisodeEnv
@@ -83,9 +83,14 @@ class Runner:
         self.limits = limits or RunLimits()
         self.sampling = sampling or Sampling()
         self.run_seed = run_seed
-        self.options = options = options or RunnerOptions()
+        options = options or RunnerOptions()
         model = PolicyModel(engine, renderer, self.sampling.adapter)
-        self._parts = load_parts(condenser or options.condenser, options.user, options.score, model)
+        self._parts = parts = load_parts(condenser or options.condenser, options.user, options.score, model)
+        self.condenser = parts.condenser
+        # With the parts themselves: another runner with these options loads no model of theirs again.
+        self.options = options = replace(
+            options, condenser=parts.condenser, user=parts.user, score=parts.score
+        )
         self.ledger = Ledger()
         self.watchdog = Watchdog(warn_after_s=options.warn_after_s, grace_s=options.close_timeout_s)
         self._shared = Shared(
@@ -95,7 +100,7 @@ class Runner:
             ledger=self.ledger,
             watchdog=self.watchdog,
             sandbox=sandbox,
-            condenser=self._parts.condenser,
+            condenser=self.condenser,
             full_outputs=None if full_outputs is None else FullOutputs(full_outputs),
         )
 

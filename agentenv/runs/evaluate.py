@@ -174,6 +174,7 @@ class Evaluation:
             entry.with_kwargs(config.env).check_kwargs()
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
+        self._options = config.runner
         self.on_episode = on_episode
         self._writer: RunWriter | None = None
         self._finished: set[EpisodeKey] = set()
@@ -254,11 +255,12 @@ class Evaluation:
             engine,
             None if tokenizer is None else _renderer(tokenizer),
             config.limits,
-            options=config.runner,
+            options=self._options,
             sampling=config.sampling,
             run_seed=config.seed,
             full_outputs=self._writer.path / "outputs" if self._writer else None,
         )
+        self._options = runner.options  # the next environment uses the same parts, loaded once
         return runner.run_groups(
             entry,
             tasks,
