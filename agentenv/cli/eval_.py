@@ -116,6 +116,7 @@ def _evaluate(
     from agentenv.cli.trust import announce
     from agentenv.envs.registry import spec
     from agentenv.runs.evaluate import EvalConfig, Evaluation, new_run
+    from agentenv.runs.sections import EVAL_SECTIONS
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.runinfo import RunStatus
     from agentenv.runs.store.writer import RunWriter
@@ -128,7 +129,12 @@ def _evaluate(
         raise UsageError(f"run {run.id} is not an evaluation", remedy=remedy)
     if run is not None:
         announce(run.info, trust=trust, purpose="resuming")
-    config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
+    if run is None:
+        config = eval_config(given, sources)
+    else:
+        # A run does not record addresses, which may hold a password.
+        notify = read_settings(sources, EVAL_SECTIONS)["eval"].get("notify", ())
+        config = EvalConfig.from_record({**run.info.config, "notify": notify})
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(
             f"run {run.id} plays {', '.join(config.envs)}, not {', '.join(given['envs'])}",

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from agentenv.runs.evaluate import Evaluation as Evaluation
     from agentenv.runs.evaluate import evaluate as evaluate
     from agentenv.runs.evaluate import rollout as rollout
+    from agentenv.runs.notify import Notice as Notice
+    from agentenv.runs.notify import Notifier as Notifier
+    from agentenv.runs.notify import through_apprise as through_apprise
     from agentenv.runs.replay import Replay as Replay
     from agentenv.runs.replay import replay_episode as replay_episode
     from agentenv.runs.report import EvalReport as EvalReport
@@ -33,6 +36,7 @@ __all__ = door(
     {
         "compare": ["Comparison", "compare"],
         "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
+        "notify": ["Notice", "Notifier", "through_apprise"],
         "replay": ["Replay", "replay_episode"],
         "report": ["EvalReport", "report_on"],
         "stats": ["Interval", "pass_at_k"],

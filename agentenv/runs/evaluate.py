@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
+from agentenv.runs.notify import Notifier, through_apprise
 from agentenv.runs.report import EvalReport, report_on
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
@@ -74,6 +75,9 @@ class EvalConfig:
 
     They are the first episodes of different tasks as long as there are enough tasks.
     """
+    notify: tuple[str, ...] = ()
+    """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice of each cause for which episodes or
+    the evaluation fail. They are not recorded, because they may hold a password."""
     runner: RunnerOptions = field(default_factory=RunnerOptions)
     """Options of the runner, such as the concurrency, the condenser and the user."""
     limits: RunLimits = field(default_factory=RunLimits)
@@ -95,7 +99,9 @@ class EvalConfig:
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
-        return {**asdict(replace(self, runner=RunnerOptions())), "runner": self.runner.record()}
+        record = {**asdict(replace(self, runner=RunnerOptions())), "runner": self.runner.record()}
+        del record["notify"]
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EvalConfig:
@@ -175,6 +181,9 @@ class Evaluation:
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
         self._options = config.runner
+        # The wait is long, because loading apprise's services takes seconds on a busy machine.
+        send = through_apprise(config.notify) if config.notify else None
+        self._notifier = None if send is None else Notifier(send, wait_s=60.0)
         self.on_episode = on_episode
         self._writer: RunWriter | None = None
         self._finished: set[EpisodeKey] = set()
@@ -208,22 +217,23 @@ class Evaluation:
             StoreError: An episode could not be written; the earlier ones are kept.
         """
         engine, tokenizer = self._model.engine, self._model.tokenizer
-        try:
-            if self._writer is not None:
-                self._writer.expect(self.num_episodes)
-                if tokenizer is not None:
-                    self._writer.keep_texts(tokenizer.backend)
-            for entry, tasks in zip(self.specs, self.tasks, strict=True):
-                # Iterate here and not in a helper: every coroutine above the engine costs time in each turn.
-                async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
-                    async for group in groups:
-                        if self._writer is None:
-                            self._groups.append(group)
-                        if self.stopped:
-                            return self.result()
-        finally:
-            await engine.close()
-        return self.result()
+        with nullcontext() if self._notifier is None else self._notifier.watching("evaluation"):
+            try:
+                if self._writer is not None:
+                    self._writer.expect(self.num_episodes)
+                    if tokenizer is not None:
+                        self._writer.keep_texts(tokenizer.backend)
+                for entry, tasks in zip(self.specs, self.tasks, strict=True):
+                    # Iterate here and not in a helper: every coroutine above the engine costs time.
+                    async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
+                        async for group in groups:
+                            if self._writer is None:
+                                self._groups.append(group)
+                            if self.stopped:
+                                return self.result()
+            finally:
+                await engine.close()
+            return self.result()
 
     def result(self) -> EvalResult:
         """Return the result of the episodes that are finished so far."""
@@ -281,6 +291,8 @@ class Evaluation:
         else:
             summary = summarize(trajectory)
             self._summaries.append(summary)
+        if self._notifier is not None:
+            self._notifier.episode(trajectory)
         self._watch_first(summary)
         if self.on_episode is not None:
             self.on_episode(summary)
