@@ -58,9 +58,10 @@ def run(
 ) -> None:
     """Play tasks of environments with a model and report the results.
 
-    Settings for -o: env.NAME for the environment, runner.concurrency=8, limits.max_turns=4,
-    sampling.temperature=0, engine.NAME for the engine, eval.success_at=0.5. The section name may be left
-    out if only one section has the setting (max_turns=4), but not for env and engine.
+    Settings for -o: env.NAME for the environment, runner.concurrency=8, runner.condenser=keywords,
+    runner.score=file.py:name, limits.max_turns=4, sampling.temperature=0, engine.NAME for the engine,
+    eval.success_at=0.5. The section name may be left out if only one section has the setting (max_turns=4),
+    but not for env and engine.
     """
     given: dict[str, Any] = {
         "envs": tuple(envs or ()),
@@ -116,6 +117,7 @@ def _evaluate(
     from agentenv.cli.trust import announce
     from agentenv.envs.registry import spec
     from agentenv.runs.evaluate import EvalConfig, Evaluation, new_run
+    from agentenv.runs.sections import EVAL_SECTIONS
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.runinfo import RunStatus
     from agentenv.runs.store.writer import RunWriter
@@ -128,7 +130,12 @@ def _evaluate(
         raise UsageError(f"run {run.id} is not an evaluation", remedy=remedy)
     if run is not None:
         announce(run.info, trust=trust, purpose="resuming")
-    config = eval_config(given, sources) if run is None else EvalConfig.from_record(run.info.config)
+    if run is None:
+        config = eval_config(given, sources)
+    else:
+        # A run does not record addresses, which may hold a password.
+        notify = read_settings(sources, EVAL_SECTIONS)["eval"].get("notify", ())
+        config = EvalConfig.from_record({**run.info.config, "notify": notify})
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(
             f"run {run.id} plays {', '.join(config.envs)}, not {', '.join(given['envs'])}",

@@ -37,6 +37,9 @@ def run(
     tokenizer: str = typer.Option(
         "", "--tokenizer", help="For slime: directory of the tokenizer; the run's stored texts if empty."
     ),
+    hint: str = typer.Option(
+        "", "--hint", metavar="TEXT", help="For sft: text that only the teacher was shown; it is left out."
+    ),
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Write a run's episodes as chat messages, rows for trainers, Inspect logs, ATIF or parquet."""
@@ -49,7 +52,8 @@ def run(
     source = find_run(name, runs_dir)
     if shape in ROWS:
         target = Path(output or source.path / f"{shape}.jsonl")
-        count = _write(target, _rows(source, shape, min_reward, tokenizer))
+        options = {"sft": {"min_reward": min_reward, "hint": hint}, "prime-rl": {"model": source.info.model}}
+        count = _write(target, _rows(source, shape, tokenizer, options.get(shape, {})))
     elif shape == "parquet":
         target = Path(output or source.path / "trajectories.parquet")
         count = write_parquet(source, target)
@@ -61,19 +65,15 @@ def run(
         print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}")
 
 
-def _rows(source: Any, shape: str, min_reward: float, tokenizer: str) -> Iterator[dict[str, Any]]:
+def _rows(source: Any, shape: str, tokenizer: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     module, _, function = ROWS[shape].partition(":")
     rows = getattr(import_module(f"agentenv.interop.{module}"), function)
     if shape == "slime":
         for group in rows(source.groups(), _decoder(source, tokenizer)):
             for entry in group:
                 yield from entry if isinstance(entry, list) else [entry]
-    elif shape == "sft":
-        yield from rows(source, min_reward=min_reward)
-    elif shape == "prime-rl":
-        yield from rows(source, model=source.info.model)
     else:
-        yield from rows(source)
+        yield from rows(source, **options)
 
 
 def _decoder(source: Any, tokenizer: str) -> Callable[[list[int]], str]:

@@ -64,7 +64,5 @@ def find_object(name: str) -> Any:
         UsageError: The file, the module or the object does not exist.
     """
     from agentenv.core.imports import import_object
-    from agentenv.envs.files import load_file
 
-    module, _, attribute = name.rpartition(":")
-    return import_object(f"{load_file(module)}:{attribute}" if module.endswith(".py") else name)
+    return import_object(name)

@@ -66,9 +66,9 @@ def run(
     """Train a model with GRPO on episodes of environments.
 
     Settings for -o: train.learning_rate=1e-5 and the other fields of GRPOConfig (groups_per_step,
-    eval_steps, save_steps), limits.max_turns=3, runner.concurrency=8, env.NAME for the environment and
-    engine.NAME for the engine. The section may be left out where one section alone has the name
-    (max_turns=3), but not of env and engine.
+    eval_steps, save_steps), limits.max_turns=3, runner.concurrency=8, runner.condenser=summarise,
+    env.NAME for the environment and engine.NAME for the engine. The section may be left out where
+    one section alone has the name (max_turns=3), but not of env and engine.
     """
     DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv train")
     from agentenv.train.loop.launch import LaunchFailed

@@ -21,7 +21,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -235,7 +235,7 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
     for name in values:
         if name not in Section(kind).names:
             raise _unknown(name, {"": Section(kind)})
-    values = {name: _spoken_none(kind, name, value) for name, value in values.items()}
+    values = {name: _nested(kind, name, _spoken_none(kind, name, value)) for name, value in values.items()}
     try:
         return _adapter(kind).validate_python(values)
     except ValidationError as error:
@@ -247,6 +247,14 @@ def build(kind: type[_T], *sources: Mapping[str, Any]) -> _T:
             check_value(kind, str(first["loc"][0]), first["input"])  # raises our own message if there is one
         where = ".".join(map(str, first["loc"])) or kind.__name__
         raise UsageError(f"setting {where} = {first['input']!r}: {first['msg']}") from error
+
+
+def _nested(kind: type, name: str, value: object) -> object:
+    """Return a table as the dataclass that the field holds, so that wrong names in it are explained too."""
+    if not isinstance(value, Mapping):
+        return value
+    inner = [choice for choice in kinds_of(kind, name) if is_dataclass(choice)]
+    return build(cast("type[Any]", inner[0]), cast("Mapping[str, Any]", value)) if inner else value
 
 
 @cache

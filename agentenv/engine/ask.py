@@ -6,11 +6,11 @@ The answer is never trained on, so unlike a turn of the policy it needs no token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.messages import Message, text_of
-from agentenv.engine.base import ChatEngine, Engine, FinishReason, Sampling, Usage
+from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage
 from agentenv.engine.factory import load_engine
 from agentenv.render.base import RendererProtocol
 
@@ -33,13 +33,19 @@ class TextModel:
         engine: a `ChatEngine`, or an `Engine` together with `renderer`.
         renderer: the renderer of the model; an `Engine` needs one.
         role: role of the model in error messages, such as "a judge".
+        adapter: adapter for questions whose sampling settings name none; see `Sampling.adapter`.
 
     Raises:
         UsageError: The engine works on tokens and there is no renderer.
     """
 
     def __init__(
-        self, engine: Engine | ChatEngine, renderer: RendererProtocol | None = None, *, role: str = "a model"
+        self,
+        engine: Engine | ChatEngine,
+        renderer: RendererProtocol | None = None,
+        *,
+        role: str = "a model",
+        adapter: str | None = OWN_ADAPTER,
     ) -> None:
         if not isinstance(engine, ChatEngine) and renderer is None:
             raise UsageError(
@@ -49,6 +55,18 @@ class TextModel:
         self._engine = engine
         self._renderer = None if renderer is None else renderer.bind(())
         self._role = role
+        self._adapter = adapter
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine | ChatEngine | TextModel,
+        renderer: RendererProtocol | None = None,
+        *,
+        role: str = "a model",
+    ) -> TextModel:
+        """Return the model of an engine, or `engine` itself if it is a `TextModel` already."""
+        return engine if isinstance(engine, TextModel) else cls(engine, renderer, role=role)
 
     @classmethod
     def load(cls, model: str, *, role: str = "a model") -> TextModel:
@@ -62,6 +80,11 @@ class TextModel:
         loaded = load_engine(model)
         return cls(loaded.engine, None if loaded.tokenizer is None else Renderer(loaded.tokenizer), role=role)
 
+    @property
+    def weights_version(self) -> int:
+        """Version of the model's weights; 0 for a chat engine, whose weights are not known to change."""
+        return 0 if isinstance(self._engine, ChatEngine) else self._engine.weights_version
+
     async def ask(self, messages: Sequence[Message], sampling: Sampling) -> Answer:
         """Return the model's answer to a conversation.
 
@@ -69,12 +92,17 @@ class TextModel:
             EngineError: The engine returned no answer.
             RenderError: The model's chat template refuses these messages.
         """
+        if sampling.adapter == OWN_ADAPTER:
+            sampling = replace(sampling, adapter=self._adapter)
         if isinstance(self._engine, ChatEngine):
             answer = await self._engine.chat(messages, (), sampling)
             self._require_answer(answer.finish_reason)
             return Answer(text_of(answer.message), answer.usage)
         assert self._renderer is not None
         prompt_ids = self._renderer.start(messages)
+        if self._engine.max_context_tokens is not None:
+            room = max(self._engine.max_context_tokens - len(prompt_ids), 1)
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         completion = await self._engine.generate(
             prompt_ids, sampling, stop_token_ids=self._renderer.stop_token_ids
         )

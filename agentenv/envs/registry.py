@@ -284,8 +284,8 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return PEERS[peer](name)
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
-        files = importlib.import_module("agentenv.envs.files")
-        return _choose(files.load_file(source), attribute, id)
+        files = importlib.import_module("agentenv.core.files")
+        return _choose(files.load_file(source, UnknownEnvironment), attribute, id)
     if attribute and not _ID.match(id):
         return _choose(_import(source, id), attribute, id)
     return registry[id]

@@ -66,8 +66,8 @@ def _shown(trajectory: Trajectory) -> Iterator[list[Any]]:
     ends = [said[rewrite.turn] for rewrite in trajectory.rewrites]
     shown = ((), *(rewrite.messages for rewrite in trajectory.rewrites))
     for carried, start, end in zip(shown, [0, *ends], [*ends, len(whole)], strict=True):
-        if start == end:
-            continue
+        if not any(start <= index < end for index in said):
+            continue  # the first messages were condensed, or nothing was said between two condensations
         # The last observation before a condensation is part of the condensed conversation, so this row ends
         # with the assistant message before it.
         last = next(index for index in reversed(said) if index < end)

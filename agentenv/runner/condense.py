@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolErrorKind, ToolResult, text_of
+from agentenv.core.seeds import derive_seed
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
@@ -74,6 +75,9 @@ class Condenser:
     Raises:
         UsageError: `at` is not between 0 and 1.
     """
+
+    opening: bool = False
+    """Whether the first messages of an episode are condensed, too; otherwise they must fit as they are."""
 
     def __init__(self, *, at: float = 0.75) -> None:
         if not 0 < at <= 1:
@@ -155,18 +159,19 @@ class Summarise(Condenser):
     The system message, the first user message and the newest messages are kept.
 
     Args:
-        engine: engine that writes the summary: a `ChatEngine`, or an `Engine` with its `renderer`.
+        engine: model that writes the summary: a `ChatEngine`, an `Engine` with its `renderer`, or a
+            `TextModel`.
         renderer: renderer of the engine, if the engine works on tokens.
         at: see `Condenser`.
         keep_last: number of newest messages that are kept. More are kept where a call and its results
             would be separated.
         instructions: instructions for the summariser.
-        sampling: sampling settings for the summary.
+        sampling: sampling settings for the summary; without a seed it derives from the text.
     """
 
     def __init__(
         self,
-        engine: Engine | ChatEngine,
+        engine: Engine | ChatEngine | TextModel,
         *,
         renderer: RendererProtocol | None = None,
         at: float = 0.75,
@@ -177,7 +182,7 @@ class Summarise(Condenser):
         super().__init__(at=at)
         if keep_last < 1:
             raise UsageError(f"keep_last must be at least 1, not {keep_last}")
-        self._model = TextModel(engine, renderer, role="a summariser")
+        self._model = TextModel.of(engine, renderer, role="a summariser")
         self.keep_last = keep_last
         self._instructions = instructions
         self._sampling = sampling or Sampling(max_tokens=512)
@@ -195,7 +200,11 @@ class Summarise(Condenser):
             return None
         text = "\n\n".join(map(_told, middle))
         asked: Message = {"role": "user", "content": f"{self._instructions}\n\n{text}"}
-        answer = await self._model.ask([asked], self._sampling)
+        sampling = self._sampling
+        if sampling.seed is None:
+            # The same conversation gets the same summary, whichever episode finishes first.
+            sampling = replace(sampling, seed=derive_seed("summary", text))
+        answer = await self._model.ask([asked], sampling)
         summary = answer.text.strip()
         note = f"[block {len(self.blocks) + 1}: summary of {len(middle)} messages]\n{summary}"
         if len(note) >= len(text):

@@ -28,7 +28,7 @@ from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult, co
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
-from agentenv.runner.condense import Condenser, with_recall
+from agentenv.runner.condense import Condenser, View, with_recall
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer, max_tokens_left
 from agentenv.runner.guard import Failure, Guard, Halt, at
@@ -173,6 +173,11 @@ class Episode:
         began = time.perf_counter()
         self._conversation.start(messages, self._record.tools)
         spare["render_s"] += time.perf_counter() - began
+        if self._condenser is not None and self._condenser.opening:
+            view = await self._shortened(TurnAnswer(), spare)
+            if view is not None:
+                with at("render"):
+                    self._conversation.begin_with(view)
 
     # A turn -------------------------------------------------------------------------------
 
@@ -372,21 +377,28 @@ class Episode:
         return reason
 
     async def _condense(self, turn: OpenTurn, answer: TurnAnswer) -> None:
+        view = await self._shortened(answer, turn.timings)
+        if view is not None:
+            with at("render"):
+                self._conversation.go_on_with(view)
+
+    async def _shortened(self, answer: TurnAnswer, timings: dict[str, float]) -> View | None:
+        """Return a shorter view of the conversation if it is due with this answer, and add up its cost."""
         condenser = self._condenser
         if condenser is None:
-            return
+            return None
         with at("render"):
             if not condenser.due(*self._conversation.used_with(answer)):
-                return
+                return None
         began = time.perf_counter()
         async with self.guard.waiting("engine", self._limits.turn_timeout_s):
             view = await condenser.shorten(self._conversation.view)
-        turn.timings["generate_s"] += time.perf_counter() - began
+        timings["generate_s"] += time.perf_counter() - began
         with at("render"):
             if view is not None:
                 self._record.sampled_tokens += view.written_tokens
                 self._record.condenser_tokens += view.written_tokens
-                self._conversation.go_on_with(view)
+        return view
 
     def _refuse(self, turn: OpenTurn, why: str) -> None:
         """Answer every call of the turn with "not run", in the messages only, not in the tokens."""

@@ -17,49 +17,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
-from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.runner.options import GroupPolicy
 from agentenv.runner.plan import Job
 from agentenv.runner.stage import Stage
 
-__all__ = ["GroupPolicy", "play_groups"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPolicy:
-    """What happens to a group when members fail (stop reason aborted or error).
-
-    Raises:
-        UsageError: A number is out of range.
-    """
-
-    on_failed: Literal["shrink", "refill"] = "shrink"
-    """`refill` plays another member for each failed one, `shrink` does not. Failed members stay as data."""
-    max_refills: int = 2
-    """Limit of extra members in one group."""
-    min_usable: int = 1
-    """A group with fewer usable members is marked untrainable as a whole."""
-
-    def __post_init__(self) -> None:
-        if self.on_failed not in {"shrink", "refill"}:
-            raise UsageError(f"on_failed must be 'shrink' or 'refill', not {self.on_failed!r}")
-        if self.max_refills < 0 or self.min_usable < 0:
-            raise UsageError(
-                f"max_refills and min_usable must be 0 or more, not {self.max_refills} and {self.min_usable}"
-            )
-
-    def check(self, group_size: int) -> None:
-        """Check that groups of this size can satisfy the policy.
-
-        Raises:
-            UsageError: The size is below 1, or smaller than `min_usable`.
-        """
-        if group_size < 1:
-            raise UsageError(f"group_size must be at least 1, not {group_size}")
-        if self.min_usable > group_size:
-            raise UsageError(f"min_usable is {self.min_usable}, but a group has only {group_size} members")
+__all__ = ["play_groups"]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ does not fit the engine) raises at once; a failure while an episode is played ne
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.core.episode_env import EpisodeEnv
@@ -18,10 +18,11 @@ from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import Condenser
-from agentenv.runner.groups import GroupPolicy, play_groups
+from agentenv.runner.groups import play_groups
 from agentenv.runner.held import Closing, SandboxPool
 from agentenv.runner.ledger import Ledger
-from agentenv.runner.options import RunnerOptions
+from agentenv.runner.named import PolicyModel, load_parts
+from agentenv.runner.options import GroupPolicy, RunnerOptions
 from agentenv.runner.outputs import FullOutputs
 from agentenv.runner.plan import Job, Plan, Score, TaskLike, branches_of, read_task
 from agentenv.runner.stage import PlayableSpec, Shared, Stage
@@ -40,10 +41,11 @@ class Runner:
         limits: limits of every episode; where a spec has limits too, the stricter value applies.
         sampling: sampling settings; the runner sets seed and token limit for each turn.
         run_seed: seed of the run, from which the seeds of all episodes derive.
-        options: number of episodes at once, retries, waits and history.
+        options: number of episodes at once, retries, waits and history; and the condenser, user, score, done
+            policy and group policy of all episodes, which arguments of the methods replace.
         sandbox: pool that lends each attempt at an episode a clean sandbox, in its `Context`. Without it
             `run_groups` opens the sandbox that the spec names.
-        condenser: shortens conversations that come near the context's limit.
+        condenser: shortens conversations that come near the context's limit; it replaces that of `options`.
         full_outputs: directory to which the full text of each cut tool output is written.
 
     Raises:
@@ -81,7 +83,14 @@ class Runner:
         self.limits = limits or RunLimits()
         self.sampling = sampling or Sampling()
         self.run_seed = run_seed
-        self.options = options = options or RunnerOptions()
+        options = options or RunnerOptions()
+        model = PolicyModel(engine, renderer, self.sampling.adapter)
+        self._parts = parts = load_parts(condenser or options.condenser, options.user, options.score, model)
+        self.condenser = parts.condenser
+        # With the parts themselves: another runner with these options loads no model of theirs again.
+        self.options = options = replace(
+            options, condenser=parts.condenser, user=parts.user, score=parts.score
+        )
         self.ledger = Ledger()
         self.watchdog = Watchdog(warn_after_s=options.warn_after_s, grace_s=options.close_timeout_s)
         self._shared = Shared(
@@ -91,7 +100,7 @@ class Runner:
             ledger=self.ledger,
             watchdog=self.watchdog,
             sandbox=sandbox,
-            condenser=condenser,
+            condenser=self.condenser,
             full_outputs=None if full_outputs is None else FullOutputs(full_outputs),
         )
 
@@ -126,14 +135,14 @@ class Runner:
             run_seed=self.run_seed,
             limits=self.limits.stricter(spec.limits).stricter(limits),
             sampling=sampling or self.sampling,
-            done_policy=done_policy or spec.done_policy,
-            score=score,
+            done_policy=done_policy or self.options.done_policy or spec.done_policy,
+            score=score or self._parts.score,
         )
         return Stage(
             self._shared,
             spec,
             template,
-            user=user,
+            user=self._parts.user if user is None else user,
             env_kwargs=env_kwargs,
             close_envs=close_envs,
             one_object=one_object,
@@ -151,7 +160,7 @@ class Runner:
         limits: RunLimits | None = None,
         sampling: Sampling | None = None,
         user: UserLike = None,
-        done_policy: DonePolicy = "stop",
+        done_policy: DonePolicy | None = None,
         score: Score | None = None,
         close: bool = True,
     ) -> Trajectory:
@@ -170,16 +179,23 @@ class Runner:
             limits: further limits; the stricter of these and the runner's apply.
             sampling: sampling settings that replace the runner's.
             user: simulated user that answers the model's text turns.
-            done_policy: what happens when `is_done()` is true.
+            done_policy: what happens when `is_done()` is true; by default `stop`.
             score: adds a reward to the environment's own reward.
             close: shut the environment down afterwards.
         """
-        spec = _OneEnv(env, env_id or type(env).__name__, done_policy)
+        spec = _OneEnv(env, env_id or type(env).__name__)
         task_id, data = read_task(task)
         group_id = group_id or f"{spec.id}:{task_id}"
         seed = derive_seed(self.run_seed, spec.id, task_id) if seed is None else seed
         stage = self.stage(
-            spec, limits=limits, sampling=sampling, user=user, score=score, close_envs=False, one_object=True
+            spec,
+            limits=limits,
+            sampling=sampling,
+            user=user,
+            done_policy=done_policy,
+            score=score,
+            close_envs=False,
+            one_object=True,
         )
         closing = Closing(self.options.close_timeout_s)
         try:
@@ -230,7 +246,7 @@ class Runner:
         Raises:
             UsageError: Groups of this size cannot satisfy the policy.
         """
-        (policy := policy or GroupPolicy()).check(group_size)
+        (policy := policy or self.options.group_policy).check(group_size)
         stage = self.stage(
             spec,
             limits=limits,
@@ -310,7 +326,7 @@ class _OneEnv:
 
     env: EpisodeEnv
     id: str
-    done_policy: DonePolicy
+    done_policy: DonePolicy = "stop"
     limits: RunLimits | None = None
     user: object = None
     sandbox: str | None = None

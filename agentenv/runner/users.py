@@ -182,7 +182,7 @@ class ModelUser(User):
     Tool calls and tool results are hidden from it.
 
     Args:
-        engine: engine of the user: a `ChatEngine`, or an `Engine` with its `renderer`.
+        engine: model of the user: a `ChatEngine`, an `Engine` with its `renderer`, or a `TextModel`.
         prompt: instructions for the user; `{name}` is replaced with the task's field of that name.
         renderer: renderer of the engine, if the engine works on tokens.
         end_marker: text with which the model ends the conversation.
@@ -192,7 +192,7 @@ class ModelUser(User):
 
     def __init__(
         self,
-        engine: Engine | ChatEngine,
+        engine: Engine | ChatEngine | TextModel,
         prompt: str,
         *,
         renderer: RendererProtocol | None = None,
@@ -200,7 +200,7 @@ class ModelUser(User):
         opens: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
-        self._model = TextModel(engine, renderer, role="a user")
+        self._model = TextModel.of(engine, renderer, role="a user")
         self._prompt = prompt
         self._end_marker = end_marker
         self._opens = opens

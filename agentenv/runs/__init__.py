@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from agentenv.runs.evaluate import Evaluation as Evaluation
     from agentenv.runs.evaluate import evaluate as evaluate
     from agentenv.runs.evaluate import rollout as rollout
+    from agentenv.runs.notify import Notice as Notice
+    from agentenv.runs.notify import Notifier as Notifier
+    from agentenv.runs.notify import through_apprise as through_apprise
     from agentenv.runs.recorded import renderer_of as renderer_of
     from agentenv.runs.replay import Replay as Replay
     from agentenv.runs.replay import replay_episode as replay_episode
@@ -39,6 +42,7 @@ __all__ = door(
         "compare": ["Comparison", "compare"],
         "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
         "recorded": ["renderer_of"],
+        "notify": ["Notice", "Notifier", "through_apprise"],
         "replay": ["Replay", "replay_episode"],
         "report": ["EvalReport", "report_on"],
         "stats": ["Interval", "pass_at_k"],

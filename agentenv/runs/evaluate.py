@@ -14,8 +14,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from contextlib import aclosing, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
+from agentenv.runs.notify import Notifier, through_apprise
 from agentenv.runs.report import EvalReport, report_on
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
@@ -74,8 +75,11 @@ class EvalConfig:
 
     They are the first episodes of different tasks as long as there are enough tasks.
     """
+    notify: tuple[str, ...] = ()
+    """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice of each cause for which episodes or
+    the evaluation fail. They are not recorded, because they may hold a password."""
     runner: RunnerOptions = field(default_factory=RunnerOptions)
-    """Options of the runner, such as the concurrency."""
+    """Options of the runner, such as the concurrency, the condenser and the user."""
     limits: RunLimits = field(default_factory=RunLimits)
     """Limits of each episode."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -95,7 +99,9 @@ class EvalConfig:
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
-        return asdict(self)
+        record = {**asdict(replace(self, runner=RunnerOptions())), "runner": self.runner.record()}
+        del record["notify"]
+        return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EvalConfig:
@@ -168,11 +174,16 @@ class Evaluation:
         specs: Sequence[EnvSpec] = (),
     ) -> None:
         self.config = config
+        config.runner.check_imports()
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
         for entry in self.specs:
             entry.with_kwargs(config.env).check_kwargs()
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
+        self._options = config.runner
+        # The wait is long, because loading apprise's services takes seconds on a busy machine.
+        send = through_apprise(config.notify) if config.notify else None
+        self._notifier = None if send is None else Notifier(send, wait_s=60.0)
         self.on_episode = on_episode
         self._writer: RunWriter | None = None
         self._finished: set[EpisodeKey] = set()
@@ -206,22 +217,23 @@ class Evaluation:
             StoreError: An episode could not be written; the earlier ones are kept.
         """
         engine, tokenizer = self._model.engine, self._model.tokenizer
-        try:
-            if self._writer is not None:
-                self._writer.expect(self.num_episodes)
-                if tokenizer is not None:
-                    self._writer.keep_texts(tokenizer.backend)
-            for entry, tasks in zip(self.specs, self.tasks, strict=True):
-                # Iterate here and not in a helper: every coroutine above the engine costs time in each turn.
-                async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
-                    async for group in groups:
-                        if self._writer is None:
-                            self._groups.append(group)
-                        if self.stopped:
-                            return self.result()
-        finally:
-            await engine.close()
-        return self.result()
+        with nullcontext() if self._notifier is None else self._notifier.watching("evaluation"):
+            try:
+                if self._writer is not None:
+                    self._writer.expect(self.num_episodes)
+                    if tokenizer is not None:
+                        self._writer.keep_texts(tokenizer.backend)
+                for entry, tasks in zip(self.specs, self.tasks, strict=True):
+                    # Iterate here and not in a helper: every coroutine above the engine costs time.
+                    async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
+                        async for group in groups:
+                            if self._writer is None:
+                                self._groups.append(group)
+                            if self.stopped:
+                                return self.result()
+            finally:
+                await engine.close()
+            return self.result()
 
     def result(self) -> EvalResult:
         """Return the result of the episodes that are finished so far."""
@@ -253,11 +265,12 @@ class Evaluation:
             engine,
             None if tokenizer is None else _renderer(tokenizer),
             config.limits,
-            options=config.runner,
+            options=self._options,
             sampling=config.sampling,
             run_seed=config.seed,
             full_outputs=self._writer.path / "outputs" if self._writer else None,
         )
+        self._options = runner.options  # the next environment uses the same parts, loaded once
         return runner.run_groups(
             entry,
             tasks,
@@ -278,6 +291,8 @@ class Evaluation:
         else:
             summary = summarize(trajectory)
             self._summaries.append(summary)
+        if self._notifier is not None:
+            self._notifier.episode(trajectory)
         self._watch_first(summary)
         if self.on_episode is not None:
             self.on_episode(summary)
@@ -343,7 +358,7 @@ def evaluate(
         group_size: number of episodes of each task.
         seed: seed of the run; runs with the same seed give every episode the same seed.
         env: keyword arguments of the environments.
-        runner: options of the runner: concurrency, retries and history.
+        runner: options of the runner, such as concurrency, history, condenser, user and score.
         limits: limits of each episode.
         sampling: sampling parameters of the completions.
         engine: options of the engine.

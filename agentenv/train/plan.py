@@ -65,7 +65,7 @@ class TrainPlan:
             "envs": dict(self.envs),
             "train": config,
             "limits": asdict(self.limits),
-            "runner": asdict(self.runner),
+            "runner": self.runner.record(),
             "env": dict(self.env),
             "engine": dict(self.engine),
             "demos": self.demos,
@@ -125,6 +125,7 @@ class TrainRequest:
         )
         for spec in specs:
             spec.check_kwargs()
+        plan.runner.check_imports()
         refuse_groups_of_one(plan.config)
         require_trackers(plan.config.report_to)
         if plan.config.notify:

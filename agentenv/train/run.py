@@ -94,7 +94,7 @@ def train(
         trust: execute what the resumed run names, although another user or machine made the run.
         train: the trainer's options; `model`, `steps`, `group_size` and `seed` override them.
         limits: limits of each episode.
-        runner: options such as the number of concurrent episodes, retries and history.
+        runner: options such as the number of concurrent episodes, history, condenser, user and score.
         env: keyword arguments of the environments.
         engine: keyword arguments of the engine.
         on_start: called with the run's plan once its directory is open.

@@ -13,6 +13,7 @@ SHOWS = {
     "done_policy": ["stop: 1 turns", "explain: 2 turns", "of assistant: I have opened the door."],
     "function_user": ["We are 4.", "Thank you, goodbye.", "reward 1.0, ended by user_done"],
     "group_policy": ["shrink: 3 usable members, 1 failed", "refill: 4 usable members, 2 failed"],
+    "long_documents": ["without a condenser: context_length", "block 7 again: Passage 7", "reward 1.0"],
     "long_outputs": ["characters cut", "all 7906 characters are in", "reward 1.0"],
     "model_user": ["This kettle leaks.", "reward 1.0, ended by user_done"],
     "repair_json": ["Strict: 'the call is not valid JSON", "Lenient: '5', repaired: True"],

@@ -30,7 +30,16 @@ class Long(ToolEnv):
 
 
 def trainer_of(
-    tmp_path, *, envs=None, tasks=None, limits=None, spec_limits=None, on_metrics=None, **options
+    tmp_path,
+    *,
+    envs=None,
+    tasks=None,
+    limits=None,
+    spec_limits=None,
+    on_metrics=None,
+    runner=None,
+    on_trajectory=None,
+    **options,
 ) -> GRPOTrainer:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -52,5 +61,7 @@ def trainer_of(
         tokenizer=byte_tokenizer(),
         envs=envs or EnvSpec.of("test/Long-v0", Long, tasks=tasks, limits=spec_limits),
         on_metrics=on_metrics,
+        runner=runner,
+        on_trajectory=on_trajectory,
         limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
     )

@@ -49,6 +49,10 @@ class Conversation(Protocol):
         """Start the conversation with an episode's first messages."""
         ...
 
+    def begin_with(self, view: View) -> None:
+        """Show a condensed view in place of the first messages; called before the first completion."""
+        ...
+
     @property
     def room(self) -> int | None:
         """Tokens left in the context; None if the context has no limit."""

@@ -71,6 +71,11 @@ class ChatConversation:
         self._names = frozenset(str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools)
         self._used = _Estimate().count(json.dumps([self._messages, self._tools], default=str))
 
+    def begin_with(self, view: View) -> None:
+        """Send a condensed view in place of the first messages."""
+        self.start(view.messages, self._tools)
+        self.rewrites.append(Rewrite(0, view.cause, view.messages))
+
     @property
     def room(self) -> int | None:
         """Tokens left, from the usage that the API reported and an estimate of the text after it."""

@@ -63,6 +63,13 @@ class TokenConversation:
             self._builder.append("prompt", self._renderer.start(messages))
         self._history = list(messages)
 
+    def begin_with(self, view: View) -> None:
+        """Render a condensed view in place of the first prompt, which the engine has not seen."""
+        self._builder = SequenceBuilder()
+        self._builder.append("prompt", self._renderer.start(view.messages))
+        self._history = list(view.messages)
+        self.rewrites.append(Rewrite(0, view.cause, view.messages))
+
     @property
     def room(self) -> int | None:
         """Tokens left in the context; None if the context has no limit."""

@@ -64,8 +64,8 @@ def is_own(info: RunInfo) -> bool:
 
 
 def executed_files(config: Mapping[str, Any]) -> list[str]:
-    """Return the absolute paths of the environment files that a run's settings name, to be printed."""
-    return [_printable(str(_resolved(name, "."))) for name in _names(config)]
+    """Return the absolute paths of the Python files that a run's settings name, to be printed."""
+    return list(dict.fromkeys(_printable(str(_resolved(name, "."))) for name in _names(config)))
 
 
 def require_trust(info: RunInfo, *, trust: bool, purpose: str) -> None:
@@ -100,9 +100,11 @@ def _printable(text: str) -> str:
 
 
 def _names(config: Mapping[str, Any]) -> list[str]:
-    """Return the files of Python code among the names of environments."""
-    envs = config.get("envs", ())
+    """Return the files of Python code among the names of environments and of the runner's parts."""
+    envs, runner = config.get("envs", ()), config.get("runner")
     names = [str(name) for name in envs] if isinstance(envs, list | tuple | dict) else []
+    parts = runner.values() if isinstance(runner, dict) else ()
+    names += [str(part.get("name", "") if isinstance(part, dict) else part) for part in parts]
     return [file for file in (name.partition(":")[0] for name in names) if file.endswith(".py")]
 
 

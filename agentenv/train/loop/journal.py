@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Self
 
 from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.runs.notify import Notice, Notifier, through_apprise
 from agentenv.train.learner import Learner
 from agentenv.train.watch.metrics import JsonLines
-from agentenv.train.watch.notify import Notice, Notifier, through_apprise
 from agentenv.train.watch.toptokens import TokenKL
 from agentenv.train.watch.track import Trackers
 from agentenv.train.watch.warn import early_warnings

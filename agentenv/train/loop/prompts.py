@@ -14,6 +14,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.task import Task
 from agentenv.engine.base import Completion, Sampling
 from agentenv.envs.registry import EnvSpec
+from agentenv.runner.conversation.fit import least
 from agentenv.runner.runner import Runner
 from agentenv.train.config import GRPOConfig
 
@@ -63,10 +64,12 @@ async def too_long(
         runner: the runner that will play the tasks.
         spec: the environment of the tasks.
         tasks: the tasks to check.
-        config: the run's options; `max_prompt_length` is a limit in addition to that of the context.
+        config: the run's options; `max_prompt_length` is a limit in addition to that of the context, and the
+            only one if a condenser shortens first prompts. It counts the tokens before that.
     """
     limits = runner.limits.stricter(spec.limits)
-    limit = _limit(limits, runner.engine.max_context_tokens, config.max_prompt_length)
+    condensed = runner.condenser is not None and runner.condenser.opening
+    limit = config.max_prompt_length if condensed else _limit(limits, runner, config)
     if limit is None or not config.check_prompts or not tasks:
         return []
     # Without a context limit the prompt is always rendered, and the episode ends unscored.
@@ -87,10 +90,7 @@ async def too_long(
     return long_prompts
 
 
-def _limit(limits: RunLimits, context: int | None, prompt: int | None) -> int | None:
+def _limit(limits: RunLimits, runner: Runner, config: GRPOConfig) -> int | None:
     """Return the length of the longest prompt that leaves room for an answer; None if nothing limits it."""
-    contexts = [bound for bound in (limits.max_context_tokens, context) if bound is not None]
-    bounds = [bound - limits.min_answer_tokens for bound in contexts]
-    if prompt is not None:
-        bounds.append(prompt)
-    return min(bounds, default=None)
+    context = least(limits.max_context_tokens, runner.engine.max_context_tokens)
+    return least(config.max_prompt_length, None if context is None else context - limits.min_answer_tokens)

@@ -1,4 +1,4 @@
-"""Reports on a training run: metrics, warnings, trackers, notices, and notes for the viewer."""
+"""Reports on a training run: metrics, warnings, trackers, and notes for the viewer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.train.watch.metrics import episode_metrics as episode_metrics
     from agentenv.train.watch.notes import episode_notes as episode_notes
-    from agentenv.train.watch.notify import Notice as Notice
-    from agentenv.train.watch.notify import Notifier as Notifier
-    from agentenv.train.watch.notify import through_apprise as through_apprise
     from agentenv.train.watch.toptokens import TokenKL as TokenKL
     from agentenv.train.watch.track import Trackers as Trackers
     from agentenv.train.watch.warn import early_warnings as early_warnings
@@ -21,7 +18,6 @@ __all__ = door(
     {
         "metrics": ["episode_metrics"],
         "notes": ["episode_notes"],
-        "notify": ["Notice", "Notifier", "through_apprise"],
         "toptokens": ["TokenKL"],
         "track": ["Trackers"],
         "warn": ["early_warnings"],

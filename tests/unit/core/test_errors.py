@@ -53,7 +53,7 @@ def test_an_object_is_imported_by_module_and_name():
         ("json", "of the form 'module:attr'"),
         ("json:", "of the form 'module:attr'"),
         ("no_such_module:x", "'no_such_module:x' cannot be loaded: No module named"),
-        ("json:no.such", "'json:no.such' cannot be loaded: module 'json' has no attribute 'no'"),
+        ("json:no.such", "'json:no.such' cannot be loaded: json has no 'no'"),
     ],
 )
 def test_an_object_that_is_not_there_is_refused_with_its_name_and_place(name, says):

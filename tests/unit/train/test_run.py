@@ -66,6 +66,24 @@ def train(model: str = "", envs=None, *, settings=None, **options):
     return ae.train(echo() if envs is None else envs, model, train=settings, limits=limits, **options)
 
 
+def test_a_training_names_the_parts_of_the_runner_and_resumes_with_them(model, tmp_path):
+    (tmp_path / "scores.py").write_text("def bonus(trajectory):\n    return 5.0\n")
+    condenser = {"name": "summarise", "at": 0.5}
+    first = train(model, runner={"score": "scores.py:bonus", "condenser": condenser})
+    plans = []
+    again = train(resume=first.run.path, steps=3, on_start=plans.append)
+    assert plans[0].runner.condenser == condenser
+    assert len(again.run) == 12
+    assert {record.rewards["bonus"] for record in again.run} == {5.0}
+    assert all("recall_block" in str(record.tools) for record in again.run)
+
+    with pytest.raises(UsageError, match="did you mean 'summarise'"):
+        train(model, runner={"condenser": "sumarise"}, runs_dir="others")
+    with pytest.raises(UsageError, match="did you mean 'bonus'"):
+        train(model, runner={"score": "scores.py:bonuss"}, runs_dir="others")
+    assert not (tmp_path / "others").exists()
+
+
 def test_a_training_keeps_episodes_notes_metrics_and_checkpoints(model):
     started, stepped = [], []
 

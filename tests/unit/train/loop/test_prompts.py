@@ -9,6 +9,7 @@ import pytest
 import agentenv as ae
 from agentenv.core import UsageError
 from agentenv.core.threads import run_blocking
+from agentenv.runner import RunnerOptions
 from helpers.prompts import Long, trainer_of
 
 
@@ -82,3 +83,34 @@ def test_a_task_that_fails_to_begin_is_not_called_too_long(tmp_path):
     trainer = trainer_of(tmp_path, tasks=[{"size": 3}, {"size": "no number"}], max_prompt_length=300)
 
     assert run_blocking(trainer.rollouts.leave_out_long_prompts({}))["tasks/too_long"] == 0
+
+
+def test_a_prompt_that_a_condenser_shortens_is_not_too_long(tmp_path):
+    limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=300)
+    options = RunnerOptions(condenser="keywords")
+    trainer = trainer_of(tmp_path, limits=limits, runner=options)
+    assert run_blocking(trainer.rollouts.leave_out_long_prompts({}))["tasks/too_long"] == 0
+
+    trainer = trainer_of(tmp_path, limits=limits, runner=options, max_prompt_length=300)
+    assert run_blocking(trainer.rollouts.leave_out_long_prompts({}))["tasks/too_long"] > 0
+
+
+def test_a_training_condenses_the_prompts_that_do_not_fit_with_its_own_policy(tmp_path):
+    limits = ae.RunLimits(max_turns=1, max_tokens_per_turn=4, max_context_tokens=900)
+    sizes = {"max_chars": 400, "min_chars": 50, "keep_ends": 0, "sampling": {"max_tokens": 8}}
+    runner = RunnerOptions(condenser={"name": "summarise_passages", **sizes})
+    played = []
+    trainer = trainer_of(
+        tmp_path,
+        tasks=[{"size": 4}, {"size": 1200}],
+        limits=limits,
+        runner=runner,
+        on_trajectory=played.append,
+    )
+
+    trainer.train()
+
+    shortened = [episode for episode in played if episode.task["size"] == 1200]
+    assert shortened
+    assert all(episode.rewrites and episode.trainable and not episode.error for episode in shortened)
+    assert all(len(episode.sequences[0]) < 900 for episode in played)

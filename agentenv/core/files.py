@@ -1,4 +1,4 @@
-"""Load environments from plain files. A file is imported once, under a module name made from its path."""
+"""Import plain Python files. A file is imported once, under a module name made from its path."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import sys
 from hashlib import blake2b
 from pathlib import Path
 
-from agentenv.core.errors import UnknownEnvironment
+from agentenv.core.errors import UsageError
 
 __all__ = ["load_file"]
 
 
-def load_file(path: str) -> str:
+def load_file(path: str, error: type[UsageError] = UsageError) -> str:
     """Import a Python file and return the name of its module; a changed file is imported again.
 
     The file can import modules from its own directory.
 
+    Args:
+        path: path of the file.
+        error: class of the error to raise.
+
     Raises:
-        UnknownEnvironment: There is no such file, or it is not a Python file.
+        UsageError: There is no such file, or it is not a Python file.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise UnknownEnvironment(f"there is no file {path!r} (looked for {file})")
+        raise error(f"there is no file {path!r} (looked for {file})")
     stamp = file.stat().st_mtime_ns
     name = f"agentenv_file_{file.stem}_{blake2b(str(file).encode(), digest_size=4).hexdigest()}"
     loaded = sys.modules.get(name)
@@ -30,7 +34,7 @@ def load_file(path: str) -> str:
         return name
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise UnknownEnvironment(f"{path!r} is not a Python file")
+        raise error(f"{path!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     directory = str(file.parent)
     if directory not in sys.path:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import traceback
+from types import ModuleType
 
 import pytest
 
+from agentenv.core import DependencyMissing
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
-from agentenv.train.watch import Notice, Notifier
+from agentenv.runs import Notice, Notifier, evaluate
 
 TOKENIZER = byte_tokenizer()
 
@@ -123,3 +126,34 @@ def test_a_process_that_gets_no_more_threads_still_tells(monkeypatch):
     assert notifier.tell(Notice.of("training", MemoryError()))
     notifier.wait()
     assert [notice.type for notice in told] == ["MemoryError"]
+
+
+def test_an_evaluation_sends_one_notice_for_a_cause_and_does_not_record_the_address(tmp_path, monkeypatch):
+    told = []
+
+    class Apprise:
+        def add(self, address):
+            return address == "test://secret"
+
+        def notify(self, *, title, body):
+            told.append((title, body))
+            return True
+
+    class Pages(ToolEnv):
+        def start(self, n: int):
+            raise ValueError("no such page")
+
+    fake = ModuleType("apprise")
+    fake.Apprise = Apprise
+    monkeypatch.setitem(sys.modules, "apprise", fake)
+    broken = EnvSpec.of("notify/Broken-v0", Pages, tasks=[{"n": n} for n in range(3)])
+    result = evaluate(
+        broken, notify=["test://secret"], stop_after_failures=0, runs_dir=tmp_path, runner={"retries": 0}
+    )
+    assert told == [("failed: notify/Broken-v0, env", "ValueError: no such page")]
+    assert "secret" not in (result.run.path / "run.json").read_text()
+
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(DependencyMissing):
+        evaluate(broken, notify=["test://secret"], runs_dir=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
