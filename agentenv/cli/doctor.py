@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Show what is installed, what isolates untrusted code and what a model can do, with remedies.
 
-    The exit code is 1 if a check of the model's engine fails.
+    The exit code is 1 if a check of the model's engine fails, or its chat template is refused.
     """
     facts: dict[str, Any] = {"python": platform.python_version(), "packages": _packages()}
     if model and Path(model).exists():
@@ -59,7 +59,8 @@ def run(
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
         _show(facts)
-    if any(finding["ok"] is False for finding in facts.get("engine", ())):
+    refused = facts.get("template", {}).get("verdict") == "refused"
+    if refused or any(finding["ok"] is False for finding in facts.get("engine", ())):
         raise typer.Exit(1)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from agentenv.cli.options import RunsDirOption, in_runs_dir
+from agentenv.core.errors import UsageError
 
 __all__ = ["app"]
 
@@ -28,6 +29,8 @@ def run(
     from agentenv.runs.store.writer import RunWriter
 
     rows = [row for path in paths for row in read_rows(Path(path))]
+    if not rows:
+        raise UsageError(f"{', '.join(paths)}: there are no episodes", remedy="name a file that has some")
     atif = bool(rows) and "schema_version" in rows[0]
     episodes = list(from_atif(rows) if atif else from_openai(rows, env_id=env_id))
     ids = tuple(dict.fromkeys(episode.env_id for episode in episodes))
@@ -55,8 +58,6 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         UsageError: The file cannot be read, or a line is not a JSON object; the message names the line.
     """
-    from agentenv.core.errors import UsageError
-
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

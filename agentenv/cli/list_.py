@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
 
@@ -23,7 +24,10 @@ def show(
     ),
     as_json: bool = JsonOption,
 ) -> None:
-    """List the environments and tools that are installed."""
+    """List the environments and tools that are installed.
+
+    The exit code is 1 if --load finds an environment that cannot be loaded.
+    """
     from agentenv.envs.registry import registry
 
     rows = [
@@ -42,6 +46,14 @@ def show(
     ]
     rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words or [])]
     tools = [tool for tool in tools if all(word.lower() in str(tool).lower() for word in words or [])]
+    _print(rows, tools, words, as_json=as_json)
+    if any(row["error"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _print(
+    rows: list[dict[str, Any]], tools: list[dict[str, str]], words: list[str], *, as_json: bool
+) -> None:
     if as_json:
         sys.stdout.write(json.dumps({"environments": rows, "tools": tools}) + "\n")
         return

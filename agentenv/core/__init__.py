@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentenv.core.errors import EnvironmentMisuse as EnvironmentMisuse
     from agentenv.core.errors import ModelNotFound as ModelNotFound
     from agentenv.core.errors import RenderError as RenderError
+    from agentenv.core.errors import RunNotFound as RunNotFound
     from agentenv.core.errors import SandboxCrashed as SandboxCrashed
     from agentenv.core.errors import SandboxError as SandboxError
     from agentenv.core.errors import SandboxUnavailable as SandboxUnavailable
@@ -77,6 +78,7 @@ __all__ = door(
             "EnvironmentMisuse",
             "ModelNotFound",
             "RenderError",
+            "RunNotFound",
             "SandboxCrashed",
             "SandboxError",
             "SandboxUnavailable",

@@ -205,5 +205,6 @@ def serve(model: str, options: ServeOptions, *, log: Path, said: Callable[[str],
                     pass
         except KeyboardInterrupt:
             said("stopping")
+            raise
         except (URLError, OSError) as error:
             raise EngineError(f"the server stopped answering ({error}):\n{tail(log)}") from None

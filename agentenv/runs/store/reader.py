@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import StoreError
+from agentenv.core.errors import RunNotFound, StoreError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.index import (
@@ -144,7 +144,7 @@ class Run:
         """Return the summary of an episode named by its index (`12`), `task/member` or `group#member`.
 
         Raises:
-            StoreError: The run has no such episode.
+            RunNotFound: The run has no such episode.
         """
         text = episode.removeprefix("#")
         if text.isdecimal() and int(text) < len(self.summaries):
@@ -153,7 +153,7 @@ class Run:
             names = (f"{summary.task_id}/{summary.member}", f"{summary.group_id}#{summary.member}")
             if text in names:
                 return summary
-        raise StoreError(
+        raise RunNotFound(
             f"run {self.id} has no episode {episode!r}",
             remedy=f"it has {len(self.summaries)} episodes: name one by its index from 0, or as task/member",
         )
@@ -201,7 +201,8 @@ def find_run(name: str | Path, root: str | Path = "runs") -> Run:
     """Return the run with this directory or id, or a unique part of its id; `last` is the newest run.
 
     Raises:
-        StoreError: The name fits no run, or more than one.
+        RunNotFound: The name fits no run or more than one, or the directory is not a run.
+        StoreError: The run cannot be read.
     """
     text = str(name)
     for path in (Path(text), Path(root) / text):
@@ -215,6 +216,6 @@ def find_run(name: str | Path, root: str | Path = "runs") -> Run:
         return matches[0]
     if matches:
         names = ", ".join(run.id for run in matches[:5])
-        raise StoreError(f"{text!r} fits {len(matches)} runs: {names}", remedy="write more of the id")
+        raise RunNotFound(f"{text!r} fits {len(matches)} runs: {names}", remedy="write more of the id")
     known = f"the newest is {runs[0].id}" if runs else f"there are no runs in {Path(root)}/"
-    raise StoreError(f"there is no run {text!r}", remedy=known)
+    raise RunNotFound(f"there is no run {text!r}", remedy=known)
