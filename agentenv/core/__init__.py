@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from agentenv.core.errors import ToolError as ToolError
     from agentenv.core.errors import TrainingFailed as TrainingFailed
     from agentenv.core.errors import UnknownEnvironment as UnknownEnvironment
+    from agentenv.core.errors import UnknownTool as UnknownTool
     from agentenv.core.errors import UsageError as UsageError
     from agentenv.core.execution import ExecResult as ExecResult
     from agentenv.core.execution import ExecStatus as ExecStatus
@@ -88,6 +89,7 @@ __all__ = door(
             "ToolError",
             "TrainingFailed",
             "UnknownEnvironment",
+            "UnknownTool",
             "UsageError",
         ],
         "execution": ["ExecResult", "ExecStatus", "SandboxProtocol", "SessionProtocol", "WorkspaceProtocol"],

@@ -3,6 +3,7 @@
     AgentEnvError
     ├── UsageError(ValueError)            a caller's mistake: wrong id, bad option, bad file
     │   ├── UnknownEnvironment(LookupError)
+    │   ├── UnknownTool(LookupError)
     │   ├── ToolDefinitionError(TypeError)
     │   ├── TaskError
     │   ├── ModelNotFound(FileNotFoundError)
@@ -48,6 +49,7 @@ __all__ = [
     "ToolError",
     "TrainingFailed",
     "UnknownEnvironment",
+    "UnknownTool",
     "UsageError",
 ]
 
@@ -81,6 +83,10 @@ class UsageError(AgentEnvError, ValueError):
 
 class UnknownEnvironment(UsageError, LookupError):
     """No environment has this id, file or module."""
+
+
+class UnknownTool(UsageError, LookupError):
+    """No installed or registered tool has this name."""
 
 
 class ToolDefinitionError(UsageError, TypeError):

@@ -108,7 +108,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
-    before = dict(registry.loaded)
+    before = dict(registry)
     yield
     registry.clear()
     registry.update(before)
