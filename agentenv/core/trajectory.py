@@ -295,6 +295,9 @@ class TrajectoryGroup:
     def __len__(self) -> int:
         return len(self.trajectories)
 
+    def __getitem__(self, member: int) -> Trajectory:
+        return self.trajectories[member]
+
     @property
     def group_id(self) -> str:
         """The group's id, shared by its members."""
