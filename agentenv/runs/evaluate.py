@@ -15,13 +15,14 @@ import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
+from agentenv.core.html import html_lines
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
 from agentenv.core.task import Task
@@ -32,6 +33,7 @@ from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
+from agentenv.runs.frames import episode_frame
 from agentenv.runs.report import EvalReport, report_on
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
@@ -145,6 +147,19 @@ class EvalResult:
     """The run on disk; None if the episodes were kept in memory."""
     stopped: str = ""
     """The reason why the evaluation ended early; empty if it did not."""
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each episode.
+
+        Raises:
+            DependencyMissing: pandas is not installed.
+        """
+        return episode_frame(self.summaries)
+
+    def _repr_html_(self) -> str:
+        run = [f"run {self.run.id}"] if self.run is not None else []
+        stopped = [f"stopped: {self.stopped}"] if self.stopped else []
+        return html_lines([*run, str(self.report), *stopped])
 
 
 class Evaluation:
@@ -378,7 +393,7 @@ def evaluate(
         evaluation.keep_in(writer)
         result = run_sync(evaluation.play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
-        return result
+    return replace(result, run=Run(writer.path))  # read again, because its status has changed
 
 
 def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) -> RunWriter:
