@@ -35,7 +35,7 @@ def run(
     episodes = list(from_atif(rows) if atif else from_openai(rows, env_id=env_id))
     ids = tuple(dict.fromkeys(episode.env_id for episode in episodes))
     with RunWriter.create(
-        Path(paths[0]).stem, kind="import", root=runs_dir, env_ids=ids, config={"imported_from": paths}
+        Path(paths[0]).stem, kind="import", runs_dir=runs_dir, env_ids=ids, config={"imported_from": paths}
     ) as writer:
         for index, episode in enumerate(episodes):
             writer.append(_distinct(episode, index, episodes))

@@ -37,7 +37,7 @@ def run(
     with RunWriter.create(
         "rescored",
         kind="import",
-        root=runs_dir,
+        runs_dir=runs_dir,
         run_id="",
         env_ids=source.info.env_ids,
         model=source.info.model,

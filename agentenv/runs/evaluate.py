@@ -400,7 +400,7 @@ def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) 
     """Make the run directory of an evaluation."""
     return RunWriter.create(
         specs[0].id if len(specs) == 1 else "several",
-        root=runs_dir,
+        runs_dir=runs_dir,
         env_ids=tuple(entry.id for entry in specs),
         model=config.model,
         seed=config.seed,

@@ -192,16 +192,16 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def list_runs(
-    root: str | Path = "runs", *, on_broken: Callable[[StoreError], None] | None = None
+    runs_dir: str | Path = "runs", *, on_broken: Callable[[StoreError], None] | None = None
 ) -> list[Run]:
     """Return the runs in a directory, newest first; directories that are not runs are left out.
 
     Args:
-        root: the directory that contains the runs.
+        runs_dir: the directory that contains the runs.
         on_broken: called with the error of each run that cannot be read and is left out.
     """
     runs: list[Run] = []
-    base = Path(root)
+    base = Path(runs_dir)
     if not base.is_dir():
         return runs
     for path in base.iterdir():
@@ -214,7 +214,7 @@ def list_runs(
     return sorted(runs, key=lambda run: (run.info.created, run.id), reverse=True)
 
 
-def find_run(name: str | Path, root: str | Path = "runs") -> Run:
+def find_run(name: str | Path, runs_dir: str | Path = "runs") -> Run:
     """Return the run with this directory or id, or a unique part of its id; `last` is the newest run.
 
     Raises:
@@ -222,10 +222,10 @@ def find_run(name: str | Path, root: str | Path = "runs") -> Run:
         StoreError: The run cannot be read.
     """
     text = str(name)
-    for path in (Path(text), Path(root) / text):
+    for path in (Path(text), Path(runs_dir) / text):
         if path.is_dir():
             return Run(path)
-    runs = list_runs(root)
+    runs = list_runs(runs_dir)
     if text == "last" and runs:
         return runs[0]
     matches = [run for run in runs if run.id.startswith(text)] or [run for run in runs if text in run.id]
@@ -234,5 +234,5 @@ def find_run(name: str | Path, root: str | Path = "runs") -> Run:
     if matches:
         names = ", ".join(run.id for run in matches[:5])
         raise RunNotFound(f"{text!r} fits {len(matches)} runs: {names}", remedy="write more of the id")
-    known = f"the newest is {runs[0].id}" if runs else f"there are no runs in {Path(root)}/"
+    known = f"the newest is {runs[0].id}" if runs else f"there are no runs in {Path(runs_dir)}/"
     raise RunNotFound(f"there is no run {text!r}", remedy=known)

@@ -213,7 +213,7 @@ def show(what: Run | Episodes, *, tokenizer: Any = None) -> Show:
             "there are no episodes to show", remedy="show a run, a result, a group or trajectories"
         )
     with TemporaryDirectory() as root:
-        with RunWriter.create("view", kind="import", root=root, run_id="trajectories") as writer:
+        with RunWriter.create("view", kind="import", runs_dir=root, run_id="trajectories") as writer:
             if tokenizer is not None:
                 writer.keep_texts(tokenizer.backend)
             for trajectory in trajectories:

@@ -408,7 +408,7 @@ def test_rollout_gives_groups_in_the_order_of_the_tasks(adder):
 
 def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
     seen: list[int] = []
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         config = EvalConfig(envs=(adder,), num_tasks=3)
         evaluation = Evaluation(
             config, writer=writer, on_episode=lambda _: seen.append(len(Run(writer.path)))
