@@ -47,6 +47,7 @@ WRONG = [
     ("check", "nope/X-v0"),
     ("check", "typo.py"),
     ("check", CALCULATOR, "--only", "nope"),
+    ("check", "calculator", "--only", "fuzz"),
     ("check", CALCULATOR, "-o", "env.nope=1"),
     ("eval",),
     ("eval", "nope/X-v0"),
