@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -172,3 +173,14 @@ def test_a_viewer_that_ctrl_c_stops_gives_130(monkeypatch):
     monkeypatch.setattr(LiveServer, "serve_forever", stopped)
 
     assert code_of("view", "--live", "--no-browser") == 130
+
+
+def test_a_template_that_is_refused_gives_1(tmp_path: Path):
+    data = Path(__file__).parents[2] / "data" / "tokenizers" / "qwen3"
+    model = tmp_path / "model"
+    shutil.copytree(data, model)
+
+    assert code_of("doctor", "-m", str(model)) == 0
+
+    (model / "chat_template.jinja").write_text("{{ raise_exception('go away') }}")
+    assert code_of("doctor", "-m", str(model)) == 1
