@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from agentenv.runs.evaluate import rollout as rollout
     from agentenv.runs.replay import replay_episode as replay_episode
     from agentenv.runs.store.reader import find_run as find_run
+    from agentenv.tools.registry import make_tool as make_tool
+    from agentenv.tools.registry import register_tool as register_tool
     from agentenv.tools.tool import Tool as Tool
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
@@ -91,6 +93,7 @@ __all__ = sorted(
                 "runs.evaluate": ["evaluate", "rollout"],
                 "runs.replay": ["replay_episode"],
                 "runs.store.reader": ["find_run"],
+                "tools.registry": ["make_tool", "register_tool"],
                 "tools.tool": ["Tool", "tool"],
                 "tools.toolbox": ["Toolbox"],
             },

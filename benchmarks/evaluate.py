@@ -127,7 +127,7 @@ def stored_run(root: str, episodes: int, tokens: int) -> Path:
         (TokenSequence((span,)),),
         reward=1.0,
     )
-    with RunWriter.create("big", root=root, run_id="big") as writer:
+    with RunWriter.create("big", runs_dir=root, run_id="big") as writer:
         writer.append(one)
     line = dumps(encode_trajectory(one)).encode() + b"\n"
     summary = summarize(one, offset=0, size=len(line))

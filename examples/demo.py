@@ -113,7 +113,7 @@ def recorded(output: Path, env_id: str, config: GRPOConfig) -> RunWriter:
     return RunWriter.create(
         "demo",
         kind="train",
-        root=output.parent,
+        runs_dir=output.parent,
         run_id=output.name,
         env_ids=(env_id,),
         model=config.model,

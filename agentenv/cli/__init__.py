@@ -7,6 +7,7 @@ its traceback is printed only with `--debug`. `agentenv --help` imports no verb.
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(words or ["--help"], standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a verb raises becomes three lines and a code
         if debug:
-            raise
+            traceback.print_exc()
         sys.exit(report_error(error, words))
     sys.exit(code or 0)

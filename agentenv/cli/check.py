@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from agentenv.cli.options import ConfigOption, JsonOption, SeedOption, SettingsOption
+from agentenv.core.errors import UsageError
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
+
+if TYPE_CHECKING:
+    from agentenv.testing.checker import CheckReport
 
 __all__ = ["app"]
 
@@ -17,7 +22,11 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def run(
-    env: str = typer.Argument(..., metavar="ENV", help="Id, path/to/file.py, file.py:Class or module:Class."),
+    env: str = typer.Argument(
+        ...,
+        metavar="ENV",
+        help="Id, path/to/file.py, file.py:Class or module:Class; or the name of a tool.",
+    ),
     tasks: int = typer.Option(20, "-n", "--tasks", help="Largest number of tasks to play."),
     fuzz: int = typer.Option(300, "--fuzz", help="Number of random tool calls from the schemas."),
     only: list[str] = typer.Option([], "--only", help="Run only this check; may be repeated."),
@@ -26,14 +35,23 @@ def run(
     config: str = ConfigOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Check an environment: schema, determinism, oracle, trivial answers, isolation, overflow, ...
+    """Check an environment (schema, determinism, oracle, trivial answers, isolation, ...), or a tool.
 
     Settings for -o: env.NAME for the environment; limits.max_turns=4 and runner.concurrency=8 for the
     episodes that the runner plays. The section name may be left out for limits and runner (max_turns=4).
     """
     from agentenv.runs.sections import PLAY_SECTIONS
     from agentenv.testing.checker import check_env
+    from agentenv.testing.tool_checker import check_tool
+    from agentenv.tools.registry import tool_registry
 
+    if env in tool_registry:
+        if only or settings or config:
+            raise UsageError(
+                f"{env} is a tool, which has no settings and is checked as a whole",
+                remedy="use only --fuzz, --seed and --json",
+            )
+        _report(asyncio.run(check_tool(env, fuzz_calls=fuzz, seed=seed)), as_json=as_json)
     sections = {name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits")}
     values = read_settings([read_toml(config) if config else {}, parse_pairs(settings or [])], sections)
     report = asyncio.run(
@@ -48,5 +66,9 @@ def run(
             limits=values["limits"],
         )
     )
+    _report(report, as_json=as_json)
+
+
+def _report(report: CheckReport, *, as_json: bool) -> NoReturn:
     sys.stdout.write((report.to_json() if as_json else str(report)) + "\n")
     raise typer.Exit(report.exit_code)

@@ -61,7 +61,7 @@ def run(
     """Show what is installed, what isolates untrusted code and what a model can do, with remedies.
 
     With RUN, verify that its tokens, messages, rewards and log-probabilities agree. The exit code is 1 if a
-    check of the model's engine fails, or if parts of the run disagree.
+    check of the model's engine fails, if its chat template is refused, or if parts of the run disagree.
     """
     if run:
         from agentenv.cli.doctor_run import verify
@@ -87,7 +87,8 @@ def run(
         sys.stdout.write(json.dumps(facts) + "\n")
     else:
         _show(facts)
-    if any(finding["ok"] is False for finding in facts.get("engine", ())):
+    refused = facts.get("template", {}).get("verdict") == "refused"
+    if refused or any(finding["ok"] is False for finding in facts.get("engine", ())):
         raise typer.Exit(1)
 
 

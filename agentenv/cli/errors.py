@@ -60,7 +60,7 @@ def report_error(error: BaseException, words: list[str]) -> int:
         where = "; ".join([*notes, _location(error)])
         is_typo = isinstance(error, SyntaxError)
         fix = "correct that line" if is_typo else "run it again with --debug for the traceback"
-        code = 1
+        code = 2 if is_typo else 1
     for label, text in (("error", what), ("where", where), ("  fix", fix)):
         sys.stderr.write(f"{label}: {_one_line(text)}\n")
     return code

@@ -61,8 +61,9 @@ def run(
         target = Path(output or source.path / shape)
         count = sum(_write(target / file, [document]) for file, document in _documents(source, shape))
     print(f"{target}  {count} {UNITS.get(shape, 'episodes')}")
-    if not count and len(source):
+    if not count:
         print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}")
+        raise typer.Exit(1)
 
 
 def _rows(source: Any, shape: str, tokenizer: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from agentenv.cli.options import RunsDirOption, in_runs_dir
+from agentenv.core.errors import UsageError
 
 __all__ = ["app"]
 
@@ -42,11 +43,13 @@ def run(
     from agentenv.runs.store.writer import RunWriter
 
     rows = [row for path in paths for row in read_rows(Path(path))]
+    if not rows:
+        raise UsageError(f"{', '.join(paths)}: there are no episodes", remedy="name a file that has some")
     decoding = ChatTokenizer.load(tokenizer) if tokenizer else None
     episodes = _episodes(rows, env_id, None if decoding is None else decoding.decode)
     ids = tuple(dict.fromkeys(episode.env_id for episode in episodes))
     with RunWriter.create(
-        Path(paths[0]).stem, kind="import", root=runs_dir, env_ids=ids, config={"imported_from": paths}
+        Path(paths[0]).stem, kind="import", runs_dir=runs_dir, env_ids=ids, config={"imported_from": paths}
     ) as writer:
         if decoding is not None:
             writer.keep_texts(decoding.backend)
@@ -83,8 +86,6 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         UsageError: The file cannot be read, or a line is not a JSON object; the message names the line.
     """
-    from agentenv.core.errors import UsageError
-
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import entry_points
+from typing import Any
 
 import typer
 
@@ -19,12 +19,16 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def show(
     words: list[str] = typer.Argument(None, metavar="WORD...", help="Show only what contains these words."),
     load: bool = typer.Option(
-        False, "--load", help="Import each environment to show its description and tasks, or its error."
+        False, "--load", help="Import each environment and tool to show its description, or its error."
     ),
     as_json: bool = JsonOption,
 ) -> None:
-    """List the environments and tools that are installed."""
+    """List the environments and tools that are installed.
+
+    The exit code is 1 if --load finds an environment or a tool that cannot be loaded.
+    """
     from agentenv.envs.registry import registry
+    from agentenv.tools.registry import tool_registry
 
     rows = [
         {
@@ -37,11 +41,25 @@ def show(
         for entry in registry.listing(load=load)
     ]
     tools = [
-        {"name": point.name, "target": point.value, "origin": point.dist.name if point.dist else ""}
-        for point in entry_points(group="agentenv.tools")
+        {
+            "name": entry.name,
+            "target": entry.target,
+            "origin": entry.origin,
+            "description": entry.tool.description if entry.tool else "",
+            "error": entry.error,
+        }
+        for entry in tool_registry.listing(load=load)
     ]
     rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words or [])]
     tools = [tool for tool in tools if all(word.lower() in str(tool).lower() for word in words or [])]
+    _print(rows, tools, words, as_json=as_json)
+    if any(row["error"] for row in [*rows, *tools]):
+        raise typer.Exit(1)
+
+
+def _print(
+    rows: list[dict[str, Any]], tools: list[dict[str, str]], words: list[str], *, as_json: bool
+) -> None:
     if as_json:
         sys.stdout.write(json.dumps({"environments": rows, "tools": tools}) + "\n")
         return
@@ -52,8 +70,11 @@ def show(
         text = f"cannot be loaded: {row['error']}" if row["error"] else f"{row['description']}{size}"
         print(f"  {row['id']:<{width}}  {text or row['origin']}".rstrip())
     print(f"tools ({len(tools)})")
-    for tool in sorted(tools, key=lambda tool: tool["name"]):
-        print(f"  {tool['name']:<{width}}  {tool['target']}")
+    for tool in tools:
+        text = (
+            f"cannot be loaded: {tool['error']}" if tool["error"] else tool["description"].partition("\n")[0]
+        )
+        print(f"  {tool['name']:<{width}}  {text or tool['target']}")
     if not rows and not tools and words:
         print("no installed environment or tool contains these words; agentenv list shows all")
     elif not rows and not words:

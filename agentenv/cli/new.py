@@ -28,6 +28,8 @@ def run(
             f"{name!r} cannot be the name of a package", remedy="start with a letter, as in shop-math"
         )
     root = Path(directory or "-".join(words))
+    if root.is_file():
+        raise UsageError(f"{root} is a file", remedy="choose a directory with --dir")
     if root.exists() and any(root.iterdir()):
         raise UsageError(f"the directory {root} is not empty", remedy="choose another with --dir")
     try:

@@ -124,6 +124,7 @@ class _Replay:
         config = self.info.config
         entry = spec(self.env) if self.env else env_of(self.info, old.env_id)
         kwargs = {} if self.env else dict(config.get("env") or {})
+        options = build(RunnerOptions, dict(config.get("runner") or {}))
         async with AsyncExitStack() as stack:
             live = self._live(stack)
             sandbox = await own_pool(entry.sandbox, stack)
@@ -135,10 +136,10 @@ class _Replay:
                 from_turn=self.from_turn,
                 live=None if live is None else live.engine,
                 sampling=build(Sampling, dict(config.get("sampling") or {})),
-                options=build(RunnerOptions, dict(config.get("runner") or {})),
+                options=options,
                 run_seed=self.info.seed,
-                user=entry.user,
-                done_policy=entry.done_policy,
+                user=entry.user if options.user is None else None,
+                done_policy=options.done_policy or entry.done_policy,
                 sandbox=sandbox,
             )
 

@@ -37,7 +37,7 @@ def run(
     with RunWriter.create(
         "rescored",
         kind="import",
-        root=runs_dir,
+        runs_dir=runs_dir,
         run_id="",
         env_ids=source.info.env_ids,
         model=source.info.model,
@@ -50,11 +50,13 @@ def run(
         report = report_on(writer.summaries)
     if as_json:
         sys.stdout.write(json.dumps({"run": writer.id, "from": source.id, **report.as_json()}) + "\n")
-        return
-    before = report_on(source.summaries).reward
-    print(f"{source.id}, scored again by {', '.join(rewards)}   run {writer.id}")
-    print(f"  before   mean {before.mean:.3f}" if before else "  before   no episode had a score")
-    print_report(report, run=writer.id + in_runs_dir(runs_dir))
+    else:
+        before = report_on(source.summaries).reward
+        print(f"{source.id}, scored again by {', '.join(rewards)}   run {writer.id}")
+        print(f"  before   mean {before.mean:.3f}" if before else "  before   no episode had a score")
+        print_report(report, run=writer.id + in_runs_dir(runs_dir))
+    if not report.num_scored:
+        raise typer.Exit(1)
 
 
 def find_object(name: str) -> Any:

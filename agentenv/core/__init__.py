@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentenv.core.errors import EnvironmentMisuse as EnvironmentMisuse
     from agentenv.core.errors import ModelNotFound as ModelNotFound
     from agentenv.core.errors import RenderError as RenderError
+    from agentenv.core.errors import RunNotFound as RunNotFound
     from agentenv.core.errors import SandboxCrashed as SandboxCrashed
     from agentenv.core.errors import SandboxError as SandboxError
     from agentenv.core.errors import SandboxUnavailable as SandboxUnavailable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from agentenv.core.errors import ToolError as ToolError
     from agentenv.core.errors import TrainingFailed as TrainingFailed
     from agentenv.core.errors import UnknownEnvironment as UnknownEnvironment
+    from agentenv.core.errors import UnknownTool as UnknownTool
     from agentenv.core.errors import UsageError as UsageError
     from agentenv.core.execution import ExecResult as ExecResult
     from agentenv.core.execution import ExecStatus as ExecStatus
@@ -77,6 +79,7 @@ __all__ = door(
             "EnvironmentMisuse",
             "ModelNotFound",
             "RenderError",
+            "RunNotFound",
             "SandboxCrashed",
             "SandboxError",
             "SandboxUnavailable",
@@ -86,6 +89,7 @@ __all__ = door(
             "ToolError",
             "TrainingFailed",
             "UnknownEnvironment",
+            "UnknownTool",
             "UsageError",
         ],
         "execution": ["ExecResult", "ExecStatus", "SandboxProtocol", "SessionProtocol", "WorkspaceProtocol"],

@@ -3,6 +3,7 @@
     AgentEnvError
     ├── UsageError(ValueError)            a caller's mistake: wrong id, bad option, bad file
     │   ├── UnknownEnvironment(LookupError)
+    │   ├── UnknownTool(LookupError)
     │   ├── ToolDefinitionError(TypeError)
     │   ├── TaskError
     │   ├── ModelNotFound(FileNotFoundError)
@@ -18,6 +19,7 @@
     │   └── SandboxCrashed                infrastructure failed; the episode is aborted
     ├── EnvironmentMisuse(RuntimeError)   step before reset, step after the end
     └── StoreError(OSError)               a run directory that cannot be written or read
+        └── RunNotFound(UsageError)       no run or episode has this name
 
 The text of a `ToolError` is shown to the model; every other error is for a person. The `message` of an error
 says what was wrong and names the value, and its `remedy` says what to do; `str(error)` contains both.
@@ -37,6 +39,7 @@ __all__ = [
     "EnvironmentMisuse",
     "ModelNotFound",
     "RenderError",
+    "RunNotFound",
     "SandboxCrashed",
     "SandboxError",
     "SandboxUnavailable",
@@ -46,6 +49,7 @@ __all__ = [
     "ToolError",
     "TrainingFailed",
     "UnknownEnvironment",
+    "UnknownTool",
     "UsageError",
 ]
 
@@ -79,6 +83,10 @@ class UsageError(AgentEnvError, ValueError):
 
 class UnknownEnvironment(UsageError, LookupError):
     """No environment has this id, file or module."""
+
+
+class UnknownTool(UsageError, LookupError):
+    """No installed or registered tool has this name."""
 
 
 class ToolDefinitionError(UsageError, TypeError):
@@ -151,6 +159,10 @@ class EnvironmentMisuse(AgentEnvError, RuntimeError):
 
 class StoreError(AgentEnvError, OSError):
     """A run directory cannot be written or read."""
+
+
+class RunNotFound(StoreError, UsageError):
+    """No run, or no episode of a run, has this name."""
 
 
 class TrainingFailed(AgentEnvError, RuntimeError):

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from agentenv.core.errors import AlignmentError
-from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
+from agentenv.core.html import html_lines, html_table
+from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult, text_of
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence, TokenSpan
 
 __all__ = [
@@ -269,6 +270,19 @@ class Trajectory:
             return content
         return ""
 
+    def _repr_html_(self) -> str:
+        head = f"{self.env_id}  task {self.task_id}  reward {self.reward}  {self.stop_reason.value}"
+        return html_lines([head, *map(_message_line, self.messages)])
+
+
+def _message_line(message: Message) -> str:
+    """Return a message as a line, for people who look at an episode in a notebook."""
+    calls = "".join(
+        f" → {call['function']['name']}({call['function']['arguments']})"
+        for call in message.get("tool_calls", ())
+    )
+    return f"{message['role']:>9}  {' '.join((text_of(message) + calls).split())[:400]}"
+
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryGroup:
@@ -294,6 +308,24 @@ class TrajectoryGroup:
 
     def __len__(self) -> int:
         return len(self.trajectories)
+
+    def __getitem__(self, member: int) -> Trajectory:
+        return self.trajectories[member]
+
+    def _repr_html_(self) -> str:
+        head = ("member", "reward", "stop reason", "turns", "sampled tokens", "answer")
+        rows = [
+            (
+                each.member,
+                each.reward,
+                each.stop_reason,
+                len(each.turns),
+                each.num_sampled_tokens,
+                each.answer,
+            )
+            for each in self
+        ]
+        return html_table(head, rows)
 
     @property
     def group_id(self) -> str:

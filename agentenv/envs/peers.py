@@ -54,11 +54,12 @@ def _reasoning_gym(name: str) -> EnvSpec:
 
 
 def _textarena(game: str) -> EnvSpec:
-    from agentenv.envs.adapters.arena import TextArena, games
+    from agentenv.envs.adapters.arena import TextArena, check_game, games
 
     known = games()
     if game not in known:
         raise UnknownEnvironment(f"textarena has no game {game!r}", remedy=did_you_mean(game, known))
+    check_game(game)
     return EnvSpec.of(
         f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",
         TextArena,
@@ -89,6 +90,8 @@ def _openenv(url: str) -> EnvSpec:
 def _verifiers(name: str) -> EnvSpec:
     from agentenv.envs.adapters.verifiers import Verifiers, rows, splits
 
+    if not name:
+        raise UsageError("verifiers: names no environment", remedy="write it as in verifiers:wordle")
     return EnvSpec.of(
         f"verifiers/{name.replace('/', '.')}-v0",
         Verifiers,
@@ -107,6 +110,7 @@ PEERS: Mapping[str, Callable[[str], EnvSpec]] = {
 }
 """Functions that make the specification of a name, by the prefix before the colon.
 
-Each function raises `UnknownEnvironment` if the package has no environment of this name, and
-`DependencyMissing` if the package is not installed.
+Each function raises `UnknownEnvironment` if the package has no environment of this name,
+`DependencyMissing` if the package is not installed, and `UsageError` if the environment cannot be played,
+so that nobody learns this from failed episodes.
 """

@@ -135,23 +135,28 @@ class EnvSpec:
 
         Raises:
             UnknownEnvironment: The entry point cannot be imported.
-            UsageError: It does not take them.
+            UnknownTool: It names a tool that does not exist.
+            UsageError: It does not take the arguments.
         """
+        from agentenv.envs.tool_env import check_tools
+
         target = self.load()
-        if self.kwargs and _refuses(target, self.kwargs):
-            raise UsageError(
-                f"{self.id} cannot be made with {sorted(self.kwargs)}: it takes no such arguments"
-            )
+        arguments, tools = _tools_apart(target, self.kwargs)
+        if arguments and _refuses(target, arguments):
+            raise UsageError(f"{self.id} cannot be made with {sorted(arguments)}: it takes no such arguments")
+        check_tools(target, tools, where=self.id)
 
     def make(self, **kwargs: Any) -> Env:
         """Make a new environment; these arguments override the specification's.
+
+        The argument `tools` replaces the tools of a `ToolEnv`, unless its entry point has such a parameter.
 
         Raises:
             UnknownEnvironment: The entry point cannot be imported.
             UsageError: The entry point refuses the arguments, or does not make an environment.
         """
         target = self.load()
-        arguments = {**self.kwargs, **kwargs}
+        arguments, tools = _tools_apart(target, {**self.kwargs, **kwargs})
         try:
             env = target(**arguments)
         except TypeError as error:
@@ -163,6 +168,8 @@ class EnvSpec:
         if not isinstance(env, Env):
             adapters = importlib.import_module("agentenv.envs.adapters.adapt")
             env = adapters.adapt(env, where=self.id)
+        if tools is not None:
+            importlib.import_module("agentenv.envs.tool_env").give_tools(env, tools, where=self.id)
         return cast("Env", env).bind(
             self.id, tasks=self.tasks, rewards=self.rewards, has_user=self.user is not None
         )
@@ -302,6 +309,14 @@ def _plain(value: Any, where: str) -> JsonValue:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{where} cannot be written as JSON: {error}") from error
+
+
+def _tools_apart(target: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[dict[str, Any], object]:
+    """Return the arguments of the entry point, and `tools` if the entry point has no such parameter."""
+    rest = dict(arguments)
+    if "tools" not in rest or not _refuses(target, rest):
+        return rest, None
+    return rest, rest.pop("tools")
 
 
 def _refuses(target: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:

@@ -17,9 +17,9 @@ from agentenv.envs import spaces
 from agentenv.envs.env import Env
 from agentenv.envs.names import move_tools
 from agentenv.envs.rewards.reward import RESERVED_NAMES
-from agentenv.tools.toolbox import Toolbox
+from agentenv.tools.toolbox import Toolbox, listed
 
-__all__ = ["ToolEnv"]
+__all__ = ["ToolEnv", "check_tools", "give_tools"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +29,10 @@ class ToolEnv(Env):
 
     - `start(...)` gets the task's fields by name and returns the first observation. It may also
       have parameters named `task`, `context`, `state`, `seed` and `sandbox`.
-    - Methods marked with `@ae.tool` are the model's tools; `tools` adds further functions. A tool may have
-      any name. If the environment has an attribute of that name, such as `end` or `step`, then `self.end`
-      stays that attribute, and only the model calls the tool.
+    - Methods marked with `@ae.tool` are the model's tools; `tools` adds functions, and tools by their names
+      in the registry, such as `("calculator", "python")`. The setting `env.tools` of a run replaces
+      these. A tool may have any name. If the environment has an attribute of that name, such as `end` or
+      `step`, then `self.end` stays that attribute, and only the model calls the tool.
     - `reward(...)` scores the finished episode; its arguments are filled by name.
     - `is_done()` is optional and can end the episode after a step.
 
@@ -42,7 +43,7 @@ class ToolEnv(Env):
     action_space = spaces.Action()
     ends_on_text = True
     tools: Sequence[Any] = ()
-    """Functions or tools that this environment has in addition to its marked methods."""
+    """Functions, tools or names of tools that this environment has in addition to its marked methods."""
     repair_json: bool = False
     """Repair invalid JSON in a call where that is possible (needs json-repair), and count the repairs."""
 
@@ -146,7 +147,7 @@ class ToolEnv(Env):
 
     @cached_property
     def _toolbox(self) -> Toolbox:
-        return Toolbox([*Toolbox.of(self), *self.tools], repair_json=self.repair_json)
+        return Toolbox([*Toolbox.of(self), *listed(self.tools)], repair_json=self.repair_json)
 
     def _start_arguments(self) -> dict[str, object]:
         """Return the arguments of `start`.
@@ -192,3 +193,46 @@ class ToolEnv(Env):
                     f"{type(self).__name__}.start() or of a reward",
                     remedy=did_you_mean(name, sorted(known - RESERVED_NAMES)),
                 )
+
+
+def give_tools(env: object, tools: object, *, where: str) -> None:
+    """Replace the tools that an environment has in addition to its methods.
+
+    Args:
+        env: the environment.
+        tools: what `ToolEnv.tools` takes, or names in one text, separated by commas.
+        where: id of the environment, for the message of an error.
+
+    Raises:
+        UsageError: The environment has no place for tools.
+        UnknownTool: No tool has one of the names.
+    """
+    if not isinstance(env, ToolEnv):
+        raise _no_place(where)
+    env.tools = listed(tools)
+    vars(env).pop("_toolbox", None)
+
+
+def check_tools(target: object, tools: object, *, where: str) -> None:
+    """Find out, without making an environment, whether the tools that are named exist.
+
+    Args:
+        target: class or function that makes the environment.
+        tools: tools given by a setting; None means those of the class.
+        where: id of the environment, for the message of an error.
+
+    Raises:
+        UsageError: The environment has no place for tools.
+        UnknownTool: No tool has one of the names.
+    """
+    if isinstance(target, type) and issubclass(target, ToolEnv):
+        own = None if isinstance(vars(target).get("tools"), property) else target.tools
+        tools = own if tools is None else tools
+    elif isinstance(target, type) and tools is not None:
+        raise _no_place(where)
+    if tools is not None:
+        Toolbox(listed(tools))
+
+
+def _no_place(where: str) -> UsageError:
+    return UsageError(f"{where} cannot be given tools", remedy="only a ToolEnv takes the setting tools")

@@ -1,17 +1,21 @@
 """Describe, call and answer tools in plain text, for templates that have no place for tools.
 
-The system message says how to call a tool and lists the tools, one line each; a call is
+The system message says how to call a tool and lists the tools; a call is
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in the model's text; results come back in
 a user turn as `<tool_response>...</tool_response>`. The text is short, because small models must be
 able to follow it, and depends on the tools alone.
+
+1. A tool has one line. Below it stand the descriptions of its arguments and of their fields, except for
+   a tool with one plain argument: the tool's own line says what that argument is for.
+2. A nested type that the schema names has a line of its own, so that recursive types have an end.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from agentenv.render.tail import Plain
 
@@ -26,6 +30,17 @@ _TYPES = {
     "object": "dict",
     "null": "None",
 }
+_NESTED = {"array", "object"}
+_CONSTRAINTS = {
+    "format": "{}",
+    "pattern": "matches {}",
+    "minimum": ">= {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "<= {}",
+    "exclusiveMaximum": "< {}",
+    "multipleOf": "multiple of {}",
+}
+"""How a keyword of JSON Schema that narrows a plain type is written behind the type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +51,9 @@ class TextProtocol:
     """Function that makes the system text from the tool schemas; the built-in text if None."""
     response_open: str = "<tool_response>\n"
     response_close: str = "\n</tool_response>"
+    arguments: Literal["auto", "all", "none"] = "auto"
+    """Which tools have lines that describe their arguments: `"auto"` leaves them out for a tool with one
+    plain argument, so that the text of a simple tool stays one line."""
 
     def system_text(self, tools: Sequence[Mapping[str, object]]) -> str:
         """Return the text of the system message that describes the tools."""
@@ -46,7 +64,8 @@ class TextProtocol:
         name, parameters = _function(tools[0])
         example = ", ".join(f'"{key}": ...' for key in _properties(parameters))
         call = f'<tool_call>{{"name": "{name}", "arguments": {{{example}}}}}</tool_call>'
-        return "\n".join([f"To call a tool, write {call}", "Tools:", *map(describe_tool, tools)])
+        lines = [describe_tool(tool, arguments=self.arguments) for tool in tools]
+        return "\n".join([f"To call a tool, write {call}", "Tools:", *lines])
 
     def plain(
         self,
@@ -103,20 +122,59 @@ class TextProtocol:
         return f'<tool_call>{{"name": {name}, "arguments": {text}}}</tool_call>'
 
 
-def describe_tool(tool: Mapping[str, object]) -> str:
-    """Return a description of one line, such as `add(a: int, b: int = 0): Add two numbers`."""
+def describe_tool(tool: Mapping[str, object], *, arguments: Literal["auto", "all", "none"] = "auto") -> str:
+    """Return a description such as `add(a: int, b: int = 0): Add two numbers`, and the lines below it.
+
+    Args:
+        tool: the schema of the tool.
+        arguments: see `TextProtocol.arguments`.
+    """
     name, parameters = _function(tool)
-    required = set(cast("list[str]", parameters.get("required") or []))
-    arguments: list[str] = []
-    for key, schema in _properties(parameters).items():
+    description = str(_entry(tool).get("description") or "").strip().split("\n")[0]
+    lines = [f"{name}({_fields(parameters)})" + (f": {description}" if description else "")]
+    if arguments != "none" and (arguments == "all" or not _is_plain(parameters)):
+        lines += _descriptions(parameters)
+    for label, schema in _named_types(parameters).items():
+        lines.append(f"  {label}: {_type(schema)}")
+        lines += _descriptions(schema, f"{label}.") if arguments != "none" else []
+    return "\n".join(lines)
+
+
+def _fields(schema: Mapping[str, Any]) -> str:
+    """Return the properties of an object as text, such as `a: int, b: int = 0`."""
+    required = set(cast("list[str]", schema.get("required") or []))
+    fields: list[str] = []
+    for key, inner in _properties(schema).items():
         default = ""
-        if "default" in schema:
-            default = " = " + json.dumps(schema["default"], ensure_ascii=False)
+        if "default" in inner:
+            default = " = " + json.dumps(inner["default"], ensure_ascii=False)
         elif key not in required:
             default = " = None"
-        arguments.append(f"{key}: {_type(schema)}{default}")
-    description = str(_entry(tool).get("description") or "").strip().split("\n")[0]
-    return f"{name}({', '.join(arguments)})" + (f": {description}" if description else "")
+        fields.append(f"{key}: {_type(inner)}{default}")
+    return ", ".join(fields)
+
+
+def _descriptions(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield a line for each described property, and for those of objects that the schema has inside."""
+    for key, inner in _properties(schema).items():
+        if text := " ".join(str(inner.get("description") or "").split()):
+            yield f"  {path}{key}: {text}"
+        for option in (inner, *(inner.get("anyOf") or ())):
+            yield from _descriptions(option, f"{path}{key}.")
+            items = option.get("items")
+            if isinstance(items, dict):
+                yield from _descriptions(cast("dict[str, Any]", items), f"{path}{key}[].")
+
+
+def _is_plain(parameters: Mapping[str, Any]) -> bool:
+    """Return whether there is at most one argument, and it has no fields of its own."""
+    properties = list(_properties(parameters).values())
+    return not properties or (len(properties) == 1 and properties[0].get("type") in {*_TYPES} - _NESTED)
+
+
+def _named_types(parameters: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the types that the schema defines by name and refers to."""
+    return cast("Mapping[str, Mapping[str, Any]]", parameters.get("$defs") or {})
 
 
 def _entry(tool: Mapping[str, object]) -> Mapping[str, Any]:
@@ -135,12 +193,33 @@ def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]
 def _type(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return " | ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
+    if "const" in schema:
+        return json.dumps(schema["const"], ensure_ascii=False)
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
     options = schema.get("anyOf") or schema.get("oneOf")
     if options:
         return " | ".join(dict.fromkeys(_type(option) for option in options))
-    kind = schema.get("type", "object" if "$ref" in schema else "value")
+    kind = schema.get("type", "value")
     if isinstance(kind, list):
         return " | ".join(_TYPES.get(name, name) for name in cast("list[str]", kind))
-    if kind == "array" and isinstance(schema.get("items"), dict) and "type" in schema["items"]:
-        return f"list[{_type(schema['items'])}]"
-    return _TYPES.get(kind, kind)
+    return _container(schema) or _TYPES.get(str(kind), str(kind)) + _constraints(schema)
+
+
+def _container(schema: Mapping[str, Any]) -> str:
+    """Return the type of a list or an object with what is in it; empty if that is not known."""
+    items, values = schema.get("items"), schema.get("additionalProperties")
+    if schema.get("type") == "array" and items and isinstance(items, dict):
+        return f"list[{_type(cast('dict[str, Any]', items))}]"
+    if schema.get("type") != "object":
+        return ""
+    if _properties(schema):
+        return f"{{{_fields(schema)}}}"
+    if values and isinstance(values, dict):
+        return f"dict[str, {_type(cast('dict[str, Any]', values))}]"
+    return ""
+
+
+def _constraints(schema: Mapping[str, Any]) -> str:
+    words = [text.format(schema[key]) for key, text in _CONSTRAINTS.items() if key in schema]
+    return f" ({', '.join(words)})" if words else ""

@@ -90,7 +90,7 @@ class Branching:
         return RunWriter.create(
             "branches",
             kind="branch",
-            root=runs_dir,
+            runs_dir=runs_dir,
             env_ids=info.env_ids,
             model=self.model or model_of(info),
             seed=self.seed,

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agentenv.core.html import html_table
 from agentenv.core.trajectory import Trajectory
+from agentenv.runs.frames import frame
 from agentenv.runs.stats import Interval, bootstrap_mean
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
@@ -73,6 +75,19 @@ class Comparison:
         """Return the comparison as plain JSON values."""
         counts = {"better": len(self.better), "worse": len(self.worse)}
         return {**asdict(self), **counts, "same": len(self.tasks) - sum(counts.values())}
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each task.
+
+        Raises:
+            DependencyMissing: pandas is not installed.
+        """
+        return frame({**asdict(task), "change": task.change} for task in self.tasks)
+
+    def _repr_html_(self) -> str:
+        changed = sorted(self.tasks, key=lambda task: -abs(task.change))
+        rows = [(task.env_id, task.task_id, task.before, task.after, task.change) for task in changed]
+        return html_table(("environment", "task", "before", "after", "change"), rows)
 
 
 def compare(before: Run, after: Run, *, seed: int = 0) -> Comparison:

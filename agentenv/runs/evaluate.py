@@ -22,6 +22,7 @@ from typing import Any
 
 from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
+from agentenv.core.html import html_lines
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
 from agentenv.core.task import Task
@@ -32,6 +33,7 @@ from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
+from agentenv.runs.frames import episode_frame
 from agentenv.runs.notify import Notifier, through_apprise
 from agentenv.runs.report import EvalReport, report_on
 from agentenv.runs.store.reader import Run
@@ -151,6 +153,19 @@ class EvalResult:
     """The run on disk; None if the episodes were kept in memory."""
     stopped: str = ""
     """The reason why the evaluation ended early; empty if it did not."""
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each episode.
+
+        Raises:
+            DependencyMissing: pandas is not installed.
+        """
+        return episode_frame(self.summaries)
+
+    def _repr_html_(self) -> str:
+        run = [f"run {self.run.id}"] if self.run is not None else []
+        stopped = [f"stopped: {self.stopped}"] if self.stopped else []
+        return html_lines([*run, str(self.report), *stopped])
 
 
 class Evaluation:
@@ -393,14 +408,14 @@ def evaluate(
         evaluation.keep_in(writer)
         result = run_sync(evaluation.play())
         writer.close(RunStatus.FAILED if result.stopped else RunStatus.FINISHED, result.stopped)
-        return result
+    return replace(result, run=Run(writer.path))  # read again, because its status has changed
 
 
 def new_run(config: EvalConfig, specs: Sequence[EnvSpec], runs_dir: str | Path) -> RunWriter:
     """Make the run directory of an evaluation."""
     return RunWriter.create(
         specs[0].id if len(specs) == 1 else "several",
-        root=runs_dir,
+        runs_dir=runs_dir,
         env_ids=tuple(entry.id for entry in specs),
         model=config.model,
         seed=config.seed,

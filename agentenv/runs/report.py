@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agentenv.core.html import html_lines
 from agentenv.core.trajectory import StopReason
 from agentenv.runs.stats import Interval, clustered_mean, pass_all_k, pass_at_k, quantile
 from agentenv.runs.store.summary import EpisodeSummary, ToolUse
 
-__all__ = ["ErrorCount", "EvalReport", "ToolStats", "majority_share", "report_on"]
+__all__ = ["ErrorCount", "EvalReport", "ToolStats", "majority_share", "report_lines", "report_on"]
 
 _TIMES = {
     "generate_s": "model",
@@ -54,7 +55,7 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """Figures of an evaluation; `as_json` returns them as plain values."""
+    """Figures of an evaluation: `show` prints them as the command line does, `as_json` has plain values."""
 
     env_ids: tuple[str, ...]
     num_episodes: int
@@ -97,6 +98,16 @@ class EvalReport:
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values."""
         return asdict(self)
+
+    def show(self) -> None:
+        """Print the table that `agentenv eval` prints."""
+        print(self)  # noqa: T201 - printing is what this method is for
+
+    def __str__(self) -> str:
+        return "\n".join([*report_lines(self), *(f"! {warning}" for warning in self.warnings)])
+
+    def _repr_html_(self) -> str:
+        return html_lines([str(self)])
 
 
 def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -> EvalReport:
@@ -266,3 +277,66 @@ _REMEDIES = {
     StopReason.MAX_PARSE_ERRORS: "the model does not keep to the tool-call format; see `agentenv doctor`",
     StopReason.DEADLINE: "raise episode_timeout_s or turn_timeout_s, or lower concurrency",
 }
+
+
+def _seconds(value: float) -> str:
+    if value < 1:
+        return f"{value * 1000:.1f} ms" if value < 0.01 else f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s"
+
+
+def _count(value: float) -> str:
+    return (
+        f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value / 1e3:.0f} k" if value >= 1e4 else f"{value:.0f}"
+    )
+
+
+def _ks(values: Mapping[int, float], sign: str) -> str:
+    return "  ".join(f"pass{sign}{k} {value:.2f}" for k, value in values.items())
+
+
+def report_lines(report: EvalReport) -> list[str]:
+    """Return the lines of a report, without its head line."""
+    lines: list[str] = []
+    if report.reward is None:
+        lines.append("reward   no episode has a score")
+    else:
+        rewards = "  ".join(f"{name} {value:.3f}" for name, value in report.rewards.items())
+        interval = f"[{report.reward.low:.3f}, {report.reward.high:.3f}] 95 %"
+        lines.append(f"reward   mean {report.reward.mean:.3f} {interval}   {rewards}".rstrip())
+        passes = [_ks(report.pass_at, "@"), _ks({k: v for k, v in report.pass_all.items() if k > 1}, "^")]
+        if report.majority is not None:
+            passes.append(f"majority {report.majority:.2f}")
+        lines.append("passes   " + "   ".join(text for text in passes if text))
+    if report.num_groups:
+        lines.append(
+            f"groups   {report.num_groups_with_spread} of {report.num_groups} tasks have reward spread"
+        )
+    stops = " · ".join(f"{name} {count}" for name, count in report.stop_reasons.items())
+    lines.append(f"stops    {stops}")
+    lines += [
+        ("tools    " if index == 0 else "         ") + _tool(tool) for index, tool in enumerate(report.tools)
+    ]
+    total = sum(report.time_s.values())
+    shares = sorted(report.time_s.items(), key=lambda item: -item[1])
+    times = "  ".join(f"{name} {value / total:.0%}" for name, value in shares if value / total >= 0.005)
+    tokens = f"tokens {_count(report.prompt_tokens)} read, {_count(report.sampled_tokens)} sampled"
+    cost = "" if report.cost_usd is None else f"   cost ${report.cost_usd:.4f}"
+    lines.append(f"time     {times}   {tokens}{cost}" if total else f"         {tokens}{cost}")
+    lines += [_failed(failure) for failure in report.errors[:3]]
+    return lines
+
+
+def _failed(failure: ErrorCount) -> str:
+    where = f" ({failure.where})" if failure.where else ""
+    return f"failed   {failure.count} × {failure.error}{where}"  # noqa: RUF001 - a cross is text for people
+
+
+def _tool(tool: ToolStats) -> str:
+    text = f"{tool.name} {tool.num_calls} calls"
+    if tool.num_calls > tool.errors.get("not_run", 0):
+        text += f"  p50 {_seconds(tool.p50_s)}  p95 {_seconds(tool.p95_s)}"
+    if tool.errors:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in tool.errors.items())
+        text += f"  {kinds} → {tool.example[:70]!r}"
+    return text

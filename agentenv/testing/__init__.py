@@ -1,6 +1,7 @@
 """Helpers for authors of tools and environments to use in their own tests.
 
 - `check_env` uses an environment in every way that a run does, and reports what is wrong.
+- `check_tool` calls a tool as models do, and reports what is wrong.
 - `play` plays one episode with a scripted policy, without a model.
 - `tool_call` and `tool_call_message` write the tool calls of a scripted model.
 - `RecordedChat` records the answers of a chat engine in a file and replays them.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agentenv.testing.episodes import play as play
     from agentenv.testing.fuzz import random_arguments as random_arguments
     from agentenv.testing.recorded import RecordedChat as RecordedChat
+    from agentenv.testing.tool_checker import check_tool as check_tool
 
 __all__ = door(
     __name__,
@@ -37,5 +39,6 @@ __all__ = door(
         "episodes": ["MessagePolicy", "Played", "oracle_of", "play"],
         "fuzz": ["random_arguments"],
         "recorded": ["RecordedChat"],
+        "tool_checker": ["check_tool"],
     },
 )

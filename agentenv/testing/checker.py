@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.by_name import did_you_mean
+from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import options_of
 from agentenv.envs.registry import spec
@@ -135,9 +136,11 @@ async def check_env(
 
     Raises:
         UnknownEnvironment: There is no such environment.
-        UsageError: A name in `runner` or `limits` is unknown, or a value is invalid.
+        UsageError: A name in `only`, `env`, `runner` or `limits` is unknown, or a value is invalid.
     """
+    checks = _chosen(only)
     entry = spec(entry).with_kwargs(env or {})
+    entry.check_kwargs()
     subject = Subject(
         entry,
         tasks=tasks,
@@ -147,9 +150,8 @@ async def check_env(
         runner=options_of(RunnerOptions, runner),
         limits=options_of(RunLimits, limits, CHECK_LIMITS),
     )
-    chosen = {name: check for name, check in CHECKS.items() if not only or name in only}
     findings: list[Finding] = []
-    for name, check in chosen.items():
+    for name, check in checks.items():
         began = time.perf_counter()
         status: Status = "ok"
         try:
@@ -165,6 +167,15 @@ async def check_env(
             status, text = "problem", _told(error)
         findings.append(Finding(name, status, text, round(time.perf_counter() - began, 3)))
     return CheckReport(entry.id, tuple(findings))
+
+
+def _chosen(only: tuple[str, ...]) -> Mapping[str, Callable[[Subject], Awaitable[str]]]:
+    for name in only:
+        if name not in CHECKS:
+            meant = did_you_mean(name, CHECKS)
+            known = f"the checks are {', '.join(CHECKS)}"
+            raise UsageError(f"there is no check {name!r}", remedy=f"{meant} {known}".lstrip())
+    return {name: check for name, check in CHECKS.items() if not only or name in only}
 
 
 def _told(error: Exception) -> str:

@@ -1,10 +1,13 @@
 """The pytest plugin, which pytest loads automatically wherever agentenv is installed.
 
 The plugin imports nothing of agentenv until a fixture is used, so it does not slow down other test suites.
+It runs asynchronous tests that use its fixtures, if no other plugin, such as pytest-asyncio, runs them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +28,23 @@ MakeEngine: TypeAlias = "Callable[[Sequence[TurnLike] | ScriptedPolicy], Scripte
 MakeRunner: TypeAlias = "Callable[..., Runner]"
 MakeRecorded: TypeAlias = "Callable[..., RecordedChat]"
 AssertEnvOk: TypeAlias = "Callable[..., Awaitable[None]]"
+
+_FIXTURES = frozenset(
+    {"assert_env_ok", "play_episode", "recorded_chat", "scripted_engine", "scripted_runner"}
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an asynchronous test that uses one of these fixtures, which pytest by itself refuses to run."""
+    # pytest-asyncio puts a synchronous function in the place of the tests that it runs.
+    test = pyfuncitem.obj
+    ours = _FIXTURES.intersection(pyfuncitem.fixturenames)
+    if not (ours and inspect.iscoroutinefunction(test)) or pyfuncitem.get_closest_marker("anyio"):
+        return None
+    names = inspect.signature(test).parameters
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

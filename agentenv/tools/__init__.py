@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from agentenv.tools.content import Image as Image
     from agentenv.tools.definition import ToolOptions as ToolOptions
     from agentenv.tools.process import close_idle_workers as close_idle_workers
+    from agentenv.tools.registry import make_tool as make_tool
+    from agentenv.tools.registry import register_tool as register_tool
+    from agentenv.tools.registry import tool_registry as tool_registry
     from agentenv.tools.run import abandoned_threads as abandoned_threads
     from agentenv.tools.tool import Tool as Tool
     from agentenv.tools.tool import tool as tool
@@ -21,6 +24,7 @@ __all__ = door(
         "content": ["Image"],
         "definition": ["ToolOptions"],
         "process": ["close_idle_workers"],
+        "registry": ["make_tool", "register_tool", "tool_registry"],
         "run": ["abandoned_threads"],
         "tool": ["Tool", "tool"],
         "toolbox": ["Toolbox"],

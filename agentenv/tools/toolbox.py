@@ -16,33 +16,35 @@ from agentenv.core.context import Context
 from agentenv.core.errors import ToolDefinitionError
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult, malformed
 from agentenv.tools.arguments import check_repair
+from agentenv.tools.registry import make_tool
 from agentenv.tools.schema.dialects import Dialect, Schema
 from agentenv.tools.tool import Tool
 
-__all__ = ["Toolbox"]
+__all__ = ["Toolbox", "listed"]
 
 
 class Toolbox:
     """The tools of an episode: their schemas, and the answers to a turn's calls.
 
     Args:
-        tools: tools, or functions that are turned into tools.
+        tools: tools, names that `make_tool` takes, or functions that are turned into tools.
         repair_json: repair a call's broken JSON where possible; `ToolResult.repaired` is then true.
 
     Raises:
         ToolDefinitionError: Two tools have the same name.
+        UnknownTool: No tool has one of the names.
         DependencyMissing: `repair_json` is true and json-repair is not installed.
     """
 
     def __init__(
-        self, tools: Iterable[Tool[..., Any] | Callable[..., Any]] = (), *, repair_json: bool = False
+        self, tools: Iterable[Tool[..., Any] | Callable[..., Any] | str] = (), *, repair_json: bool = False
     ) -> None:
         if repair_json:
             check_repair()
         self._tools: dict[str, Tool[..., Any]] = {}
         self._repair_json = repair_json
         for entry in tools:
-            tool = entry if isinstance(entry, Tool) else Tool.from_function(entry)
+            tool = _tool_of(entry)
             if tool.name in self._tools:
                 raise ToolDefinitionError(
                     f"two tools are named {tool.name!r} ({self._tools[tool.name].function}, {tool.function})",
@@ -145,3 +147,16 @@ class Toolbox:
         meant = did_you_mean(name, self._tools)
         hint = f"; {meant}" if meant else ""
         return f"unknown tool {name!r}{hint}; the tools are: {', '.join(self._tools)}"
+
+
+def _tool_of(entry: Tool[..., Any] | Callable[..., Any] | str) -> Tool[..., Any]:
+    if isinstance(entry, Tool):
+        return entry
+    return make_tool(entry) if isinstance(entry, str) else Tool.from_function(entry)
+
+
+def listed(tools: Any) -> tuple[Any, ...]:
+    """Return tools as a tuple; a text holds names, separated by commas."""
+    if isinstance(tools, str):
+        return tuple(name.strip() for name in tools.split(",") if name.strip())
+    return tuple(tools)

@@ -137,7 +137,7 @@ class TrainRequest:
         writer = RunWriter.create(
             ids[0],
             kind="train",
-            root=self.runs_dir,
+            runs_dir=self.runs_dir,
             env_ids=ids,
             model=plan.config.model,
             seed=plan.config.seed,

@@ -6,7 +6,7 @@ for each episode (advantages, entropy, new log-probabilities), which the viewer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import TrainingFailed
+from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
 from agentenv.core.threads import blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
+from agentenv.runs.frames import frame
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.train.config import GRPOConfig
@@ -30,6 +32,9 @@ from agentenv.train.plan import TrainPlan, TrainRequest
 from agentenv.train.trainer import GRPOTrainer
 
 __all__ = ["TrainResult", "train"]
+
+_SHOWN = ("reward", "groups/frac_mixed", "entropy", "kl", "grad_norm", "eval/success")
+"""Metrics that a notebook shows of a training, as far as they were computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,24 @@ class TrainResult:
         """The last step's scores on held-out tasks, such as `eval/success`; empty if there are none."""
         last = self.history[-1] if self.history else {}
         return {name: value for name, value in last.items() if name.startswith("eval/")}
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` of the metrics, with a row for each step of this call.
+
+        Raises:
+            DependencyMissing: pandas is not installed.
+        """
+        return frame({"step": step, **metrics} for step, metrics in self._steps())
+
+    def _repr_html_(self) -> str:
+        names = [name for name in _SHOWN if any(name in metrics for metrics in self.history)]
+        rows = [(step, *(metrics.get(name) for name in names)) for step, metrics in self._steps()]
+        run = [] if self.run is None else [f"run {self.run.id}  {self.steps_done} steps"]
+        return html_lines(run) + html_table(("step", *names), rows)
+
+    def _steps(self) -> Iterator[tuple[int, Mapping[str, float]]]:
+        """Yield the metrics of this call with the number that their step has in the whole run."""
+        return enumerate(self.history, start=self.steps_done - len(self.history) + 1)
 
 
 def train(

@@ -95,7 +95,7 @@ def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = Fals
     """Write a run and return it."""
     with RunWriter.create(
         name,
-        root=root,
+        runs_dir=root,
         run_id=name,
         env_ids=("shop/Math-v0",),
         model="example",

@@ -211,5 +211,6 @@ def test_a_group_is_of_one_task_and_never_empty():
     with pytest.raises(AlignmentError, match="same environment, task and group"):
         TrajectoryGroup((record(), record(task_id="u")))
     group = TrajectoryGroup((record(reward=1.0), record(member=1)))
+    assert (group[0].reward, group[-1].member) == (1.0, 1)
     assert group.outcomes == {StopReason.FINAL_ANSWER: 2}
     assert len(group.usable) == 1

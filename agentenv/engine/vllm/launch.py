@@ -215,5 +215,6 @@ def serve(model: str, options: ServeOptions, *, log: Path, said: Callable[[str],
                     pass
         except KeyboardInterrupt:
             said("stopping")
+            raise
         except (URLError, OSError) as error:
             raise Output(log, start).error(f"the server stopped answering ({error})") from None

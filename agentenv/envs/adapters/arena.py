@@ -20,7 +20,7 @@ from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.envs.env import Env
 from agentenv.envs.spaces import Text
 
-__all__ = ["TextArena", "games"]
+__all__ = ["TextArena", "check_game", "games"]
 
 _one_at_a_time = threading.Lock()
 
@@ -49,15 +49,7 @@ class TextArena(Env):
         game_seed = int(str(self.task.get("seed", seed))) % 2**31
         self._random = random.Random(game_seed).getstate()
         with self._generator():
-            try:
-                self._inner = _bare(_arena().make(self.game))
-                self._inner.reset(num_players=1, seed=game_seed)
-            except Exception as error:
-                # Games raise many kinds of errors, for example asserts on players or missing word lists.
-                words = " ".join(str(error).split())[:200]
-                raise UsageError(
-                    f"textarena:{self.game} cannot be played: {type(error).__name__}: {words}"
-                ) from error
+            self._inner = _started(self.game, game_seed)
             return self._heard(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -109,6 +101,29 @@ def games() -> list[str]:
     from textarena.envs.registration import ENV_REGISTRY  # pyright: ignore[reportMissingImports]
 
     return sorted(ENV_REGISTRY)
+
+
+def check_game(game: str) -> None:
+    """Start a game once, to find out before any episode whether it can be played.
+
+    Raises:
+        UsageError: The game needs more players, or data that is not installed.
+    """
+    TextArena(game).reset(seed=0)
+
+
+def _started(game: str, seed: int) -> Any:
+    try:
+        inner = _bare(_arena().make(game))
+        inner.reset(num_players=1, seed=seed)
+    except Exception as error:
+        # Games raise many kinds of errors, for example asserts on players or missing word lists.
+        words = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"textarena:{game} cannot be played: {type(error).__name__}: {words}",
+            remedy="choose a game for one player; for missing data, install what the error names",
+        ) from error
+    return inner
 
 
 def _bare(game: Any) -> Any:

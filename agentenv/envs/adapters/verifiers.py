@@ -151,14 +151,20 @@ def _package() -> Any:
     Raises:
         DependencyMissing: The package is not installed, or its version has no such environments.
     """
+    remedy = "pip install 'verifiers>=0.1.14,<0.4' into an environment of its own"
     try:
         package: Any = importlib.import_module("verifiers")
+    except ImportError as error:
+        raise DependencyMissing(
+            f"verifiers:NAME needs the package verifiers, which cannot be imported: {error}", remedy=remedy
+        ) from error
+    try:
         package.MultiTurnEnv  # noqa: B018 - the package loads the class when it is first accessed
     except (ImportError, AttributeError) as error:
         raise DependencyMissing(
             "verifiers:NAME needs a version of verifiers whose environments can be played step by step; "
             "version 0.4 has none",
-            remedy="pip install 'verifiers>=0.1.14,<0.4' into an environment of its own",
+            remedy=remedy,
         ) from error
     return package
 
@@ -170,7 +176,16 @@ def _loaded(name: str, arguments: str) -> Any:
     try:
         return package.load_environment(name, **json.loads(arguments))
     except ValueError as error:
-        raise UnknownEnvironment(f"verifiers has no environment {name!r}: {error}") from error
+        raise UnknownEnvironment(
+            f"verifiers has no environment {name!r}: {error}",
+            remedy="install its package, with `prime env install` or, from a folder, `vf-install`",
+        ) from error
+    except Exception as error:
+        # An environment's own code runs here; what it raises is told like any other wrong name.
+        raise UsageError(
+            f"verifiers cannot load the environment {name!r}: {type(error).__name__}: {error}",
+            remedy="give what the error names, such as a package or a key in the environment's variables",
+        ) from error
 
 
 def splits(name: str) -> list[str]:
@@ -178,7 +193,7 @@ def splits(name: str) -> list[str]:
 
     Raises:
         UnknownEnvironment: There is no such environment.
-        UsageError: The environment cannot be played turn by turn.
+        UsageError: The environment cannot be loaded, or not be played turn by turn.
         DependencyMissing: verifiers is not installed.
     """
     inner = _loaded(name, "{}")

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import StoreError, UsageError
+from agentenv.core.errors import RunNotFound, StoreError, UsageError
+from agentenv.core.html import html_lines
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.runs.store.codec import decode_trajectory, loads
 from agentenv.runs.store.index import (
@@ -68,6 +69,22 @@ class Run:
 
     def __len__(self) -> int:
         return len(self.summaries)
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each finished episode.
+
+        Raises:
+            DependencyMissing: pandas is not installed.
+        """
+        from agentenv.runs.frames import episode_frame
+
+        return episode_frame(self.summaries)
+
+    def _repr_html_(self) -> str:
+        from agentenv.runs.report import report_on
+
+        head = f"run {self.id}  {self.info.kind}  {self.status.value}  model {self.info.model or '-'}"
+        return html_lines([head, str(report_on(self.summaries))])
 
     def load(self, episode: int | EpisodeSummary) -> Trajectory:
         """Return one episode.
@@ -164,7 +181,7 @@ class Run:
         """Return the summary of an episode named by its index (`12`), `task/member` or `group#member`.
 
         Raises:
-            StoreError: The run has no such episode.
+            RunNotFound: The run has no such episode.
         """
         text = episode.removeprefix("#")
         if text.isdecimal() and int(text) < len(self.summaries):
@@ -173,7 +190,7 @@ class Run:
             names = (f"{summary.task_id}/{summary.member}", f"{summary.group_id}#{summary.member}")
             if text in names:
                 return summary
-        raise StoreError(
+        raise RunNotFound(
             f"run {self.id} has no episode {episode!r}",
             remedy=f"it has {len(self.summaries)} episodes: name one by its index from 0, or as task/member",
         )
@@ -195,16 +212,16 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def list_runs(
-    root: str | Path = "runs", *, on_broken: Callable[[StoreError], None] | None = None
+    runs_dir: str | Path = "runs", *, on_broken: Callable[[StoreError], None] | None = None
 ) -> list[Run]:
     """Return the runs in a directory, newest first; directories that are not runs are left out.
 
     Args:
-        root: the directory that contains the runs.
+        runs_dir: the directory that contains the runs.
         on_broken: called with the error of each run that cannot be read and is left out.
     """
     runs: list[Run] = []
-    base = Path(root)
+    base = Path(runs_dir)
     if not base.is_dir():
         return runs
     for path in base.iterdir():
@@ -217,17 +234,18 @@ def list_runs(
     return sorted(runs, key=lambda run: (run.info.created, run.id), reverse=True)
 
 
-def find_run(name: str | Path, root: str | Path = "runs") -> Run:
+def find_run(name: str | Path, runs_dir: str | Path = "runs") -> Run:
     """Return the run with this directory or id, or a unique part of its id; `last` is the newest run.
 
     Raises:
-        StoreError: The name fits no run, or more than one.
+        RunNotFound: The name fits no run or more than one, or the directory is not a run.
+        StoreError: The run cannot be read.
     """
     text = str(name)
-    for path in (Path(text), Path(root) / text):
+    for path in (Path(text), Path(runs_dir) / text):
         if path.is_dir():
             return Run(path)
-    runs = list_runs(root)
+    runs = list_runs(runs_dir)
     if text == "last" and runs:
         return runs[0]
     matches = [run for run in runs if run.id.startswith(text)] or [run for run in runs if text in run.id]
@@ -235,6 +253,6 @@ def find_run(name: str | Path, root: str | Path = "runs") -> Run:
         return matches[0]
     if matches:
         names = ", ".join(run.id for run in matches[:5])
-        raise StoreError(f"{text!r} fits {len(matches)} runs: {names}", remedy="write more of the id")
-    known = f"the newest is {runs[0].id}" if runs else f"there are no runs in {Path(root)}/"
-    raise StoreError(f"there is no run {text!r}", remedy=known)
+        raise RunNotFound(f"{text!r} fits {len(matches)} runs: {names}", remedy="write more of the id")
+    known = f"the newest is {runs[0].id}" if runs else f"there are no runs in {Path(runs_dir)}/"
+    raise RunNotFound(f"there is no run {text!r}", remedy=known)

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import StoreError
+from agentenv.core.errors import RunNotFound, StoreError
 from agentenv.core.messages import JsonValue
 from agentenv.runs.store.codec import dumps, loads
 
@@ -100,12 +100,13 @@ class RunInfo:
         """Read `run.json`.
 
         Raises:
-            StoreError: The file is missing, broken, or was written by a newer agentenv.
+            RunNotFound: The directory has no such file.
+            StoreError: The file is broken, or was written by a newer agentenv.
         """
         path = directory / "run.json"
         try:
             if not path.is_file():  # opening a pipe would wait for its writer
-                raise StoreError(f"{directory} is not a run directory: it has no run.json")
+                raise RunNotFound(f"{directory} is not a run directory: it has no run.json")
             data = loads(path.read_text(encoding="utf-8"))
         except StoreError:
             raise

@@ -55,14 +55,14 @@ class RunWriter:
 
     @classmethod
     def create(
-        cls, name: str, *, kind: str = "eval", root: str | Path = "runs", run_id: str = "", **values: Any
+        cls, name: str, *, kind: str = "eval", runs_dir: str | Path = "runs", run_id: str = "", **values: Any
     ) -> Self:
-        """Make a new run directory in `root` and return its writer.
+        """Make a new run directory in `runs_dir` and return its writer.
 
         Args:
             name: an environment id or another name; its last part becomes part of the run's id.
             kind: `eval`, `train`, `branch` or `import`.
-            root: the directory that contains the runs.
+            runs_dir: the directory that contains the runs.
             run_id: name of the new directory; if empty, it is made from the time and `name`.
             values: further fields of `RunInfo`.
 
@@ -72,9 +72,10 @@ class RunWriter:
         """
         if run_id and (run_id in {".", ".."} or set(run_id) & set("/\\\0")):
             raise UsageError(
-                f"the run id {run_id!r} is not the name of one directory", remedy="set its place with root="
+                f"the run id {run_id!r} is not the name of one directory",
+                remedy="choose its place with runs_dir=",
             )
-        directory = _new_directory(Path(root), run_id or _default_id(name), exact=bool(run_id))
+        directory = _new_directory(Path(runs_dir), run_id or _default_id(name), exact=bool(run_id))
         info = signed(RunInfo.start(directory.name, kind, **values))
         writer = cls(directory, info)
         try:

@@ -10,9 +10,9 @@ from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from agentenv.core.errors import StoreError
+from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
@@ -168,20 +168,65 @@ class Show:
         return f'<iframe srcdoc="{source}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
-def show(what: Run | TrajectoryGroup | Trajectory | Sequence[Trajectory], *, tokenizer: Any = None) -> Show:
-    """Return the viewer of a run or of trajectories.
+@runtime_checkable
+class Stored(Protocol):
+    """A result that may be in a run, as those of `evaluate` and `train` may."""
+
+    @property
+    def run(self) -> Run | None:
+        """The run; None if it is in memory, or another process has it."""
+        ...
+
+
+@runtime_checkable
+class InMemory(Protocol):
+    """A result that may have its episodes in memory, as that of `evaluate` may."""
+
+    @property
+    def groups(self) -> Sequence[TrajectoryGroup]:
+        """The episodes in groups; empty if they are in a run."""
+        ...
+
+
+Episodes: TypeAlias = (
+    Stored | InMemory | TrajectoryGroup | Trajectory | Sequence[Trajectory] | Sequence[TrajectoryGroup]
+)
+
+
+def show(what: Run | Episodes, *, tokenizer: Any = None) -> Show:
+    """Return the viewer of a run, of the result of an evaluation or training, or of trajectories.
 
     Args:
-        what: a run, a group, or trajectories.
+        what: a run, a result, a group, groups, or trajectories.
         tokenizer: the `ChatTokenizer` that decodes the tokens of trajectories that are not in a run.
+
+    Raises:
+        UsageError: There is nothing to show.
     """
     if isinstance(what, Run):
         return Show(build_page([what]))
-    trajectories = [what] if isinstance(what, Trajectory) else list(what)
+    if isinstance(what, Stored) and what.run is not None:
+        return Show(build_page([what.run]))
+    trajectories = _trajectories(what)
+    if not trajectories:
+        raise UsageError(
+            "there are no episodes to show", remedy="show a run, a result, a group or trajectories"
+        )
     with TemporaryDirectory() as root:
-        with RunWriter.create("view", kind="import", root=root, run_id="trajectories") as writer:
+        with RunWriter.create("view", kind="import", runs_dir=root, run_id="trajectories") as writer:
             if tokenizer is not None:
                 writer.keep_texts(tokenizer.backend)
             for trajectory in trajectories:
                 writer.append(trajectory)
         return Show(build_page([Run(writer.path)]))
+
+
+def _trajectories(what: Episodes) -> list[Trajectory]:
+    if isinstance(what, Trajectory):
+        return [what]
+    if isinstance(what, InMemory):
+        return _trajectories(what.groups)
+    if isinstance(what, Stored):
+        return []
+    parts = [[part] if isinstance(part, Trajectory) else list(part) for part in what]
+    return [trajectory for part in parts for trajectory in part]

@@ -267,7 +267,7 @@ def _state(run: Run) -> str:
 
 
 def serve(paths: Sequence[Path], root: Path, *, port: int = 0, open_browser: bool = True) -> None:
-    """Serve the viewer until the user stops it.
+    """Serve the viewer until the user stops it with Ctrl-C, which is raised when the server is closed.
 
     Raises:
         StoreError: The port cannot be used.
@@ -285,5 +285,6 @@ def serve(paths: Sequence[Path], root: Path, *, port: int = 0, open_browser: boo
         server.serve_forever()
     except KeyboardInterrupt:
         server.stopping.set()
+        raise
     finally:
         server.server_close()

@@ -285,9 +285,14 @@ def test_an_error_of_several_episodes_at_once_is_said_as_one(capsys):
     assert capsys.readouterr().err.splitlines()[0] == "error: the disk is full"
 
 
-def test_debug_shows_the_traceback(adder):
-    with pytest.raises(ValueError, match="no split"):
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(adder, capsys):
+    with pytest.raises(SystemExit) as left:
         main(["eval", adder, "--split", "nope", "--debug"])
+
+    shown = capsys.readouterr().err
+    assert left.value.code == 2
+    assert "Traceback (most recent call last)" in shown
+    assert "error: " in shown
 
 
 def test_first_episodes_that_all_fail_alike_stop_the_run(adder, capsys):
@@ -403,7 +408,7 @@ def test_rollout_gives_groups_in_the_order_of_the_tasks(adder):
 
 def test_evaluation_writes_each_episode_before_it_is_counted(adder, tmp_path):
     seen: list[int] = []
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         config = EvalConfig(envs=(adder,), num_tasks=3)
         evaluation = Evaluation(
             config, writer=writer, on_episode=lambda _: seen.append(len(Run(writer.path)))

@@ -120,7 +120,7 @@ def tool_episode(member: int = 0, reward: float = 1.0, tokens: tuple[int, ...] =
 
 
 def stored(root: Path, name: str, episodes) -> Run:
-    with RunWriter.create(name, root=root, run_id=name) as writer:
+    with RunWriter.create(name, runs_dir=root, run_id=name) as writer:
         for one in episodes:
             writer.append(one)
     return Run(writer.path)

@@ -95,14 +95,14 @@ def info(**values: Any) -> RunInfo:
     return replace(RunInfo.start("r1", "eval", model="m", seed=3), **values)
 
 
-def export(root: Path, shape: str, episodes: Sequence[Trajectory]) -> Path:
-    with RunWriter.create("x", root=root, run_id="r1", model="m") as writer:
+def export(root: Path, shape: str, episodes: Sequence[Trajectory], *, code: int = 0) -> Path:
+    with RunWriter.create("x", runs_dir=root, run_id="r1", model="m") as writer:
         for one in episodes:
             writer.append(one)
         writer.write_vocabulary({number: chr(ord("a") + number) for number in range(10)})
     with pytest.raises(SystemExit) as stop:
         main(["export", "r1", "--runs-dir", str(root), "--as", shape, "--output", str(root / "out")])
-    assert not stop.value.code
+    assert (stop.value.code or 0) == code
     return root / "out"
 
 
@@ -130,7 +130,7 @@ def test_export_writes_one_line_for_each_row_that_fits(tmp_path, shape, count, c
 
 
 def test_export_says_when_no_episode_fits(tmp_path, capsys):
-    export(tmp_path, "verl", [failed(0)])
+    export(tmp_path, "verl", [failed(0)], code=1)
 
     assert "none of the 1 episodes can be written as" in capsys.readouterr().out
 
@@ -285,7 +285,7 @@ def test_rows_of_a_trainer_are_imported_with_the_text_of_a_tokenizer(tmp_path):
 
 
 def test_a_slime_export_without_the_texts_of_tokens_says_what_is_missing(tmp_path, capsys):
-    with RunWriter.create("x", root=tmp_path, run_id="r1", model="m") as writer:
+    with RunWriter.create("x", runs_dir=tmp_path, run_id="r1", model="m") as writer:
         writer.append(episode())
 
     with pytest.raises(SystemExit) as stop:

@@ -326,7 +326,7 @@ def test_text_protocol_is_short_and_can_be_replaced() -> None:
     own = renderer_of("smollm2", protocol=TextProtocol(describe=lambda tools: f"{len(tools)} tools"))
 
     assert "get_weather(city: str, n: int = None): A tool." in renderer.decode(prompt)
-    assert len(prompt) < 120
+    assert len(prompt) < 140
     assert "system\n2 tools<|im_end|>" in own.decode(own.start([USER]))
 
 

@@ -214,7 +214,7 @@ def test_the_command_and_a_file_of_settings_name_parts_and_the_run_resumes_with_
 
     info = run.info
     made = {"env_ids": info.env_ids, "model": info.model, "seed": info.seed, "config": info.config}
-    with RunWriter.create("stopped", root="runs", **made) as stopped:
+    with RunWriter.create("stopped", runs_dir="runs", **made) as stopped:
         pass
     capsys.readouterr()
     assert main_of(["eval", "--resume", stopped.id]) == 0

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.cli.tables import report_lines
 from agentenv.core import StopReason
 from agentenv.runs import report_on
-from agentenv.runs.report import majority_share
+from agentenv.runs.report import majority_share, report_lines
 from agentenv.runs.store import EpisodeSummary, ToolUse
 
 

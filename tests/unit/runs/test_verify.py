@@ -216,7 +216,7 @@ async def test_a_run_is_verified_from_disk_and_the_command_ends_with_1(tmp_path,
     monkeypatch.chdir(tmp_path)
     record = await played()
     for name, stored in (("good", record), ("bad", _other_word(record))):
-        with RunWriter.create(name, root="runs", model="scripted:x") as writer:
+        with RunWriter.create(name, runs_dir="runs", model="scripted:x") as writer:
             writer.append(stored)
 
     assert not verify_run(find_run("good"), RENDERER).wrong
@@ -234,7 +234,7 @@ async def test_a_run_is_verified_from_disk_and_the_command_ends_with_1(tmp_path,
 
 async def test_the_command_says_what_it_could_not_check(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with RunWriter.create("x", root="runs", kind="train", model="nowhere") as writer:
+    with RunWriter.create("x", runs_dir="runs", kind="train", model="nowhere") as writer:
         engine = ScriptedEngine([SPACED, "done"], tokenizer=TOKENIZER, weights_version=3)
         writer.append(await played(engine=engine))
     scorer = SimpleNamespace(
@@ -256,7 +256,7 @@ async def test_the_command_says_what_it_could_not_check(tmp_path, monkeypatch, c
 
 async def test_a_damaged_line_is_a_disagreement(tmp_path):
     record = await played()
-    with RunWriter.create("x", root=tmp_path, model="scripted:x") as writer:
+    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
         writer.append(record)
         writer.append(replace(record, member=1))
     file = writer.path / "trajectories.jsonl"
@@ -278,7 +278,7 @@ async def test_the_viewer_shows_what_disagrees_in_a_record():
 
 
 async def test_values_of_other_types_are_a_disagreement_and_no_crash(tmp_path):
-    with RunWriter.create("x", root=tmp_path, model="scripted:x") as writer:
+    with RunWriter.create("x", runs_dir=tmp_path, model="scripted:x") as writer:
         writer.append(await played())
     file = writer.path / "trajectories.jsonl"
     line = json.loads(file.read_text())

@@ -1,6 +1,8 @@
 """The pytest plugin and what comes with it."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -63,6 +65,31 @@ def test_a_failing_environment_fails_with_the_report(pytester):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*trivial*trivial policies score too high*"])
+
+
+EXAMPLE = re.search(
+    r"```python\n(?P<code>[^`]*def test_the_whole_path.*?)```",
+    (Path(__file__).parents[3] / "docs" / "check.md").read_text(),
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize("options", [("-p", "no:asyncio"), ("-o", "asyncio_mode=auto"), ()])
+def test_the_documented_tests_run_as_printed(pytester, options):
+    pytester.makepyfile(test_echo=EXAMPLE["code"])
+
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+
+    result.assert_outcomes(passed=5)
+
+
+def test_an_asynchronous_test_of_others_is_not_touched(pytester):
+    pytester.makepyfile("async def test_it(): raise RuntimeError('this ran')")
+
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:asyncio")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.no_fnmatch_line("*this ran*")
 
 
 class Once:

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 
 from agentenv.core import Action, Context, DependencyMissing, UnknownEnvironment, UsageError
-from agentenv.envs import EnvSpec, make, spec
+from agentenv.envs import EnvSpec, spec
 from agentenv.envs.adapters import ToolMethods, tool_env
 from agentenv.envs.rewards import Reward
 from agentenv.testing import check_env, oracle_of, play
@@ -171,9 +172,29 @@ async def test_textarena_is_played_with_seeds_that_hold():
 def test_a_textarena_game_for_two_is_refused():
     pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
     with pytest.raises(UsageError, match="cannot be played"):
-        make("textarena:Chess-v0").reset(seed=1)
+        spec("textarena:Chess-v0")
     with pytest.raises(UnknownEnvironment, match="no game"):
         spec("textarena:Nothing-v9")
+
+
+def test_a_textarena_game_that_cannot_start_is_told_before_any_episode(monkeypatch):
+    class Game:
+        def reset(self, **arguments):
+            raise AssertionError("this game needs 2 players")
+
+    registration = types.ModuleType("textarena.envs.registration")
+    registration.ENV_REGISTRY = {"Duel-v0": None}
+    package = types.ModuleType("textarena")
+    package.make = lambda game: Game()
+    for name, module in [
+        ("textarena", package),
+        ("textarena.envs", types.ModuleType("textarena.envs")),
+        ("textarena.envs.registration", registration),
+    ]:
+        monkeypatch.setitem(sys.modules, name, module)
+
+    with pytest.raises(UsageError, match=r"textarena:Duel-v0 cannot be played: .* needs 2 players"):
+        spec("textarena:Duel-v0")
 
 
 SERVER = """

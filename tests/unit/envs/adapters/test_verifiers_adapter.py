@@ -28,6 +28,35 @@ def test_a_verifiers_that_is_missing_or_too_new_is_named(monkeypatch):
             spec("verifiers:anything")
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ValueError("no such package"), "verifiers has no environment 'shop': no such package"),
+        (RuntimeError("no key"), "verifiers cannot load the environment 'shop': RuntimeError: no key"),
+    ],
+)
+def test_an_environment_that_cannot_be_loaded_is_told_before_any_episode(monkeypatch, raised, told):
+    package = types.ModuleType("verifiers")
+    package.MultiTurnEnv = object
+
+    def load_environment(name):
+        raise raised
+
+    package.load_environment = load_environment
+    monkeypatch.setitem(sys.modules, "verifiers", package)
+
+    with pytest.raises(UsageError) as caught:
+        spec("verifiers:shop")
+
+    assert caught.value.message == told
+    assert caught.value.remedy
+
+
+def test_verifiers_without_a_name_is_refused():
+    with pytest.raises(UsageError, match="names no environment"):
+        spec("verifiers:")
+
+
 @pytest.fixture
 def vf():
     package = pytest.importorskip("verifiers", reason="UNTESTED: verifiers is not installed")

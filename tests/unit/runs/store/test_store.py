@@ -49,7 +49,7 @@ from helpers.episodes import episode
 
 
 def write_run(root: Path, name: str, episodes: list[Trajectory]) -> Run:
-    with RunWriter.create(name, root=root, run_id=name) as writer:
+    with RunWriter.create(name, runs_dir=root, run_id=name) as writer:
         for one in episodes:
             writer.append(one)
     return Run(writer.path)
@@ -171,7 +171,7 @@ def test_a_trajectory_survives_the_disk_exactly(trajectory):
 @given(trajectory=trajectories())
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_index_holds_the_same_summary_as_the_episode(trajectory, tmp_path_factory):
-    with RunWriter.create("x", root=tmp_path_factory.mktemp("runs")) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path_factory.mktemp("runs")) as writer:
         written = writer.append(trajectory)
 
     run = Run(writer.path)
@@ -182,7 +182,7 @@ def test_index_holds_the_same_summary_as_the_episode(trajectory, tmp_path_factor
 
 def test_runs_are_listed_and_found_by_beginning_and_last(tmp_path):
     for name in ("shop", "calc"):
-        with RunWriter.create(name, root=tmp_path, run_id=f"1-{name}", model="mock", seed=7):
+        with RunWriter.create(name, runs_dir=tmp_path, run_id=f"1-{name}", model="mock", seed=7):
             pass
 
     assert {run.id for run in list_runs(tmp_path)} == {"1-shop", "1-calc"}
@@ -196,7 +196,7 @@ def test_runs_are_listed_and_found_by_beginning_and_last(tmp_path):
 
 
 def test_half_written_line_is_left_out_and_cut_off_on_resume(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         writer.append(episode(0))
         writer.append(episode(1))
     path = writer.path / "trajectories.jsonl"
@@ -214,7 +214,7 @@ def test_half_written_line_is_left_out_and_cut_off_on_resume(tmp_path):
 
 @pytest.mark.parametrize("damage", ["missing", "short", "half", "garbage", "stale"])
 def test_index_is_rebuilt_from_the_episodes(tmp_path, damage):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         for task in range(4):
             writer.append(episode(task, tokens=task + 1))
     index = writer.path / "index.jsonl"
@@ -240,7 +240,7 @@ def test_index_is_rebuilt_from_the_episodes(tmp_path, damage):
 
 
 def test_damaged_line_in_the_middle_costs_only_itself(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         writer.append(episode(0))
     with (writer.path / "trajectories.jsonl").open("ab") as file:
         file.write(b'{"env_id": "x"}\n')
@@ -255,7 +255,7 @@ def test_damaged_line_in_the_middle_costs_only_itself(tmp_path):
 
 
 def test_later_attempt_replaces_an_aborted_one(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         writer.append(aborted(0))
         writer.append(episode(1))
         assert {key[1] for key in writer.finished} == {"t1"}
@@ -267,7 +267,7 @@ def test_later_attempt_replaces_an_aborted_one(tmp_path):
 
 
 def test_second_writer_of_a_run_is_refused(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         with pytest.raises(StoreError, match="another process"):
             RunWriter.resume(writer.path)
         assert Run(writer.path).status is RunStatus.RUNNING
@@ -282,7 +282,7 @@ def test_killed_process_leaves_an_interrupted_run_that_resumes(tmp_path):
         sys.path.insert(0, {str(TESTS)!r})
         from agentenv.runs.store import RunWriter
         from helpers.episodes import episode
-        writer = RunWriter.create("x", root={str(tmp_path)!r}, run_id="killed")
+        writer = RunWriter.create("x", runs_dir={str(tmp_path)!r}, run_id="killed")
         writer.append(episode(0))
         os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -304,7 +304,7 @@ def test_full_disk_keeps_whole_episodes_and_says_what_to_do(tmp_path):
         from agentenv.core import StoreError
         from agentenv.runs.store import RunWriter
         from helpers.episodes import episode
-        writer = RunWriter.create("x", root={str(tmp_path)!r}, run_id="full")
+        writer = RunWriter.create("x", runs_dir={str(tmp_path)!r}, run_id="full")
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         try:
             for task in range(1000):
@@ -327,18 +327,18 @@ def test_unwritable_directory_is_one_clear_error(tmp_path):
     tmp_path.chmod(0o500)
 
     with pytest.raises(StoreError, match="cannot make the run directory"):
-        RunWriter.create("x", root=tmp_path / "runs")
+        RunWriter.create("x", runs_dir=tmp_path / "runs")
 
 
 def test_run_directory_below_a_file_is_one_clear_error(tmp_path):
     (tmp_path / "runs").write_text("")
 
     with pytest.raises(StoreError, match="cannot make the run directory"):
-        RunWriter.create("x", root=tmp_path / "runs")
+        RunWriter.create("x", runs_dir=tmp_path / "runs")
 
 
 def test_moved_run_opens_under_its_new_name(tmp_path):
-    with RunWriter.create("x", root=tmp_path / "a", run_id="one") as writer:
+    with RunWriter.create("x", runs_dir=tmp_path / "a", run_id="one") as writer:
         writer.append(episode(0))
     shutil.move(writer.path, tmp_path / "two")
 
@@ -348,7 +348,7 @@ def test_moved_run_opens_under_its_new_name(tmp_path):
 
 
 def test_run_of_a_newer_layout_is_refused_by_name(tmp_path):
-    with RunWriter.create("x", root=tmp_path, run_id="one"):
+    with RunWriter.create("x", runs_dir=tmp_path, run_id="one"):
         pass
     info = json.loads((tmp_path / "one" / "run.json").read_text())
     (tmp_path / "one" / "run.json").write_text(json.dumps({**info, "schema_version": 99}))
@@ -373,7 +373,7 @@ def test_run_of_a_newer_layout_is_refused_by_name(tmp_path):
     ids=lambda text: text[:40],
 )
 def test_broken_description_is_one_clear_error_and_left_out_of_lists(tmp_path, text):
-    with RunWriter.create("good", root=tmp_path, run_id="good"):
+    with RunWriter.create("good", runs_dir=tmp_path, run_id="good"):
         pass
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text(text)
@@ -399,14 +399,14 @@ def test_run_of_the_first_layout_opens_for_ever():
 def test_values_beyond_json_are_written_as_the_nearest_plain_value(tmp_path):
     odd = replace(episode(0), task={"path": Path("a"), "set": {2, 1}, "pair": (1, 2)})
 
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         writer.append(odd)
 
     assert Run(writer.path).load(0).task == {"path": repr(Path("a")), "set": [1, 2], "pair": [1, 2]}
 
 
 def test_groups_come_back_with_members_in_order(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         for task, member in [(0, 1), (1, 0), (0, 0), (1, 1)]:
             writer.append(episode(task, member))
 
@@ -420,7 +420,7 @@ def test_groups_come_back_with_members_in_order(tmp_path):
 
 def test_a_finished_run_can_be_written_as_parquet_and_is_closed_without_pyarrow(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         for task in range(3):
             writer.append(episode(task, tokens=task + 1))
 
@@ -437,7 +437,7 @@ def test_a_finished_run_can_be_written_as_parquet_and_is_closed_without_pyarrow(
 def test_parquet_takes_broken_text_and_imports_no_pandas(tmp_path):
     pytest.importorskip("pyarrow")
     lost = EpisodeError("env", "ValueError", "half a pair \ud800")
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         writer.append(
             replace(
                 episode(0), stop_reason=StopReason.ERROR, error=lost, reward=None, untrainable_reason="failed"
@@ -457,7 +457,7 @@ def test_parquet_takes_broken_text_and_imports_no_pandas(tmp_path):
 
 
 def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         writer.log_metrics({"step": 1, "reward": 0.5})
         writer.annotate(episode(0), advantage=0.7)
         writer.write_vocabulary({7: "a", 3: "\xe4"})
@@ -470,7 +470,7 @@ def test_metrics_annotations_and_vocabulary_come_back(tmp_path):
 
 
 def test_notes_on_tokens_lie_apart_and_come_back_with_their_episode(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         first, second = writer.append(episode(0)), writer.append(episode(1))
         writer.annotate(episode(0), step=1, advantage=0.7, entropy=[0.5, 0.25])
         writer.annotate(episode(1), step=1, advantage=-0.7, entropy=[1.0])
@@ -483,7 +483,7 @@ def test_notes_on_tokens_lie_apart_and_come_back_with_their_episode(tmp_path):
 
 
 def test_notes_of_the_first_layout_still_open(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         summary = writer.append(episode(0))
     line = {"episode": "g0#0", "advantage": 0.5, "entropy": [0.25]}
     (writer.path / "annotations.jsonl").write_text(json.dumps(line) + "\n")
@@ -493,7 +493,7 @@ def test_notes_of_the_first_layout_still_open(tmp_path):
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "annotations.jsonl", "token_annotations.jsonl"])
 def test_half_a_line_beside_the_episodes_is_cut_off_on_resume(tmp_path, name):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         summary = writer.append(episode(0))
         writer.log_metrics({"step": 1})
         writer.annotate(episode(0), step=1, entropy=[0.5])
@@ -525,7 +525,7 @@ def test_answers_are_compared_by_their_value(text, key):
 
 @pytest.mark.slow
 def test_ten_thousand_long_episodes_list_in_a_second_and_load_in_milliseconds(tmp_path):
-    with RunWriter.create("x", root=tmp_path) as writer:
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
         one = episode(0, tokens=3000)
         line = dumps(encode_trajectory(one)).encode() + b"\n"
         summary = writer.append(one)
@@ -552,7 +552,7 @@ def test_a_killed_run_shows_the_text_of_every_token_it_has(tmp_path):
     from agentenv.render import byte_tokenizer
 
     backend = byte_tokenizer().backend
-    writer = RunWriter.create("x", root=tmp_path, run_id="killed")
+    writer = RunWriter.create("x", runs_dir=tmp_path, run_id="killed")
     writer.keep_texts(backend)
     first = episode(0)
     writer.append(first)
@@ -625,14 +625,14 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, file):
 @pytest.mark.parametrize("run_id", ["../x", "a/b", "/tmp/x", "..", ".", "a\\b", "a\0b"])
 def test_a_run_id_is_the_name_of_one_directory(tmp_path, run_id):
     with pytest.raises(UsageError, match="is not the name of one directory"):
-        RunWriter.create("x", root=tmp_path / "runs", run_id=run_id)
+        RunWriter.create("x", runs_dir=tmp_path / "runs", run_id=run_id)
 
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
 def test_an_episode_that_would_be_lost_with_its_directory_is_an_error_at_once(tmp_path, what):
-    writer = RunWriter.create("x", root=tmp_path, run_id="one")
+    writer = RunWriter.create("x", runs_dir=tmp_path, run_id="one")
     writer.append(episode(0))
     if what == "removed":
         shutil.rmtree(tmp_path / "one")
@@ -658,7 +658,7 @@ ODD_IDS = {
 @pytest.mark.parametrize("values", ODD_IDS.values(), ids=ODD_IDS)
 def test_ids_of_another_type_do_not_break_the_close(tmp_path, values):
     pytest.importorskip("pyarrow")
-    writer = RunWriter.create("x", root=tmp_path, run_id="one")
+    writer = RunWriter.create("x", runs_dir=tmp_path, run_id="one")
     writer.append(episode(0, **values))
 
     writer.close()
@@ -669,7 +669,7 @@ def test_ids_of_another_type_do_not_break_the_close(tmp_path, values):
 
 def test_a_value_that_does_not_fit_the_table_is_a_store_error(tmp_path):
     pytest.importorskip("pyarrow")
-    writer = RunWriter.create("x", root=tmp_path, run_id="one")
+    writer = RunWriter.create("x", runs_dir=tmp_path, run_id="one")
     writer.append(episode(0, seed=-1))
     writer.close()
 
@@ -692,7 +692,7 @@ def test_values_that_cannot_be_written_do_not_lose_their_episode(tmp_path):
         "deep": json.loads("[" * 900 + "]" * 900),
     }
 
-    with RunWriter.create("x", root=tmp_path, run_id="one") as writer:
+    with RunWriter.create("x", runs_dir=tmp_path, run_id="one") as writer:
         writer.append(replace(episode(0), task=odd))
 
     (back,) = Run(writer.path)

@@ -292,7 +292,7 @@ async def test_big_runs_and_long_episodes_stay_quick(tmp_path):
 @pytest.mark.slow
 async def test_live_page_follows_a_running_run(tmp_path):
     with (
-        RunWriter.create("x", root=tmp_path, run_id="now", env_ids=("shop/Math-v0",)) as writer,
+        RunWriter.create("x", runs_dir=tmp_path, run_id="now", env_ids=("shop/Math-v0",)) as writer,
         live(tmp_path) as server,
     ):
         async with open_browser() as tab:
