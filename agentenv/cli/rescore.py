@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any
 
 import typer
 
@@ -27,13 +26,14 @@ def run(
 ) -> None:
     """Score a run's episodes with other reward functions, and write the result as a new run."""
     from agentenv.cli.tables import print_report
+    from agentenv.core.imports import import_object
     from agentenv.envs.rewards.group import rescore
     from agentenv.runs.report import report_on
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.writer import RunWriter
 
     source = find_run(name, runs_dir)
-    functions = [find_object(reward) for reward in rewards]
+    functions = [import_object(reward) for reward in rewards]
     with RunWriter.create(
         "rescored",
         kind="import",
@@ -55,16 +55,3 @@ def run(
     print(f"{source.id}, scored again by {', '.join(rewards)}   run {writer.id}")
     print(f"  before   mean {before.mean:.3f}" if before else "  before   no episode had a score")
     print_report(report, run=writer.id + in_runs_dir(runs_dir))
-
-
-def find_object(name: str) -> Any:
-    """Return the object that `file.py:name` or `module:name` names.
-
-    Raises:
-        UsageError: The file, the module or the object does not exist.
-    """
-    from agentenv.core.imports import import_object
-    from agentenv.envs.files import load_file
-
-    module, _, attribute = name.rpartition(":")
-    return import_object(f"{load_file(module)}:{attribute}" if module.endswith(".py") else name)

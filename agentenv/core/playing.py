@@ -7,13 +7,22 @@ task of that episode, from which the engine is called too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
 
 from agentenv.core.messages import JsonValue, Message
 
-__all__ = ["Playing", "playing"]
+__all__ = ["MessagePolicy", "Playing", "oracle_of", "playing"]
+
+MessagePolicy: TypeAlias = Callable[
+    [Sequence[Message], Mapping[str, object], Random],
+    "Message | str | Awaitable[Message | str]",
+]
+"""A function `policy(messages, task, rng)` that returns the model's next message, or its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,17 @@ class Playing:
         """The texts that the environment takes as actions; empty if it takes any text."""
         space: object = getattr(self.env, "action_space", None)
         return tuple(getattr(space, "choices", None) or ())
+
+
+def oracle_of(target: object) -> object:
+    """Return the oracle of a class or of a function that makes an environment; None if there is none.
+
+    It is the class's attribute `oracle`, or else the function `oracle` of the module.
+    """
+    oracle: object = getattr(target, "oracle", None)
+    if oracle is None:
+        oracle = getattr(sys.modules.get(getattr(target, "__module__", "")), "oracle", None)
+    return oracle if callable(oracle) else None
 
 
 playing: ContextVar[Playing | None] = ContextVar("agentenv_playing", default=None)

@@ -26,6 +26,7 @@ from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
+from agentenv.core.playing import oracle_of
 from agentenv.core.task import TaskFields
 from agentenv.core.threads import off_loop, run_sync
 from agentenv.envs import spaces
@@ -102,6 +103,7 @@ class Env(gymnasium.Env[Any, Any]):
     _episode: _Episode
     _rewards: tuple[Reward, ...]
     _has_user: bool = False
+    _oracle: object = None
     env_id: str
     """Id of the specification that made the environment; without one, the class's name."""
 
@@ -173,16 +175,28 @@ class Env(gymnasium.Env[Any, Any]):
         return 0.0
 
     def bind(
-        self, env_id: str, *, tasks: TaskSet | None, rewards: Sequence[Reward], has_user: bool = False
+        self,
+        env_id: str,
+        *,
+        tasks: TaskSet | None,
+        rewards: Sequence[Reward],
+        has_user: bool = False,
+        oracle: object = None,
     ) -> Env:
         """Apply the id, tasks and rewards of a specification, and return the environment itself."""
         self.env_id, self._rewards, self._has_user = env_id, tuple(rewards), has_user
+        self._oracle = oracle
         if has_user:
             # The user answers the model's text, so text does not end the episode.
             self.ends_on_text = False
         if tasks is not None:
             self.tasks = tasks
         return self
+
+    @property
+    def oracle_policy(self) -> object:
+        """The author's policy that solves the tasks, which `-m oracle` plays; None if there is none."""
+        return self._oracle or oracle_of(type(self))
 
     def snapshot(self) -> Snapshot:
         """Copy the state of the episode, so that `restore` can return to it.
@@ -414,7 +428,9 @@ class Env(gymnasium.Env[Any, Any]):
         return copy.deepcopy(list(self._with_system_prompt(messages) if first else messages))
 
 
-_NOT_COPIED = frozenset({"_has_user", "_rewards", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"})
+_NOT_COPIED = frozenset(
+    {"_has_user", "_oracle", "_rewards", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"}
+)
 """Attributes that belong to the instance and not to an episode; a snapshot leaves them out."""
 
 

@@ -14,6 +14,7 @@ from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.messages import JsonValue
+from agentenv.core.playing import MessagePolicy, oracle_of
 from agentenv.envs.rewards.reward import Reward, as_reward
 from agentenv.envs.tasks import TaskSet
 
@@ -164,8 +165,30 @@ class EnvSpec:
             adapters = importlib.import_module("agentenv.envs.adapters.adapt")
             env = adapters.adapt(env, where=self.id)
         return cast("Env", env).bind(
-            self.id, tasks=self.tasks, rewards=self.rewards, has_user=self.user is not None
+            self.id,
+            tasks=self.tasks,
+            rewards=self.rewards,
+            has_user=self.user is not None,
+            oracle=oracle_of(target),
         )
+
+    @property
+    def oracle(self) -> MessagePolicy | None:
+        """The policy that solves the tasks: `oracle` of the class or its module; None if there is none."""
+        return cast("MessagePolicy | None", oracle_of(self.load()))
+
+    def require_oracle(self) -> MessagePolicy:
+        """Return the policy that solves the tasks.
+
+        Raises:
+            UsageError: The author wrote none.
+        """
+        if (oracle := self.oracle) is None:
+            raise UsageError(
+                f"{self.id} has no oracle",
+                remedy="write a function oracle(messages, task, rng) beside the environment's class",
+            )
+        return oracle
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> EnvSpec:
         """Return this specification with further arguments of the entry point, which override its own."""

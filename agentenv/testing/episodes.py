@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action
 from agentenv.core.messages import Message, ToolResult
+from agentenv.core.playing import MessagePolicy
 from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 
 __all__ = ["MessagePolicy", "Played", "oracle_of", "play", "play_by_turns"]
-
-MessagePolicy: TypeAlias = Callable[
-    [Sequence[Message], Mapping[str, object], random.Random],
-    "Message | str | Awaitable[Message | str]",
-]
-"""A function `policy(messages, task, rng)` that returns the model's next message."""
 
 MAX_TURNS = 64
 """Limit of turns for an environment that sets no limit."""
@@ -130,12 +124,5 @@ async def _turn(
 
 
 def oracle_of(entry: EnvSpec) -> MessagePolicy | None:
-    """Return the policy that solves the environment's tasks; None if the author wrote none.
-
-    It is the class's attribute `oracle`, or else the function `oracle` of the class's module.
-    """
-    target: Any = entry.load()
-    oracle = getattr(target, "oracle", None)
-    if oracle is None:
-        oracle = getattr(sys.modules.get(getattr(target, "__module__", "")), "oracle", None)
-    return cast("MessagePolicy", oracle) if callable(oracle) else None
+    """Return the policy that solves the environment's tasks; None if the author wrote none."""
+    return entry.oracle

@@ -208,6 +208,6 @@ def _check_model(model: str) -> None:
         raise UsageError(
             "no model to train is named", remedy="name one (-m), such as ./SmolLM2 or a .gguf file"
         )
-    if model == "mock":
-        raise UsageError("mock has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
+    if model in {"mock", "oracle", "random"} or model.startswith(("policy:", "scripted:")):
+        raise UsageError(f"{model} has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
     locate(model)

@@ -143,7 +143,7 @@ def tools_in(prompt: str) -> list[tuple[str, dict[str, JsonValue]]]:
     return list(tools.items())
 
 
-def arguments_for(parameters: Mapping[str, JsonValue], text: str, random: Random) -> dict[str, JsonValue]:
+def arguments_for(parameters: Mapping[str, object], text: str, random: Random) -> dict[str, JsonValue]:
     """Return arguments that fit the schema of a tool, with words and numbers of the text where they fit."""
     value = _FromText(random, parameters, text).value(parameters)
     return value if isinstance(value, dict) else {}
@@ -152,7 +152,7 @@ def arguments_for(parameters: Mapping[str, JsonValue], text: str, random: Random
 class _FromText(Draw):
     """Draws words and numbers from a text."""
 
-    def __init__(self, random: Random, root: Mapping[str, Any], text: str) -> None:
+    def __init__(self, random: Random, root: Mapping[str, object], text: str) -> None:
         super().__init__(random, root)
         self._text_read = text
 
