@@ -18,7 +18,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def run(
     env: str = typer.Argument(..., metavar="ENV", help="Id, path/to/file.py, file.py:Class or module:Class."),
-    tasks: int = typer.Option(20, "-n", "--tasks", help="Largest number of tasks to play."),
+    tasks: int = typer.Option(20, "-n", "--tasks", help="Number of tasks of each split to play; 0 for all."),
     fuzz: int = typer.Option(300, "--fuzz", help="Number of random tool calls from the schemas."),
     only: list[str] = typer.Option([], "--only", help="Run only this check; may be repeated."),
     seed: int = SeedOption,
@@ -39,7 +39,7 @@ def run(
     report = asyncio.run(
         check_env(
             env,
-            tasks=tasks,
+            tasks=tasks or None,
             fuzz_calls=fuzz,
             seed=seed,
             only=tuple(only),

@@ -230,7 +230,7 @@ class EnvSpec:
             "rewards": [_reward_record(reward, self.id) for reward in self.rewards],
             "limits": limits,
             "kwargs": _plain(dict(self.kwargs), f"kwargs of {self.id}"),
-            "user": None if self.user is None else _name_of(self.user),
+            "user": None if self.user is None else _user_name(self.user, self.id),
             "done_policy": self.done_policy,
             "sandbox": self.sandbox,
             "description": self.description,
@@ -303,6 +303,16 @@ def _name_of(target: object) -> str:
             f"{target!r:.200} cannot be imported by name", remedy="use a class, a function or 'module:attr'"
         )
     return f"{getattr(target, '__module__', '__main__')}:{name}"
+
+
+def _user_name(user: object, id: str) -> str:
+    name = getattr(user, "__qualname__", "<object>")
+    if "<" in name:
+        raise UsageError(
+            f"the user of {id} is {user!r:.100}, which no import finds",
+            remedy="register a function of the task, at the top level of a module, that returns the user",
+        )
+    return _name_of(user)
 
 
 def _reward_record(reward: Reward, id: str) -> dict[str, JsonValue]:
