@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sqlite3
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,7 +34,7 @@ from agentenv.testing.checks.runs import (
     check_speed,
 )
 from agentenv.testing.checks.scores import check_leak, check_oracle, check_trivial
-from agentenv.testing.checks.subject import CHECK_LIMITS, Problem, Skipped, Subject
+from agentenv.testing.checks.subject import CHECK_LIMITS, Problem, Skipped, Subject, thread_hint
 
 __all__ = ["CheckReport", "Finding", "check_env"]
 
@@ -197,10 +196,8 @@ def _told(error: Exception) -> str:
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, AgentEnvError):
         return text
-    if isinstance(error, sqlite3.ProgrammingError) and "thread" in text:
-        text += "; open the database with sqlite3.connect(..., check_same_thread=False)"
     package = str(Path(__file__).parent.parent)
     stack = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in stack if not frame.filename.startswith(package)]
     origin = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{origin}"
+    return f"{type(error).__name__}: {text}{origin}{thread_hint(text)}"

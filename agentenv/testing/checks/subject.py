@@ -20,7 +20,7 @@ from agentenv.testing.calls import tool_call_message
 from agentenv.testing.episodes import MessagePolicy, Played, oracle_of, play
 from agentenv.testing.fuzz import random_call
 
-__all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy"]
+__all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy", "thread_hint"]
 
 
 CHECK_LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context_tokens": 65_536}
@@ -106,6 +106,13 @@ class Subject:
 def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the function part of a tool schema in OpenAI's format."""
     return schema["function"]
+
+
+def thread_hint(text: str) -> str:
+    """Return what to do if the text is SQLite's error about another thread; else nothing."""
+    if "SQLite objects created in a thread" not in text:
+        return ""
+    return "; open the database in start() or reset(), or with sqlite3.connect(..., check_same_thread=False)"
 
 
 def random_policy(env: Env) -> MessagePolicy:
