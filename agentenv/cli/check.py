@@ -27,7 +27,7 @@ def run(
         metavar="ENV",
         help="Id, path/to/file.py, file.py:Class or module:Class; or the name of a tool.",
     ),
-    tasks: int = typer.Option(20, "-n", "--tasks", help="Largest number of tasks to play."),
+    tasks: int = typer.Option(20, "-n", "--tasks", help="Number of tasks of each split to play; 0 for all."),
     fuzz: int = typer.Option(300, "--fuzz", help="Number of random tool calls from the schemas."),
     only: list[str] = typer.Option([], "--only", help="Run only this check; may be repeated."),
     seed: int = SeedOption,
@@ -57,7 +57,7 @@ def run(
     report = asyncio.run(
         check_env(
             env,
-            tasks=tasks,
+            tasks=tasks or None,
             fuzz_calls=fuzz,
             seed=seed,
             only=tuple(only),

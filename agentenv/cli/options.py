@@ -30,7 +30,8 @@ ModelOption: Any = typer.Option(
     "mock",
     "-m",
     "--model",
-    help="smollm2, hf:PATH, vllm:PATH, http://HOST/v1, openai:NAME, scripted:FILE, or mock.",
+    help="smollm2, hf:PATH, vllm:PATH, http://HOST/v1, openai:NAME, scripted:FILE, "
+    "policy:FILE.py:FUNCTION, oracle, random, or mock.",
 )
 SeedOption: Any = typer.Option(0, "--seed", help="Seed of the run; the seeds of all episodes derive from it.")
 SettingsOption: Any = typer.Option(

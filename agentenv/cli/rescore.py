@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any
 
 import typer
 
@@ -27,13 +26,14 @@ def run(
 ) -> None:
     """Score a run's episodes with other reward functions, and write the result as a new run."""
     from agentenv.cli.tables import print_report
+    from agentenv.core.imports import import_object
     from agentenv.envs.rewards.group import rescore
     from agentenv.runs.report import report_on
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.writer import RunWriter
 
     source = find_run(name, runs_dir)
-    functions = [find_object(reward) for reward in rewards]
+    functions = [import_object(reward) for reward in rewards]
     with RunWriter.create(
         "rescored",
         kind="import",
@@ -57,14 +57,3 @@ def run(
         print_report(report, run=writer.id + in_runs_dir(runs_dir))
     if not report.num_scored:
         raise typer.Exit(1)
-
-
-def find_object(name: str) -> Any:
-    """Return the object that `file.py:name` or `module:name` names.
-
-    Raises:
-        UsageError: The file, the module or the object does not exist.
-    """
-    from agentenv.core.imports import import_object
-
-    return import_object(name)

@@ -31,6 +31,9 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+_DEMOS: Any = typer.Option(
+    "", "--demos", metavar="POLICY", help="Warm up on FILE.py:FUNCTION; none; the oracle if empty."
+)
 _PARAMETERS = {"max_steps": "steps", "num_generations": "group_size"}
 """Parameter of the command for each setting whose name differs from it."""
 
@@ -51,9 +54,7 @@ def run(
     group_size: int = typer.Option(
         8, "-k", "--episodes", help="Episodes of each task, compared with each other."
     ),
-    demos: str = typer.Option(
-        "", "--demos", metavar="MODULE:FUNCTION", help="Warm up on what this policy shows."
-    ),
+    demos: str = _DEMOS,
     num_demos: int = typer.Option(128, "--num-demos", help="Tasks that it shows."),
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,

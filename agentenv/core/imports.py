@@ -8,7 +8,7 @@ from typing import Any
 
 from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import UsageError
-from agentenv.core.files import load_file
+from agentenv.core.files import imported_file, load_file
 
 __all__ = ["import_object", "name_of"]
 
@@ -25,14 +25,16 @@ def import_object(name: str, error: type[UsageError] = UsageError, *, where: str
         UsageError: The name does not have this form, or the module or the attribute cannot be found.
     """
     label = f"{where}: {name!r}" if where else repr(name)
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = name.rpartition(":")
     if not (module and colon and attribute):
         raise error(
             f"{label} is not of the form 'module:attr' or 'file.py:attr'",
             remedy="write a module or a file, and a name in it",
         )
     try:
-        value: Any = import_module(load_file(module, error) if module.endswith(".py") else module)
+        if module.endswith(".py"):
+            module = load_file(module, error)
+        value: Any = imported_file(module) or import_module(module)
     except ImportError as cause:
         raise error(f"{label} cannot be loaded: {cause}") from cause
     for part in attribute.split("."):

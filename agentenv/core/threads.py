@@ -14,7 +14,9 @@ From asynchronous code into synchronous code:
 4. A call may be abandoned. Its thread then leaves the pool, is named after the call, is listed by
    `abandoned_threads`, and is asked to stop at the next line of Python that it runs.
 5. A call made from a thread of a pool gets a thread beyond the limit, so nested calls cannot deadlock.
-6. All threads are daemons, so that a hung thread never keeps the process from ending. Idle threads of a
+6. An object that only its own thread may use, such as a SQLite connection, needs all later calls in the
+   thread that made it. A call may therefore keep its thread: it leaves the pool as an `OwnThread`.
+7. All threads are daemons, so that a hung thread never keeps the process from ending. Idle threads of a
    pool end by themselves. Threads do not survive a fork; the child process starts new ones.
 """
 
@@ -37,11 +39,13 @@ from agentenv.core.errors import EnvironmentMisuse
 
 __all__ = [
     "LoopThread",
+    "OwnThread",
     "ThreadCall",
     "ThreadPool",
     "abandoned_threads",
     "blocking",
     "off_loop",
+    "own_thread",
     "run_blocking",
     "run_sync",
 ]
@@ -169,7 +173,7 @@ class ThreadCall:
     # Invariant: `finished` and `abandoned` are never both true, and change only under `_lock`. Therefore the
     # exception that stops an abandoned call cannot hit the thread while it runs another call.
 
-    def __init__(self, function: Callable[[], object], name: str, pool: ThreadPool) -> None:
+    def __init__(self, function: Callable[[], object], name: str, pool: ThreadPool | OwnThread) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
         """Future of `(result, None)` or `(None, exception)`. The future itself never has an exception."""
@@ -295,6 +299,11 @@ class ThreadPool:
                 call.run()
                 if call.abandoned and call.started is not None:
                     return  # this thread no longer belongs to the pool
+                if (own := getattr(_inside, "own", None)) is not None:
+                    del call
+                    self.lose_thread()
+                    own.serve()
+                    return
                 del call  # it would keep the arguments alive while the thread is idle
                 with self._lock:
                     self._idle += 1
@@ -314,10 +323,75 @@ class ThreadPool:
             return self._calls.get()  # `submit` has counted on this thread, so a call is on its way
 
 
+class OwnThread:
+    """The thread of a pool that was kept by a call, for later calls that must run in it.
+
+    The call that runs in the thread makes this object by `keep`.
+    """
+
+    name = "kept"
+
+    def __init__(self) -> None:
+        self.alive = True
+        """False once the thread was closed or hangs in an abandoned call."""
+        self._pid = os.getpid()
+        self._calls: queue.SimpleQueue[ThreadCall | None] = queue.SimpleQueue()
+
+    @classmethod
+    def keep(cls) -> OwnThread | None:
+        """Keep the calling thread when its call has ended; None if it is not a thread of a pool."""
+        if not getattr(_inside, "pool", False):
+            return None
+        _inside.own = cls()
+        return _inside.own
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls can run in the thread; a forked child does not have it."""
+        return self.alive and self._pid == os.getpid()
+
+    def submit(self, function: Callable[[], object], name: str) -> ThreadCall:
+        """Queue a call; its `future` belongs to the running loop."""
+
+        def outside() -> object:
+            # What the function calls must not wait for this thread, which is busy.
+            own_thread.set(None)
+            return function()
+
+        call = ThreadCall(outside, name, self)
+        call.nested = False
+        self._calls.put(call)
+        return call
+
+    def lose_thread(self) -> None:
+        """Note that the thread hangs in an abandoned call."""
+        self.alive = False
+
+    def close(self) -> None:
+        """End the thread after the calls that are queued."""
+        self.alive = False
+        self._calls.put(None)
+
+    def serve(self) -> None:
+        """Run the calls, in the thread that was kept."""
+        threading.current_thread().name = "environment with a thread of its own"
+        while (call := self._calls.get()) is not None:
+            call.run()
+            if call.abandoned and call.started is not None:
+                return
+            del call
+
+
+own_thread: contextvars.ContextVar[OwnThread | None] = contextvars.ContextVar("agentenv_thread", default=None)
+"""The thread in which synchronous functions must run; None means any thread of a pool."""
+
+
 def _run_alone(call: ThreadCall) -> None:
     _inside.pool = True
     try:
         call.run()
+        if (own := getattr(_inside, "own", None)) is not None:
+            own.serve()
     except _Stop:
         return
 
@@ -337,7 +411,9 @@ _environment_threads = ThreadPool("environment", MAX_THREADS)
 async def off_loop(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Run a synchronous function in a thread, with the caller's context variables."""
     name = getattr(function, "__name__", type(function).__name__)
-    call = _environment_threads.submit(partial(function, *args, **kwargs), name)
+    own = own_thread.get()
+    pool = _environment_threads if own is None or not own.usable else own
+    call = pool.submit(partial(function, *args, **kwargs), name)
     result, error = await call.future
     if error is None:
         return result

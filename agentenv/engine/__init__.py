@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentenv.engine.router import LessSureThan as LessSureThan
     from agentenv.engine.router import RouterEngine as RouterEngine
     from agentenv.engine.scripted.mock import MockEngine as MockEngine
+    from agentenv.engine.scripted.policy import PolicyEngine as PolicyEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine
     from agentenv.engine.scripted.scripted import ScriptedRequest as ScriptedRequest
     from agentenv.engine.scripted.scripted import ScriptedTurn as ScriptedTurn
@@ -48,6 +49,7 @@ __all__ = door(
         "openai_chat": ["OpenAIChatEngine"],
         "router": ["LessSureThan", "RouterEngine"],
         "scripted.mock": ["MockEngine"],
+        "scripted.policy": ["PolicyEngine"],
         "scripted.scripted": ["ScriptedEngine", "ScriptedRequest", "ScriptedTurn"],
         "vllm.inprocess": ["VLLMEngine"],
         "vllm.server": ["VLLMServerEngine"],

@@ -6,15 +6,19 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
+from agentenv.core.imports import import_object
+from agentenv.core.playing import MessagePolicy
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.packaged import PACKAGED
 from agentenv.engine.scripted.mock import MockEngine
+from agentenv.engine.scripted.policy import PolicyEngine, play_oracle, play_random
 from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
 
 if TYPE_CHECKING:
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "check_options", "load_engine", "weights_and_engine"]
 
 FORMS = (
-    "smollm2, hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, mock"
+    "smollm2, hf:PATH, vllm:PATH, http://HOST:PORT/v1, openai:NAME, scripted:TEXT or scripted:FILE.json, "
+    "policy:FILE.py:FUNCTION, oracle, random, mock"
 )
 
 
@@ -51,7 +56,9 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
 
     Args:
         model: `hf:PATH`, `vllm:PATH`, `http://HOST:PORT/v1`, `openai:NAME`, `scripted:...` or `mock`;
-            `smollm2` is short for `hf:smollm2`, a small model that a Python package contains.
+            `smollm2` is short for `hf:smollm2`, a small model that a Python package contains;
+            `policy:FILE.py:FUNCTION` plays a function of the messages, `oracle` the environment's own
+            solution, and `random` random calls and answers.
         tokenizer: directory of the tokenizer, if it differs from that of the model.
         options: keyword options of the engine; unknown options are refused.
 
@@ -71,11 +78,18 @@ def load_engine(model: str, /, *, tokenizer: str | None = None, **options: Any) 
         "vllm": _vllm,
         "openai": _openai,
         "scripted": _scripted,
-        "mock": _mock,
+        "policy": _policy,
     }
-    if kind not in loaders or (kind != "mock" and not rest):
+    if model in _BUILT_IN:
+        return _BUILT_IN[model](tokenizer, options)
+    if kind in _BUILT_IN:
         raise UsageError(
-            f"{model!r} names no engine", remedy=f"{_hint(model, list(loaders))}the forms are {FORMS}"
+            f"the model string {kind} takes nothing after a colon, but got {rest!r}", remedy=f"write {kind}"
+        )
+    if kind not in loaders or not rest:
+        raise UsageError(
+            f"{model!r} names no engine",
+            remedy=f"{_hint(model, [*loaders, *_BUILT_IN])}the forms are {FORMS}",
         )
     return loaders[kind](rest, tokenizer, options)
 
@@ -111,16 +125,31 @@ def _hint(model: str, kinds: list[str]) -> str:
     if Path(model).expanduser().exists() or (model.count("/") == 1 and ":" not in model):
         return f"did you mean hf:{model}? "
     close = nearest(model.partition(":")[0], kinds)
-    return f"did you mean {close[0]}:...? " if close else ""
+    return f"did you mean {close[0]}{'' if close[0] in _BUILT_IN else ':...'}? " if close else ""
 
 
-def _mock(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
-    if rest:
-        raise UsageError(
-            f"the model string mock takes nothing after a colon, but got {rest!r}", remedy="write mock"
-        )
+def _mock(tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
     codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
     return LoadedModel(_build(MockEngine, "mock", options, codec), codec)
+
+
+def _policy(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    return _played(import_object(rest, where="policy"), f"policy:{rest}", tokenizer, options)
+
+
+def _played(policy: MessagePolicy, name: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:
+    if not callable(policy):
+        raise UsageError(f"{name} is {policy!r:.200}", remedy="name a function policy(messages, task, rng)")
+    codec = _tokenizer(tokenizer) if tokenizer else _byte_tokenizer()
+    return LoadedModel(_build(PolicyEngine, name, {"name": name, **options}, policy, codec), codec)
+
+
+_BUILT_IN: dict[str, Callable[[str | None, dict[str, Any]], LoadedModel]] = {
+    "mock": _mock,
+    "oracle": partial(_played, play_oracle, "oracle"),
+    "random": partial(_played, play_random, "random"),
+}
+"""Models that need no file and no server, by their names."""
 
 
 def _scripted(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
 from agentenv.core.errors import EnvironmentMisuse, UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
+from agentenv.core.playing import oracle_of
 from agentenv.core.task import TaskFields
-from agentenv.core.threads import off_loop, run_sync
+from agentenv.core.threads import OwnThread, off_loop, own_thread, run_sync
 from agentenv.envs import spaces
 from agentenv.envs.gym_values import (
     answered,
@@ -41,6 +43,7 @@ from agentenv.envs.names import check_methods
 from agentenv.envs.rewards.reward import Reward, combine, outcome_of
 from agentenv.envs.snapshots import Snapshot, put_back, take
 from agentenv.envs.tasks import TaskSet, task_from
+from agentenv.envs.thread_bound import is_thread_bound
 
 __all__ = ["Env", "Snapshot"]
 
@@ -102,6 +105,9 @@ class Env(gymnasium.Env[Any, Any]):
     _episode: _Episode
     _rewards: tuple[Reward, ...]
     _has_user: bool = False
+    _oracle: object = None
+    _thread: OwnThread | None = None
+    """Thread in which all synchronous methods run; None means any thread of the pool."""
     env_id: str
     """Id of the specification that made the environment; without one, the class's name."""
 
@@ -173,16 +179,28 @@ class Env(gymnasium.Env[Any, Any]):
         return 0.0
 
     def bind(
-        self, env_id: str, *, tasks: TaskSet | None, rewards: Sequence[Reward], has_user: bool = False
+        self,
+        env_id: str,
+        *,
+        tasks: TaskSet | None,
+        rewards: Sequence[Reward],
+        has_user: bool = False,
+        oracle: object = None,
     ) -> Env:
         """Apply the id, tasks and rewards of a specification, and return the environment itself."""
         self.env_id, self._rewards, self._has_user = env_id, tuple(rewards), has_user
+        self._oracle = oracle
         if has_user:
             # The user answers the model's text, so text does not end the episode.
             self.ends_on_text = False
         if tasks is not None:
             self.tasks = tasks
         return self
+
+    @property
+    def oracle_policy(self) -> object:
+        """The author's policy that solves the tasks, which `-m oracle` plays; None if there is none."""
+        return self._oracle or oracle_of(type(self))
 
     def snapshot(self) -> Snapshot:
         """Copy the state of the episode, so that `restore` can return to it.
@@ -252,8 +270,13 @@ class Env(gymnasium.Env[Any, Any]):
 
     async def shutdown(self) -> None:
         """Close the environment; may be called twice, and without a call of `begin`."""
-        if type(self).close is not Env.close:
-            await self._call(self.close)
+        try:
+            if type(self).close is not Env.close:
+                await self._call(self.close)
+        finally:
+            if self._thread is not None:
+                self._thread.close()
+                self._thread = None
 
     # Helpers of the core ------------------------------------------------------------------
 
@@ -331,14 +354,28 @@ class Env(gymnasium.Env[Any, Any]):
 
     async def _call(self, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Call an author's method: an asynchronous one here, a synchronous one in a thread."""
+        thread = None if self._thread is None else own_thread.set(self._thread)
         token = _inside.set(_inside.get() | {id(self)})
         try:
             if _is_async(getattr(method, "__func__", method)):
                 return await cast("Awaitable[object]", method(*args, **kwargs))
+            if not self._episode.begun:
+                method = functools.partial(self._keep_thread, method)
             value = await off_loop(method, *args, **kwargs)
             return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
         finally:
             _inside.reset(token)
+            if thread is not None:
+                own_thread.reset(thread)
+
+    def _keep_thread(self, method: Callable[..., Any], *args: object, **kwargs: object) -> object:
+        """Call a method that begins an episode; keep this thread if the environment is bound to it then."""
+        value = method(*args, **kwargs)
+        if self._thread is None and is_thread_bound(self):
+            self._thread = OwnThread.keep()
+            if self._thread is not None:
+                weakref.finalize(self, self._thread.close)
+        return value
 
     def _hook(self, name: str) -> Callable[..., Any]:
         """Return a method that authors may write.
@@ -416,7 +453,9 @@ class Env(gymnasium.Env[Any, Any]):
         return copy.deepcopy(list(self._with_system_prompt(messages) if first else messages))
 
 
-_NOT_COPIED = frozenset({"_has_user", "_rewards", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"})
+_NOT_COPIED = frozenset(
+    {"_has_user", "_oracle", "_rewards", "_thread", "_toolbox", "env_id", "ends_on_text", "spec", "tasks"}
+)
 """Attributes that belong to the instance and not to an episode; a snapshot leaves them out."""
 
 

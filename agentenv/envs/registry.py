@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.files import load_file
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.envs.peers import PEERS
 from agentenv.envs.spec import EnvSpec
@@ -284,8 +285,7 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return PEERS[peer](name)
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
-        files = importlib.import_module("agentenv.core.files")
-        return _choose(files.load_file(source, UnknownEnvironment), attribute, id)
+        return _choose(load_file(source, UnknownEnvironment), attribute, id)
     if attribute and not _ID.match(id):
         return _choose(_import(source, id), attribute, id)
     return registry[id]

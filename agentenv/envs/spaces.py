@@ -56,24 +56,40 @@ class _JsonSpace(gymnasium.spaces.Space[Any]):
 
 
 class Text(_JsonSpace):
-    """Any text of at most `max_chars` characters."""
+    """Any text of at most `max_chars` characters.
+
+    Args:
+        max_chars: limit of characters; None means no limit.
+        choices: texts that are valid actions. Samples, `mock` and random policies draw from them. Any other
+            text is in the space too, because a model may write it.
+        seed: seed of the samples.
+    """
 
     def __init__(
-        self, max_chars: int | None = None, *, seed: int | np.random.Generator | None = None
+        self,
+        max_chars: int | None = None,
+        *,
+        choices: Sequence[str] = (),
+        seed: int | np.random.Generator | None = None,
     ) -> None:
         super().__init__(seed)
         self.max_chars = max_chars
+        self.choices = tuple(choices)
 
     def contains(self, x: object) -> bool:
         """Return whether `x` is a text of at most `max_chars` characters."""
         return isinstance(x, str) and (self.max_chars is None or len(x) <= self.max_chars)
 
     def sample(self, mask: object = None, probability: object = None) -> str:
-        """Draw a short text; masks do not apply and are ignored."""
+        """Draw a choice, or a short text without choices; masks do not apply and are ignored."""
+        if self.choices:
+            return self.choices[int(self.np_random.integers(len(self.choices)))]
         return self._draw_text()[: self.max_chars]
 
     def __repr__(self) -> str:
-        return "Text()" if self.max_chars is None else f"Text(max_chars={self.max_chars})"
+        given = [] if self.max_chars is None else [f"max_chars={self.max_chars}"]
+        given += [f"choices={self.choices}"] if self.choices else []
+        return f"Text({', '.join(given)})"
 
 
 class Chat(_JsonSpace):

@@ -14,6 +14,7 @@ from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.messages import JsonValue
+from agentenv.core.playing import MessagePolicy, oracle_of
 from agentenv.envs.rewards.reward import Reward, as_reward
 from agentenv.envs.tasks import TaskSet
 
@@ -171,8 +172,30 @@ class EnvSpec:
         if tools is not None:
             importlib.import_module("agentenv.envs.tool_env").give_tools(env, tools, where=self.id)
         return cast("Env", env).bind(
-            self.id, tasks=self.tasks, rewards=self.rewards, has_user=self.user is not None
+            self.id,
+            tasks=self.tasks,
+            rewards=self.rewards,
+            has_user=self.user is not None,
+            oracle=oracle_of(target),
         )
+
+    @property
+    def oracle(self) -> MessagePolicy | None:
+        """The policy that solves the tasks: `oracle` of the class or its module; None if there is none."""
+        return cast("MessagePolicy | None", oracle_of(self.load()))
+
+    def require_oracle(self) -> MessagePolicy:
+        """Return the policy that solves the tasks.
+
+        Raises:
+            UsageError: The author wrote none.
+        """
+        if (oracle := self.oracle) is None:
+            raise UsageError(
+                f"{self.id} has no oracle",
+                remedy="write a function oracle(messages, task, rng) beside the environment's class",
+            )
+        return oracle
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> EnvSpec:
         """Return this specification with further arguments of the entry point, which override its own."""
@@ -214,7 +237,7 @@ class EnvSpec:
             "rewards": [_reward_record(reward, self.id) for reward in self.rewards],
             "limits": limits,
             "kwargs": _plain(dict(self.kwargs), f"kwargs of {self.id}"),
-            "user": None if self.user is None else _name_of(self.user),
+            "user": None if self.user is None else _user_name(self.user, self.id),
             "done_policy": self.done_policy,
             "sandbox": self.sandbox,
             "description": self.description,
@@ -287,6 +310,16 @@ def _name_of(target: object) -> str:
             f"{target!r:.200} cannot be imported by name", remedy="use a class, a function or 'module:attr'"
         )
     return f"{getattr(target, '__module__', '__main__')}:{name}"
+
+
+def _user_name(user: object, id: str) -> str:
+    name = getattr(user, "__qualname__", "<object>")
+    if "<" in name:
+        raise UsageError(
+            f"the user of {id} is {user!r:.100}, which no import finds",
+            remedy="register a function of the task, at the top level of a module, that returns the user",
+        )
+    return _name_of(user)
 
 
 def _reward_record(reward: Reward, id: str) -> dict[str, JsonValue]:

@@ -25,6 +25,7 @@ from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, StepResult, c
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.faults import must_pass
 from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult, copy_of, malformed, not_run
+from agentenv.core.playing import Playing, playing
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
@@ -170,6 +171,7 @@ class Episode:
             tools = tuple(self._env.tool_schemas)
             self._record.tools = tools if self._condenser is None else with_recall(tools)
         self._record.messages.extend(messages)
+        self._tell_engine()
         began = time.perf_counter()
         self._conversation.start(messages, self._record.tools)
         spare["render_s"] += time.perf_counter() - began
@@ -178,6 +180,20 @@ class Episode:
             if view is not None:
                 with at("render"):
                     self._conversation.begin_with(view)
+
+    def _tell_engine(self) -> None:
+        """Let engines without a model see the episode; the task of the episode ends with it."""
+        plan, record = self._plan, self._record
+        playing.set(
+            Playing(
+                env=self._env,
+                env_id=plan.env_id,
+                task=plan.task,
+                seed=plan.seed,
+                messages=record.messages,
+                tools=record.tools,
+            )
+        )
 
     # A turn -------------------------------------------------------------------------------
 

@@ -59,7 +59,9 @@ class EvalConfig:
     envs: tuple[str, ...]
     """Ids, files or modules of the environments."""
     model: str = "mock"
-    """Engine string of the model, such as `hf:PATH`, `vllm:PATH` or a URL; `mock` needs no model."""
+    """Engine string of the model, such as `hf:PATH`, `vllm:PATH` or a URL.
+
+    `mock`, `random` and `oracle` need no model."""
     tokenizer: str | None = None
     """Directory of the tokenizer; None means the model's own."""
     num_tasks: PositiveInt | None = 20
@@ -193,6 +195,8 @@ class Evaluation:
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
         for entry in self.specs:
             entry.with_kwargs(config.env).check_kwargs()
+            if config.model == "oracle":
+                entry.require_oracle()
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
         self._options = config.runner
@@ -368,7 +372,7 @@ def evaluate(
 
     Args:
         envs: the id, file, module or specification of an environment, or several ids, files or modules.
-        model: engine string of the model; `mock` needs no model.
+        model: engine string of the model; `mock`, `random` and `oracle` need no model.
         num_tasks: number of tasks per environment; None means all.
         group_size: number of episodes of each task.
         seed: seed of the run; runs with the same seed give every episode the same seed.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,11 +29,13 @@ from agentenv.testing.checks.runs import (
     check_determinism,
     check_isolation,
     check_parallel,
+    check_play,
+    check_reuse,
     check_runner,
     check_speed,
 )
 from agentenv.testing.checks.scores import check_leak, check_oracle, check_trivial
-from agentenv.testing.checks.subject import CHECK_LIMITS, Problem, Skipped, Subject
+from agentenv.testing.checks.subject import CHECK_LIMITS, Problem, Skipped, Subject, thread_hint
 
 __all__ = ["CheckReport", "Finding", "check_env"]
 
@@ -40,6 +43,7 @@ Status: TypeAlias = Literal["ok", "problem", "skipped"]
 
 CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
     "recipe": check_recipe,
+    "play": check_play,
     "schema": check_schema,
     "determinism": check_determinism,
     "oracle": check_oracle,
@@ -47,6 +51,7 @@ CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
     "gym": check_gym,
     "ends": check_ends,
     "fuzz": check_fuzz,
+    "reuse": check_reuse,
     "isolation": check_isolation,
     "parallel": check_parallel,
     "overflow": check_overflow,
@@ -55,6 +60,8 @@ CHECKS: Mapping[str, Callable[[Subject], Awaitable[str]]] = {
     "speed": check_speed,
 }
 """Checks by name; the docstring of each check says what it checks."""
+_TASK = re.compile(r"(the runner's episode of )?task \S+( failed: \w+: \w+)?: ")
+_DIGITS = re.compile(r"\d+")
 _MARKS = {"ok": "✓", "problem": "✗", "skipped": "-"}
 
 
@@ -110,7 +117,7 @@ class CheckReport:
 async def check_env(
     entry: str | EnvSpec,
     *,
-    tasks: int = 20,
+    tasks: int | None = 20,
     fuzz_calls: int = 300,
     seed: int = 0,
     trivial_limit: float = 0.25,
@@ -124,7 +131,7 @@ async def check_env(
 
     Args:
         entry: id, file or specification of the environment.
-        tasks: limit of the number of tasks that are played.
+        tasks: limit of the number of tasks of each split that are played; None means all.
         fuzz_calls: number of random tool calls.
         seed: seed of all random choices.
         trivial_limit: share of the full marks above which a trivial policy scores too high.
@@ -151,20 +158,15 @@ async def check_env(
         limits=options_of(RunLimits, limits, CHECK_LIMITS),
     )
     findings: list[Finding] = []
+    causes: dict[str, str] = {}
     for name, check in checks.items():
         began = time.perf_counter()
-        status: Status = "ok"
-        try:
-            async with asyncio.timeout(timeout_s):
-                text = await check(subject)
-        except Problem as problem:
-            status, text = "problem", str(problem)
-        except Skipped as reason:
-            status, text = "skipped", str(reason)
-        except TimeoutError:
-            status, text = "problem", f"not done within {timeout_s:g} s"
-        except Exception as error:  # noqa: BLE001 - the report names whatever the environment raises
-            status, text = "problem", _told(error)
+        status, text = await _run(check, subject, timeout_s)
+        if status == "problem":
+            # A broken method fails many checks. It is told in the first one, which names it.
+            first = causes.setdefault(_cause(text), name)
+            if first != name:
+                status, text = "skipped", f"the same problem as in {first}"
         findings.append(Finding(name, status, text, round(time.perf_counter() - began, 3)))
     return CheckReport(entry.id, tuple(findings))
 
@@ -178,6 +180,28 @@ def _chosen(only: tuple[str, ...]) -> Mapping[str, Callable[[Subject], Awaitable
     return {name: check for name, check in CHECKS.items() if not only or name in only}
 
 
+async def _run(
+    check: Callable[[Subject], Awaitable[str]], subject: Subject, timeout_s: float
+) -> tuple[Status, str]:
+    """Run one check, and return its status and what there is to say."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return "ok", await check(subject)
+    except Problem as problem:
+        return "problem", str(problem)
+    except Skipped as reason:
+        return "skipped", str(reason)
+    except TimeoutError:
+        return "problem", f"not done within {timeout_s:g} s"
+    except Exception as error:  # noqa: BLE001 - the report names whatever the environment raises
+        return "problem", _told(error)
+
+
+def _cause(text: str) -> str:
+    """Return the part of a problem's text that does not depend on the check and the task."""
+    return _DIGITS.sub("#", _TASK.sub("", text))
+
+
 def _told(error: Exception) -> str:
     """Return an exception as one line, with the file and line of the author's code that raised it."""
     text = str(error).splitlines()[0] if str(error) else ""
@@ -187,4 +211,4 @@ def _told(error: Exception) -> str:
     stack = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in stack if not frame.filename.startswith(package)]
     origin = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{origin}"
+    return f"{type(error).__name__}: {text}{origin}{thread_hint(text)}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from agentenv.engine.scripted.draw import Draw
 
 __all__ = ["random_arguments", "random_call"]
 
@@ -55,65 +56,24 @@ def random_arguments(
         words: words that the environment has shown. Half of the texts are drawn from them, so that some
             calls pass the tool's first check of a name.
     """
-    value = _Draw(rng, schema.get("$defs", {}), words).value(schema, depth=0)
+    value = _Nasty(rng, schema, words).value(schema)
     return value if isinstance(value, dict) else {}
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """Draws random values for the parts of one schema."""
+class _Nasty(Draw):
+    """Draws texts and numbers at the edges of what a schema allows."""
 
-    rng: random.Random
-    defs: Mapping[str, Any]
-    words: Sequence[str]
+    def __init__(self, rng: random.Random, root: Mapping[str, Any], words: Sequence[str]) -> None:
+        super().__init__(rng, root, optional=0.5)
+        self._words = words
 
-    def value(self, schema: Mapping[str, Any], depth: int) -> Any:
-        """Return a random value that a schema allows."""
-        rng = self.rng
-        if "$ref" in schema:
-            return self.value(self.defs.get(schema["$ref"].rpartition("/")[2], {}), depth + 1)
-        if "const" in schema:
-            return schema["const"]
-        if "enum" in schema:
-            return rng.choice(schema["enum"])
-        for choices in ("anyOf", "oneOf"):
-            if choices in schema:
-                options = schema[choices]
-                # At depth 5 the last choice is taken, which is null for optional values: this ends recursion.
-                return self.value(options[-1] if depth > 4 else rng.choice(options), depth + 1)
-        kind = schema.get("type", "string")
-        if isinstance(kind, list):
-            kind = rng.choice(kind)
-        if kind == "object":
-            return self._object(schema, depth)
-        if kind == "array":
-            few = int(schema.get("minItems", 0))
-            size = few if depth > 4 else rng.randint(few, min(few + 3, int(schema.get("maxItems", few + 3))))
-            return [self.value(schema.get("items", {}), depth + 1) for _ in range(size)]
-        return self._scalar(kind, schema)
+    def text(self, schema: Mapping[str, Any]) -> str:
+        """Return a text that the environment has shown, or one that code often stumbles over."""
+        return self.random.choice(self._words if self._words and self.random.random() < 0.5 else _TEXTS)
 
-    def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        required = set(schema.get("required", ()))
-        return {
-            name: self.value(part, depth + 1)
-            for name, part in schema.get("properties", {}).items()
-            if name in required or self.rng.random() < 0.5
-        }
-
-    def _scalar(self, kind: str, schema: Mapping[str, Any]) -> Any:
-        rng = self.rng
-        if kind == "boolean":
-            return rng.random() < 0.5
-        if kind == "null":
-            return None
-        if kind in {"integer", "number"}:
-            drawn = rng.choice(_WHOLE if kind == "integer" else (*_WHOLE, *_REAL))
-            low = schema.get("minimum", schema.get("exclusiveMinimum"))
-            high = schema.get("maximum", schema.get("exclusiveMaximum"))
-            drawn = drawn if low is None else max(drawn, low)
-            return drawn if high is None else min(drawn, high)
-        drawn = rng.choice(self.words if self.words and rng.random() < 0.5 else _TEXTS)
-        return drawn[: schema.get("maxLength", len(drawn))].ljust(schema.get("minLength", 0), "z")
+    def number(self, low: float, high: float, *, whole: bool) -> float:
+        """Return a number that code often stumbles over; the caller keeps it in the bounds."""
+        return self.random.choice(_WHOLE if whole else (*_WHOLE, *_REAL))
 
 
 def _spoil(arguments: dict[str, Any], rng: random.Random) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from agentenv.core.errors import EngineError, SandboxError, ToolError
 from agentenv.core.faults import class_of, message_of, must_pass, traceback_of
 from agentenv.core.messages import ContentPart, ToolErrorKind
-from agentenv.core.threads import ThreadCall, ThreadPool, abandoned_threads
+from agentenv.core.threads import ThreadCall, ThreadPool, abandoned_threads, own_thread
 from agentenv.tools.content import to_content
 
 __all__ = [
@@ -158,7 +158,8 @@ def in_thread(function: Callable[[], object], name: str) -> ThreadCall:
             f"{len(hanging)} threads hang in tools that never returned ({', '.join(names[:3])}); "
             "give those tools isolated=True, so that they run in a process that can be killed"
         )
-    return _threads.submit(function, name)
+    own = own_thread.get()
+    return (_threads if own is None or not own.usable else own).submit(function, name)
 
 
 async def within(answer: asyncio.Future[Any], limit_s: float | None, used_s: Callable[[], float]) -> Any:

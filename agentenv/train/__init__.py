@@ -21,7 +21,7 @@ a loop of their own use `GRPOTrainer`, on which that function is built:
 
 `GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, engine_options=None, envs=None,
 tasks=None, eval_tasks=None, limits=None, runner=None, advantage_fn=None, loss_fn=None, on_metrics=None,
-on_trajectory=None, on_trained=None)`:
+on_trajectory=None, on_held_out=None, on_trained=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
 - `tokenizer`: a `ChatTokenizer`; when None, it is loaded from the model's path. Only playing needs it.
@@ -40,6 +40,7 @@ on_trajectory=None, on_trained=None)`:
   `[N]`; the trainer then applies the tokens' weights, the corrections and the KL term.
 - `on_metrics(step, metrics)`: called after every step with the dictionary that `step` returned.
 - `on_trajectory(trajectory)`: called with each episode as it finishes.
+- `on_held_out(trajectory)`: called with each episode of an evaluation on held-out tasks.
 - `on_trained(trajectory, note)`: called with each episode of a step after the update. The note holds
   `step`, `advantage`, and the `entropy` and `new_logprobs` of the episode's tokens. With `RunWriter.append`
   as `on_trajectory` and `RunWriter.annotate` as `on_trained`, the viewer shows the run token by token.

@@ -160,6 +160,8 @@ class GRPOConfig:
     """Weight of the entropy bonus."""
     sft_coef: NonNegativeFloat = 1.0
     """Weight of the cross entropy on the demonstrations that are passed to `step`."""
+    demo_min_reward: float | None = None
+    """Least reward of a demonstration that the warm-up of `ae.train` imitates; None takes any."""
 
     # Differences between sampler and trainer
     old_logprobs: Literal["sampler", "recompute"] = "sampler"

@@ -22,6 +22,7 @@ from agentenv.runs.store.writer import RunWriter
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.loop.checkpoint import last_checkpoint, step_of
 from agentenv.train.loop.mixture import Envs, weighted
+from agentenv.train.loop.sft import require_oracle
 from agentenv.train.watch.track import require_trackers
 
 __all__ = ["TrainPlan", "TrainRequest"]
@@ -43,7 +44,7 @@ class TrainPlan:
     engine: Mapping[str, Any]
     """Keyword arguments of the engine."""
     demos: str = ""
-    """Name of the scripted policy for the warm-up; empty if there is no warm-up."""
+    """Name of the scripted policy for the warm-up; `none` if there is no warm-up."""
     checkpoint: Path | None = None
     """Checkpoint from which a resumed run continues; None in a new run."""
 
@@ -121,7 +122,7 @@ class TrainRequest:
             runner=options_of(RunnerOptions, self.runner),
             env=dict(self.env),
             engine=dict(self.engine),
-            demos=self.demos,
+            demos=require_oracle(self.demos, specs),
         )
         for spec in specs:
             spec.check_kwargs()
@@ -209,6 +210,6 @@ def _check_model(model: str) -> None:
         raise UsageError(
             "no model to train is named", remedy="name one (-m), such as ./SmolLM2 or a .gguf file"
         )
-    if model == "mock":
-        raise UsageError("mock has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
+    if model in {"mock", "oracle", "random"} or model.startswith(("policy:", "scripted:")):
+        raise UsageError(f"{model} has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
     locate(model)

@@ -6,14 +6,15 @@ for each episode (advantages, entropy, new log-probabilities), which the viewer 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import TrainingFailed
+from agentenv.core.errors import TrainingFailed, UsageError
 from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
 from agentenv.core.threads import blocking
@@ -26,12 +27,14 @@ from agentenv.runs.store.runinfo import RunStatus
 from agentenv.train.config import GRPOConfig
 from agentenv.train.loop.checkpoint import last_checkpoint
 from agentenv.train.loop.mixture import Envs
-from agentenv.train.loop.sft import DemonstrationPolicy, demonstrate, policy_of
+from agentenv.train.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
 from agentenv.train.loop.shared_run import SharedRun
 from agentenv.train.plan import TrainPlan, TrainRequest
 from agentenv.train.trainer import GRPOTrainer
 
 __all__ = ["TrainResult", "train"]
+
+log = logging.getLogger(__name__)
 
 _SHOWN = ("reward", "groups/frac_mixed", "entropy", "kl", "grad_norm", "eval/success")
 """Metrics that a notebook shows of a training, as far as they were computed."""
@@ -110,8 +113,9 @@ def train(
         steps: number of training steps; a resumed run can only become longer.
         group_size: number of episodes of each task, which are compared with each other.
         seed: seed of the run.
-        demos: a scripted policy, or its `module:function`; the model is first trained on its episodes.
-        num_demos: number of tasks that the scripted policy plays.
+        demos: a scripted policy, or its name such as `file.py:function`; the model is first trained on its
+            episodes. Empty or `oracle` means the environments' own oracles, `none` no demonstrations.
+        num_demos: number of tasks that the scripted policy plays, over all environments.
         runs_dir: directory of all runs.
         resume: id or path of a stopped run, which continues with the settings that it has.
         trust: execute what the resumed run names, although another user or machine made the run.
@@ -121,7 +125,7 @@ def train(
         env: keyword arguments of the environments.
         engine: keyword arguments of the engine.
         on_start: called with the run's plan once its directory is open.
-        on_warmup: called with the demonstrations before the model is trained on them.
+        on_warmup: called with the demonstrations to imitate before the model is trained on them.
         on_metrics: called after each step with its number and metrics.
 
     Raises:
@@ -133,7 +137,7 @@ def train(
     request = TrainRequest(envs, model, steps, group_size, seed, *settings, runs_dir, resume, shown_by, trust)
     with SharedRun(request.open) as run:
         training = _Training(run, request.mixture(run.plan), on_start, on_metrics)
-        training.begin(policy, num_demos, on_warmup)
+        training.begin(policy, num_demos, on_warmup, required=bool(shown_by))
         with training.saved_if_it_ends_early():
             blocking()(training.trainer.run())
         return training.finish()
@@ -163,6 +167,7 @@ class _Training:
             runner=plan.runner,
             on_metrics=self._stepped,
             on_trajectory=run.append,
+            on_held_out=self._keep_held_out,
             on_trained=run.annotate,
         )
         run.keep_texts(self.trainer.renderer.tokenizer.backend)
@@ -172,18 +177,56 @@ class _Training:
         policy: DemonstrationPolicy | None,
         num_demos: int,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
+        *,
+        required: bool,
     ) -> None:
-        """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy."""
+        """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy.
+
+        Raises:
+            UsageError: The caller asked for demonstrations, and none can be imitated.
+        """
         plan, trainer = self._run.plan, self.trainer
         if plan.checkpoint is not None:
             trainer.resume(plan.checkpoint)
-        elif policy is not None:
-            spec, seed = self._envs[0][0], plan.config.seed
-            tasks = islice(spec.task_set().shuffle(seed), num_demos)
-            shown = demonstrate(spec, tasks, policy, trainer.renderer, limits=plan.limits, seed=seed)
+        elif policy is not None and plan.demos != "none":
+            good, others = sort_out(self._shown(policy, num_demos), plan.config.demo_min_reward)
+            reasons = ", ".join(f"{number} {reason}" for reason, number in others.items())
+            if others:
+                log.warning("%d demonstrations are not imitated: %s", sum(others.values()), reasons)
+            if not good and required:
+                raise UsageError(
+                    f"no demonstration can be imitated: {reasons or 'there are no tasks'}",
+                    remedy="raise the limit that cut them, correct the policy, or use none",
+                )
+            if not good:
+                return
             if self._run.is_first and on_warmup is not None:
-                on_warmup(shown)
-            trainer.warmup(shown, steps=max(1, len(shown) // 8), batch_size=8)
+                on_warmup(good)
+            trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8)
+
+    def _shown(self, policy: DemonstrationPolicy, num_demos: int) -> list[Trajectory]:
+        """Play the demonstrations and keep them in the run; oracles play each environment that has one."""
+        plan, seed = self._run.plan, self._run.plan.config.seed
+        envs = self._envs[:1]
+        if plan.demos == "oracle":
+            envs = [(spec, weight) for spec, weight in self._envs if spec.oracle is not None]
+        total = sum(weight for _, weight in envs)
+        shown: list[Trajectory] = []
+        for spec, weight in envs:
+            tasks = islice(spec.task_set().shuffle(seed), max(1, round(num_demos * weight / total)))
+            renderer = self.trainer.renderer
+            shown += demonstrate(spec, tasks, policy, renderer, limits=plan.limits, seed=seed)
+        for trajectory in shown if self._run.is_first else ():
+            self._run.append(trajectory)
+            self._run.annotate(trajectory, {"role": "demonstration"})
+        return shown
+
+    def _keep_held_out(self, trajectory: Trajectory) -> None:
+        """Keep a held-out episode in the run; each evaluation has groups of its own."""
+        group_id = f"held-out-{self.trainer.steps_done}:{trajectory.group_id}"
+        kept = replace(trajectory, group_id=group_id)
+        self._run.append(kept)
+        self._run.annotate(kept, {"role": "held-out"})
 
     def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.collect()

@@ -79,6 +79,7 @@ class GRPOTrainer:
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
+        on_held_out: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
     ) -> None:
         self.config = config
@@ -90,7 +91,7 @@ class GRPOTrainer:
         self.top_tokens: list[TokenKL] = []
         """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
-        self._play_options = PlayOptions(limits, runner, on_trajectory)
+        self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out)
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None

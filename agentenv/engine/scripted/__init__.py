@@ -1,4 +1,4 @@
-"""Engines without a model: scripted turns for tests, recorded turns, and the built-in policy `mock`."""
+"""Engines without a model: scripted turns for tests, recorded turns, policies, and `mock`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.engine.scripted.mock import MockEngine as MockEngine
+    from agentenv.engine.scripted.policy import PolicyEngine as PolicyEngine
     from agentenv.engine.scripted.replayed import ChatReplayEngine as ChatReplayEngine
     from agentenv.engine.scripted.replayed import ReplayEngine as ReplayEngine
     from agentenv.engine.scripted.scripted import ScriptedEngine as ScriptedEngine
@@ -19,6 +20,7 @@ __all__ = door(
     __name__,
     {
         "mock": ["MockEngine"],
+        "policy": ["PolicyEngine"],
         "replayed": ["ChatReplayEngine", "ReplayEngine"],
         "scripted": ["ScriptedEngine", "ScriptedPolicy", "ScriptedRequest", "ScriptedTurn"],
     },

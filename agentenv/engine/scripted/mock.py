@@ -1,28 +1,34 @@
 """An engine without a model, for first steps and tests, which answers like a weak model.
 
-The answer depends only on the engine seed, the request seed and the prompt. The engine finds the tools
-in the prompt, sometimes calls one with arguments that fit its schema, and otherwise answers in text.
+The answer depends only on the engine seed, the request seed, the prompt and the tools. The engine sometimes
+calls a tool with arguments that fit its schema, and otherwise answers in text. It takes the schemas from the
+episode that the runner plays; outside of a runner it reads the tools out of the prompt. Where the environment
+takes only certain texts as actions, it mostly answers with one of them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from agentenv.core.errors import ContextTooLong
 from agentenv.core.messages import JsonValue
+from agentenv.core.playing import playing
 from agentenv.core.seeds import derive_seed
 from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.scripted.draw import Draw
 from agentenv.engine.scripted.scripted import TextCodec
 
 __all__ = ["MockEngine"]
 
 CALL_SHARE = 0.7
 """Probability of a tool call if there are tools."""
+CHOICE_SHARE = 0.9
+"""Probability of a valid answer where the environment takes only certain texts."""
 RECENT_CHARS = 2000
 """Characters at the end of the prompt from which answers and arguments are taken."""
 ARITHMETIC = re.compile(r"-?\d+(?:\.\d+)?(?:\s*[-+*/]\s*-?\d+(?:\.\d+)?)+")
@@ -30,9 +36,6 @@ NUMBER = re.compile(r"-?\d+")
 SIGNATURE = re.compile(r"^(\w+)\(([\w,: ]*)\): ", re.MULTILINE)
 """Matches a tool as the built-in template describes it: `name(parameter, parameter): description`."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-DEEPEST = 8
-"""Depth of arguments below which lists are empty and optional fields left out."""
-NULL: JsonValue = {"type": "null"}
 WORD = re.compile(r"[A-Za-z]{3,}")
 
 
@@ -93,7 +96,11 @@ def answer(prompt: str, random: Random) -> str:
     response = re.findall(
         r"<tool_response>\s*(.*?)\s*</tool_response>|\btool\n(.*?)(?:<|$)", recent, re.DOTALL
     )
-    tools = tools_in(prompt)
+    episode = playing.get()
+    if episode is not None and episode.choices and random.random() < CHOICE_SHARE:
+        return random.choice(episode.choices)
+    # The prompt may describe a tool by its signature only, which lacks the bounds of its arguments.
+    tools = _schemas_of(episode.tools) if episode is not None and episode.tools else tools_in(prompt)
     calls_share = CALL_SHARE / 3 if response else CALL_SHARE
     if tools and random.random() < calls_share:
         name, parameters = random.choice(tools)
@@ -104,6 +111,10 @@ def answer(prompt: str, random: Random) -> str:
         return f"The answer is {response[-1][0] or response[-1][1]}."[:400]
     facts = NUMBER.findall(recent) or WORD.findall(recent) or ["unknown"]
     return f"I think it is {random.choice(facts)}."
+
+
+def _schemas_of(tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, JsonValue]]]:
+    return [(tool["function"]["name"], tool["function"]["parameters"]) for tool in tools]
 
 
 @lru_cache(maxsize=64)
@@ -132,73 +143,33 @@ def tools_in(prompt: str) -> list[tuple[str, dict[str, JsonValue]]]:
     return list(tools.items())
 
 
-def arguments_for(parameters: dict[str, JsonValue], text: str, random: Random) -> dict[str, JsonValue]:
-    """Return arguments that fit the schema of a tool."""
-    value = value_for(parameters, parameters, text, random)
+def arguments_for(parameters: Mapping[str, object], text: str, random: Random) -> dict[str, JsonValue]:
+    """Return arguments that fit the schema of a tool, with words and numbers of the text where they fit."""
+    value = _FromText(random, parameters, text).value(parameters)
     return value if isinstance(value, dict) else {}
 
 
-def value_for(
-    schema: JsonValue, root: dict[str, JsonValue], text: str, random: Random, depth: int = 0
-) -> JsonValue:
-    """Return a value that fits a JSON schema, for the kinds of schema that tools commonly have.
+class _FromText(Draw):
+    """Draws words and numbers from a text."""
 
-    A schema that contains itself ends at a depth limit, in an empty list or in null where it allows these.
-    """
-    if not isinstance(schema, dict) or depth > 2 * DEEPEST:
-        return None
-    node = resolve(schema, root)
-    if "const" in node:
-        return node["const"]
-    if isinstance(choices := node.get("enum"), list) and choices:
-        return random.choice(choices)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(options := node.get(key), list) and options:
-            chosen = NULL if depth > DEEPEST and NULL in options else random.choice(options)
-            return value_for(chosen, root, text, random, depth + 1)
-    kind = node.get("type")
-    if isinstance(kind, list):
-        kind = random.choice(kind) if kind else "null"
-    if kind == "object":
-        properties = node.get("properties")
-        required = node.get("required")
-        names = required if isinstance(required, list) else []
-        fields = properties if isinstance(properties, dict) else {}
-        return {
-            name: value_for(part, root, text, random, depth + 1)
-            for name, part in fields.items()
-            if name in names or (random.random() < 0.3 and depth <= DEEPEST)
-        }
-    if kind == "array":
-        size = random.randint(1, 2) if depth <= DEEPEST else 0
-        return [value_for(node.get("items", {}), root, text, random, depth + 1) for _ in range(size)]
-    return scalar_for(kind, node, text, random)
+    def __init__(self, random: Random, root: Mapping[str, object], text: str) -> None:
+        super().__init__(random, root)
+        self._text_read = text
 
+    def text(self, schema: Mapping[str, Any]) -> str:
+        """Return a word or a calculation of the text."""
+        read = self._text_read
+        written = ARITHMETIC.findall(read) or WORD.findall(read)[-8:] or ["text"]
+        return written[-1] if self.random.random() < 0.5 else self.random.choice(written)
 
-def scalar_for(kind: JsonValue, node: dict[str, JsonValue], text: str, random: Random) -> JsonValue:
-    """Return a number, string or truth value, taken from the text if possible."""
-    if kind == "boolean":
-        return random.random() < 0.5
-    if kind in {"integer", "number"}:
-        low, high = node.get("minimum"), node.get("maximum")
-        least = int(low) if isinstance(low, int | float) else -(10**6)
-        most = int(high) if isinstance(high, int | float) else 10**6
-        seen = [int(number) for number in NUMBER.findall(text)[-8:] if least <= int(number) <= most]
-        return random.choice(seen) if seen else random.randint(max(least, 0), max(least, 0, min(most, 9)))
-    if kind == "null":
-        return None
-    if kind is None and not ARITHMETIC.search(text) and (numbers := NUMBER.findall(text)):
-        return int(random.choice(numbers[-4:]))
-    written = ARITHMETIC.findall(text) or WORD.findall(text)[-8:] or ["text"]
-    return written[-1] if random.random() < 0.5 else random.choice(written)
+    def number(self, low: float, high: float, *, whole: bool) -> float:
+        """Return a number of the text that is in the bounds, or else one near the lower bound."""
+        seen = [int(number) for number in NUMBER.findall(self._text_read)[-8:] if low <= int(number) <= high]
+        return self.random.choice(seen) if seen else super().number(max(low, min(0, high)), high, whole=whole)
 
-
-def resolve(node: dict[str, JsonValue], root: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the definition in the root schema to which a `$ref` points, or the node itself."""
-    reference = node.get("$ref")
-    if not isinstance(reference, str):
-        return node
-    target: JsonValue = root
-    for step in reference.removeprefix("#/").split("/"):
-        target = target.get(step, {}) if isinstance(target, dict) else {}
-    return target if isinstance(target, dict) else {}
+    def anything(self, schema: Mapping[str, Any]) -> JsonValue:
+        """Return a number if the text contains numbers but no calculation, else a text."""
+        numbers = NUMBER.findall(self._text_read)
+        if numbers and not ARITHMETIC.search(self._text_read):
+            return int(self.random.choice(numbers[-4:]))
+        return self.text(schema)

@@ -38,6 +38,7 @@ class GymnasiumText(Env):
     def __init__(self, env: gymnasium.Env[Any, Any] | str, **arguments: Any) -> None:
         self.inner = _made(env, arguments) if isinstance(env, str) else env
         self.view: GymnasiumView = view_of(self.inner)
+        self.action_space = Text(choices=tuple(self.view.names))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Any]:
         """Start an episode; the task's field `seed` is the environment's seed."""

@@ -58,7 +58,9 @@ def run_data(
     """Return everything that the page shows of a run, except the tokens."""
     episodes = run.summaries if summaries is None else summaries
     notes = run.annotations()
-    report = report_on(episodes, success_at=_success_at(run))
+    # What the trainer was shown, and what it was tested on, are no results of the training.
+    own = [episode for episode in episodes if "role" not in _note_of(episode, notes)]
+    report = report_on(own, success_at=_success_at(run))
     return {
         "id": run.id,
         "kind": run.info.kind,
@@ -95,7 +97,7 @@ def _success_at(run: Run) -> float:
 
 def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return an episode's row; its keys are single letters, because a page may have very many rows."""
-    note = notes.get(f"{episode.group_id}#{episode.member}", {})
+    note = _note_of(episode, notes)
     return {
         "i": index,
         "e": episode.env_id,
@@ -114,8 +116,13 @@ def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, A
         "T": episode.tools,
         "a": note.get("advantage"),
         "w": note.get("step"),
+        "o": note.get("role"),
         "q": episode.timings.get("total_s"),
     }
+
+
+def _note_of(episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    return notes.get(f"{episode.group_id}#{episode.member}", {})
 
 
 def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) -> dict[str, Any]:

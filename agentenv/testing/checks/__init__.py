@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from agentenv.testing.checks.runs import check_determinism as check_determinism
     from agentenv.testing.checks.runs import check_isolation as check_isolation
     from agentenv.testing.checks.runs import check_parallel as check_parallel
+    from agentenv.testing.checks.runs import check_play as check_play
+    from agentenv.testing.checks.runs import check_reuse as check_reuse
     from agentenv.testing.checks.runs import check_runner as check_runner
     from agentenv.testing.checks.runs import check_speed as check_speed
     from agentenv.testing.checks.scores import check_leak as check_leak
@@ -30,7 +32,15 @@ __all__ = door(
     {
         "contract": ["check_ends", "check_gym", "check_recipe", "check_schema"],
         "inputs": ["check_fuzz", "check_overflow"],
-        "runs": ["check_determinism", "check_isolation", "check_parallel", "check_runner", "check_speed"],
+        "runs": [
+            "check_determinism",
+            "check_isolation",
+            "check_parallel",
+            "check_play",
+            "check_reuse",
+            "check_runner",
+            "check_speed",
+        ],
         "scores": ["check_leak", "check_oracle", "check_trivial"],
         "subject": ["Problem", "Skipped", "Subject"],
     },

@@ -10,6 +10,7 @@ import warnings
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action
 from agentenv.core.errors import EnvironmentMisuse, ToolDefinitionError, UsageError
+from agentenv.core.task import digest
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tool_env import ToolEnv
@@ -17,16 +18,19 @@ from agentenv.testing.checks.subject import Problem, Subject, function_of
 
 __all__ = ["check_ends", "check_gym", "check_recipe", "check_schema"]
 
+COMPARED_TASKS = 10_000
+"""Number of tasks of each split that are compared with those of the other splits."""
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 
 
 async def check_recipe(subject: Subject) -> str:
-    """The specification can be written as JSON and read back, and its tasks have unique ids."""
-    tasks = subject.some_tasks()
-    ids = [task.id for task in tasks]
-    if len(set(ids)) < len(ids):
-        raise Problem("two tasks have the same id")
-    text = f"{len(tasks)} tasks tried"
+    """The tasks have unique ids, no splits overlap, and the specification survives JSON."""
+    if not subject.some_tasks():
+        raise Problem("the environment has no tasks")
+    text = "; ".join(_tried(subject, split) for split in subject.entry.task_set().splits)
+    _check_overlap(subject.entry)
+    if subject.entry.module.startswith("agentenv_file_"):
+        return f"{text}; the specification names a file, so other machines need the file, too"
     try:
         again = EnvSpec.from_json(subject.entry.to_json())
     except UsageError as error:
@@ -34,6 +38,46 @@ async def check_recipe(subject: Subject) -> str:
     if again.to_json() != subject.entry.to_json():
         raise Problem("the specification changes when it is written as JSON and read back")
     return f"{text}; the specification survives JSON"
+
+
+def _tried(subject: Subject, split: str) -> str:
+    """Say how many tasks of a split are tried, and how many are not; check their ids.
+
+    Raises:
+        Problem: The split has no tasks, or two with the same id.
+    """
+    tasks = subject.tasks_of(split)
+    if not tasks:
+        raise Problem(f"the split {split} has no tasks")
+    if len({task.id for task in tasks}) < len(tasks):
+        raise Problem(f"two tasks of the split {split} have the same id")
+    number = subject.entry.task_set(split).num_tasks
+    if number == len(tasks):
+        return f"all {number} tasks of {split} tried"
+    left = "without end" if number is None else f"{number - len(tasks)} not tried"
+    return f"{len(tasks)} tasks of {split} tried, {left}"
+
+
+def _check_overlap(entry: EnvSpec) -> None:
+    """Check that splits have no tasks in common, among the first tasks of each.
+
+    Raises:
+        Problem: A task is in two splits.
+    """
+    seen: dict[str, str] = {}
+    for split in entry.task_set().splits:
+        tasks = entry.task_set(split).take(COMPARED_TASKS)
+        own = {
+            digest({name: value for name, value in task.data.items() if name != "id"}, number): task.id
+            for number, task in enumerate(tasks)
+        }
+        own = {key: id for key, id in own.items() if not key.startswith("row-")}
+        if shared := [key for key in own if key in seen]:
+            raise Problem(
+                f"the splits {seen[shared[0]]} and {split} share {len(shared)} tasks, such as "
+                f"{own[shared[0]]}; scores on held-out tasks mean nothing if they were trained on"
+            )
+        seen |= dict.fromkeys(own, split)
 
 
 async def check_schema(subject: Subject) -> str:

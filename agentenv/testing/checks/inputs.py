@@ -12,7 +12,7 @@ from typing import Any
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action
 from agentenv.core.messages import ToolErrorKind, text_of
-from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of
+from agentenv.testing.checks.subject import Problem, Skipped, Subject, function_of, thread_hint
 from agentenv.testing.fuzz import random_call
 
 __all__ = ["check_fuzz", "check_overflow"]
@@ -92,7 +92,5 @@ async def check_overflow(subject: Subject) -> str:
 def _crash(call: Mapping[str, Any], detail: str) -> str:
     function = call["function"]
     last = detail.strip().splitlines()[-1] if detail.strip() else "no answer in time"
-    return (
-        f"{function['name']}({function['arguments'][:120]}) crashed: {last[:200]}; "
-        "raise ae.ToolError for a mistake of the model"
-    )
+    advice = thread_hint(last) or "; raise ae.ToolError for a mistake of the model"
+    return f"{function['name']}({function['arguments'][:120]}) crashed: {last[:200]}{advice}"

@@ -3,36 +3,92 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
+from itertools import zip_longest
 from statistics import fmean
 
+from agentenv.core.playing import MessagePolicy
+from agentenv.core.task import Task
 from agentenv.testing.checks.subject import Problem, Subject
 from agentenv.testing.episodes import Played, play_by_turns
 
-__all__ = ["check_determinism", "check_isolation", "check_parallel", "check_runner", "check_speed"]
+__all__ = [
+    "check_determinism",
+    "check_isolation",
+    "check_parallel",
+    "check_play",
+    "check_reuse",
+    "check_runner",
+    "check_speed",
+]
+
+
+async def check_play(subject: Subject) -> str:
+    """An episode of each split can be played from the reset to the reward."""
+    policies, played = subject.policies(), 0
+    for split in subject.entry.task_set().splits:
+        for task in subject.tasks_of(split)[:1]:
+            for policy in policies.values():
+                await subject.play(policy, task)
+                played += 1
+    user = ", with the simulated user" if subject.entry.user is not None else ""
+    return f"{played} episodes played to their end{user}{_by(policies)}"
 
 
 async def check_determinism(subject: Subject) -> str:
-    """The same seed and task give the same episode."""
-    policy, tasks = subject.policy(), subject.some_tasks()
-    for task in tasks:
-        first, second = await subject.play(policy, task), await subject.play(policy, task)
-        if first.messages[:1] != second.messages[:1] or first.story != second.story:
-            pairs = enumerate(zip(first.messages, second.messages, strict=False))
-            index = next((index for index, (a, b) in pairs if a != b), -1)
-            raise Problem(
-                f"two episodes of task {task.id} with the same seed differ at message {index}; draw from "
-                "self.np_random, never from random, time or hash order"
-            )
-    return f"{len(tasks)} tasks played twice with the same seed give the same episodes"
+    """The same seed and task give the same episode, whether the oracle plays or a random policy."""
+    policies, tasks = subject.policies(), subject.some_tasks()
+    for name, policy in policies.items():
+        for task in tasks:
+            first, second = await subject.play(policy, task), await subject.play(policy, task)
+            if first.story != second.story:
+                raise Problem(
+                    f"two episodes of task {task.id} with the same seed differ {_where(first, second)} "
+                    f"(played by the {name} policy); draw from self.np_random, never from random, time or "
+                    "hash order, and keep nothing on the class or in the module"
+                )
+    return f"{len(tasks)} tasks played twice with the same seed give the same episodes{_by(policies)}"
+
+
+async def check_reuse(subject: Subject) -> str:
+    """One instance that plays several episodes plays them as new instances do."""
+    policies, tasks = subject.policies(), subject.few_tasks(4)
+    for name, policy in policies.items():
+        env = subject.entry.make()
+        try:
+            for task in tasks:
+                fresh, used = await subject.play(policy, task), await subject.play(policy, task, env=env)
+                if fresh.story != used.story:
+                    raise Problem(
+                        f"task {task.id} differs {_where(fresh, used)} in an instance that has played other "
+                        f"episodes before (played by the {name} policy); set all state of an episode anew "
+                        "when it starts"
+                    )
+        finally:
+            await env.shutdown()
+    return f"one instance plays {len(tasks)} episodes as new instances do{_by(policies)}"
 
 
 async def check_isolation(subject: Subject) -> str:
     """Episodes whose turns alternate do not affect each other."""
-    policy, tasks = subject.policy(), subject.some_tasks()
+    policies, tasks = subject.policies(), subject.some_tasks()
     pair = (tasks[0], tasks[len(tasks) // 2])
-    alone = [(await subject.play(policy, task)).story for task in pair]
-    together: list[Played] = []
+    for name, policy in policies.items():
+        alone = [await subject.play(policy, task) for task in pair]
+        together = await _alternating(subject, policy, pair)
+        for one, other in zip(alone, together, strict=True):
+            if one.story != other.story:
+                raise Problem(
+                    f"two episodes whose turns alternate differ from the same episodes played alone "
+                    f"{_where(one, other)} (played by the {name} policy); do not share state between "
+                    "instances"
+                )
+    return f"two episodes whose turns alternate are the same as played alone{_by(policies)}"
+
+
+async def _alternating(subject: Subject, policy: MessagePolicy, pair: tuple[Task, Task]) -> list[Played]:
+    """Play two tasks in turn, one turn of each at a time."""
     async with (
         aclosing(play_by_turns(subject.entry, policy, pair[0], seed=subject.seed_of(pair[0]))) as first,
         aclosing(play_by_turns(subject.entry, policy, pair[1], seed=subject.seed_of(pair[1]))) as second,
@@ -45,25 +101,38 @@ async def check_isolation(subject: Subject) -> str:
                     running.remove(turns)
                 else:
                     last[id(turns)] = played
-        together = [last[id(first)], last[id(second)]]
-    if [played.story for played in together] != alone:
-        raise Problem(
-            "two episodes whose turns alternate differ from the same episodes played alone; "
-            "do not share state between instances"
-        )
-    return "two episodes whose turns alternate are the same as played alone"
+        return [last[id(first)], last[id(second)]]
 
 
 async def check_parallel(subject: Subject) -> str:
     """Many episodes at once are the same as one after another."""
-    policy, tasks = subject.policy(), subject.some_tasks()[:8]
+    policies, tasks = subject.policies(), subject.few_tasks(8)
     jobs = [task for task in tasks for _ in range(4)]
-    in_turn = {task.id: (await subject.play(policy, task)).story for task in tasks}
-    at_once = await asyncio.gather(*(subject.play(policy, task) for task in jobs))
-    wrong = [played.task_id for played in at_once if played.story != in_turn[played.task_id]]
-    if wrong:
-        raise Problem(f"{len(jobs)} episodes at once differ from those played one by one, on task {wrong[0]}")
-    return f"{len(jobs)} episodes at once are the same as one after another"
+    for name, policy in policies.items():
+        in_turn = [await subject.play(policy, task) for task in tasks for _ in range(4)]
+        at_once = await asyncio.gather(*(subject.play(policy, task) for task in jobs))
+        for one, other in zip(in_turn, at_once, strict=True):
+            if one.story != other.story:
+                raise Problem(
+                    f"{len(jobs)} episodes at once differ from those played one by one, on task "
+                    f"{one.task_id} {_where(one, other)} (played by the {name} policy)"
+                )
+    return f"{len(jobs)} episodes at once are the same as one after another{_by(policies)}"
+
+
+def _where(first: Played, second: Played) -> str:
+    """Say where two episodes differ first."""
+    pairs = enumerate(zip_longest(first.messages, second.messages))
+    index = next((index for index, (a, b) in pairs if a != b), None)
+    if index is not None:
+        return f"at message {index}"
+    if first.stop_reason != second.stop_reason:
+        return f"in how they end ({first.stop_reason} and {second.stop_reason})"
+    return f"in their reward ({first.reward} and {second.reward})"
+
+
+def _by(policies: Mapping[str, MessagePolicy]) -> str:
+    return f" (played by: {', '.join(policies)})"
 
 
 async def check_runner(subject: Subject) -> str:
@@ -77,7 +146,7 @@ async def check_runner(subject: Subject) -> str:
     runner = Runner(loaded.engine, Renderer(loaded.tokenizer), subject.limits, options=subject.runner)
     stops: dict[str, int] = {}
     tokens = 0
-    async with aclosing(runner.run_groups(subject.entry, subject.some_tasks()[:4], 2)) as groups:
+    async with aclosing(runner.run_groups(subject.entry, subject.few_tasks(4), 2)) as groups:
         async for group in groups:
             for trajectory in group:
                 if (error := trajectory.error) is not None:
@@ -93,7 +162,8 @@ async def check_runner(subject: Subject) -> str:
 async def check_speed(subject: Subject) -> str:
     """Report the time of a reset and of a step."""
     if not subject.plays:
-        await subject.play(subject.policy(), subject.some_tasks()[0])
+        for policy in subject.policies().values():
+            await subject.play(policy, subject.some_tasks()[0])
     resets = [played.reset_s for played in subject.plays]
     steps = [seconds for played in subject.plays for seconds in played.step_s] or [0.0]
     return f"{1000 * fmean(steps):.2f} ms a step, {1000 * fmean(resets):.2f} ms a reset"

@@ -17,6 +17,8 @@ from agentenv.testing.episodes import MessagePolicy, oracle_of
 
 __all__ = ["check_leak", "check_oracle", "check_trivial"]
 
+LONG_ANSWER = 3
+"""Number of characters from which an answer is hardly in a text by chance."""
 _ANSWER_FIELDS = frozenset({"answer", "expected", "gold", "ground_truth", "label", "solution", "target"})
 
 
@@ -66,6 +68,7 @@ async def check_leak(subject: Subject) -> str:
     env = subject.entry.make()
     hidden = _hidden_fields(env)
     tried = 0
+    short: list[tuple[str, str]] = []
     for task in tasks:
         reset = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
         shown = "\n".join(text_of(message) for message in reset.messages)
@@ -74,12 +77,38 @@ async def check_leak(subject: Subject) -> str:
             secrets.append((await subject.play(oracle, task)).messages[-1].get("content") or "")  # pyright: ignore[reportArgumentType]
         for secret in secrets:
             tried += 1
-            if len(secret) >= 3 and re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", shown):
+            if len(secret) < LONG_ANSWER:
+                short.append((secret, shown))
+            elif _is_in(secret, shown):
                 raise Problem(f"the first observation of task {task.id} contains the answer {secret!r:.80}")
     await env.shutdown()
+    _check_short(short)
     if not tried:
         raise Skipped("no task field is known to contain an answer, and there is no oracle")
     return f"none of {tried} answers is in a first observation"
+
+
+def _check_short(answers: Sequence[tuple[str, str]]) -> None:
+    """Check answers of one or two characters, which may be in a text by chance, over all tasks together.
+
+    Raises:
+        Problem: Nearly every first observation contains its own answer, and few contain another task's.
+    """
+    others = sorted({secret for secret, _ in answers if secret.strip()})
+    if len(others) < 3 or len(answers) < 5:
+        return
+    own = [_is_in(secret, shown) for secret, shown in answers]
+    chance = [_is_in(other, shown) for secret, shown in answers for other in others if other != secret]
+    if fmean(own) >= 0.9 and fmean(chance) <= 0.3:
+        raise Problem(
+            f"{sum(own)} of {len(own)} first observations contain their short answer, such as "
+            f"{answers[0][0]!r}, but only {fmean(chance):.0%} contain the answer of another task; take it "
+            "out of the text"
+        )
+
+
+def _is_in(secret: str, shown: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", shown) is not None
 
 
 def _hidden_fields(env: Env) -> set[str]:

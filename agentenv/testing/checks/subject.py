@@ -9,20 +9,26 @@ from typing import Any
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.limits import RunLimits
-from agentenv.core.messages import Message
+from agentenv.core.messages import Message, text_of
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
+from agentenv.engine.scripted.mock import arguments_for
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
+from agentenv.testing.calls import tool_call_message
 from agentenv.testing.episodes import MessagePolicy, Played, oracle_of, play
 from agentenv.testing.fuzz import random_call
 
-__all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy"]
+__all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy", "thread_hint"]
 
 
 CHECK_LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context_tokens": 65_536}
 """Limits of the episodes that the runner plays, if the caller sets none."""
+
+
+RANDOM_TURNS = 6
+"""Turns in which the random policy calls tools."""
 
 
 class Problem(Exception):
@@ -38,7 +44,8 @@ class Subject:
     """The environment being checked, the options of the checks, and the episodes played so far."""
 
     entry: EnvSpec
-    tasks: int
+    tasks: int | None
+    """Limit of the number of tasks of each split; None means all."""
     fuzz_calls: int
     seed: int
     trivial_limit: float
@@ -49,20 +56,38 @@ class Subject:
     plays: list[Played] = field(default_factory=list[Played])
 
     def some_tasks(self) -> list[Task]:
-        """Return the tasks to play."""
-        tasks = self.entry.task_set().take(self.tasks)
-        if not tasks:
+        """Return the tasks to play: the first ones of each split."""
+        tasks = self.entry.task_set()
+        names = sorted(tasks.splits, key=lambda name: name != tasks.split_name)
+        chosen = [task for name in names for task in self.tasks_of(name)]
+        if not chosen:
             raise Problem("the environment has no tasks")
-        return tasks
+        return chosen
+
+    def tasks_of(self, split: str) -> list[Task]:
+        """Return the tasks of a split that are played."""
+        tasks = self.entry.task_set(split)
+        if self.tasks is not None:
+            return tasks.take(self.tasks)
+        if tasks.endless:
+            raise Problem(f"the split {split} is endless; name a number of tasks with -n")
+        return list(tasks)
+
+    def few_tasks(self, number: int) -> list[Task]:
+        """Return a few of the tasks to play, spread over all of them."""
+        tasks = self.some_tasks()
+        return (
+            [tasks[index * len(tasks) // number] for index in range(number)] if number < len(tasks) else tasks
+        )
 
     def seed_of(self, task: Task) -> int:
         """Return the seed of a task's episode."""
         return derive_seed(self.seed, task.id)
 
-    async def play(self, policy: MessagePolicy, task: Task) -> Played:
-        """Play a task; the message of an exception names the task."""
+    async def play(self, policy: MessagePolicy, task: Task, *, env: Env | None = None) -> Played:
+        """Play a task, in a new environment unless one is given; an exception names the task."""
         try:
-            played = await play(self.entry, policy, task, seed=self.seed_of(task))
+            played = await play(self.entry, policy, task, seed=self.seed_of(task), env=env)
         except AgentEnvError as error:
             raise Problem(f"task {task.id}: {error}") from error
         except Exception as error:
@@ -71,9 +96,11 @@ class Subject:
         self.plays.append(played)
         return played
 
-    def policy(self) -> MessagePolicy:
-        """Return the oracle; without one, a policy that calls random tools and then answers."""
-        return oracle_of(self.entry) or random_policy(self.entry.make())
+    def policies(self) -> dict[str, MessagePolicy]:
+        """Return the oracle, if there is one, and a policy that calls random tools and then answers."""
+        oracle = oracle_of(self.entry)
+        chance = random_policy(self.entry.make())
+        return {"random": chance} if oracle is None else {"oracle": oracle, "random": chance}
 
 
 def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,14 +108,30 @@ def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     return schema["function"]
 
 
+def thread_hint(text: str) -> str:
+    """Return what to do if the text is SQLite's error about another thread; else nothing."""
+    if "SQLite objects created in a thread" not in text:
+        return ""
+    return "; open the database in start() or reset(), or with sqlite3.connect(..., check_same_thread=False)"
+
+
 def random_policy(env: Env) -> MessagePolicy:
-    """Return a policy that calls random tools for three turns and then answers."""
+    """Return a policy that calls random tools for some turns and then answers.
+
+    Every second turn has a call with valid arguments that uses words of the conversation, so that tools are
+    not only asked what they refuse; the other calls are at the edges of what the schemas allow.
+    """
 
     def policy(messages: Sequence[Message], task: Mapping[str, object], rng: random.Random) -> Message:
         turns = sum(message["role"] == "assistant" for message in messages)
         schemas = list(env.tool_schemas)
-        if not schemas or turns >= 3:
-            return {"role": "assistant", "content": rng.choice(["yes", "no", "42", "up", "left"])}
+        if not schemas or turns >= RANDOM_TURNS:
+            choices = tuple(getattr(env.action_space, "choices", ())) or ("yes", "no", "42", "up", "left")
+            return {"role": "assistant", "content": rng.choice(choices)}
+        if turns % 2:
+            function = function_of(rng.choice(schemas))
+            said = "\n".join([*map(text_of, messages), *map(str, task.values())])[-2000:]
+            return tool_call_message(function["name"], **arguments_for(function["parameters"], said, rng))
         return {"role": "assistant", "content": None, "tool_calls": [random_call(schemas, rng, turns)]}  # pyright: ignore[reportReturnType]
 
     return policy

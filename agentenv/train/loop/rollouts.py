@@ -43,6 +43,8 @@ class PlayOptions:
     limits: RunLimits | None = None
     runner: RunnerOptions | None = None
     on_trajectory: Callable[[Trajectory], None] | None = None
+    on_held_out: Callable[[Trajectory], None] | None = None
+    """Called with each episode of an evaluation as it finishes."""
     """Called with each training episode as it finishes."""
 
 
@@ -312,7 +314,8 @@ class Rollouts:
             chosen = list(tasks.take(limit) if limit else tasks)
             mine = chosen[world.rank :: world.size]
             prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
-            played = self.runner.run_groups(entry, mine, 1, sampling=greedy)
+            kept = self._options.on_held_out
+            played = self.runner.run_groups(entry, mine, 1, sampling=greedy, on_trajectory=kept)
             rewards = [trajectory.reward async for group in played for trajectory in group]
             # Another process may take longer, and the next batch is being played meanwhile.
             everyone = await beside_the_loop(partial(world.gather, rewards))

@@ -7,22 +7,21 @@ raises their log-probability. Reinforcement learning then reinforces the better 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Literal, TypeAlias, TypedDict
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.core.errors import UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.limits import RunLimits
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.playing import MessagePolicy
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
 from agentenv.core.threads import run_blocking
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.scripted.scripted import ScriptedEngine
+from agentenv.engine.scripted.policy import PolicyEngine, play_oracle
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
@@ -31,27 +30,72 @@ from agentenv.train.learner import Learner
 from agentenv.train.model.optim import learning_rate as scheduled_rate
 from agentenv.train.sums import Meter
 
-__all__ = ["DemonstrationPolicy", "WarmupOptions", "demonstrate", "policy_of", "warm_up"]
+__all__ = [
+    "DemonstrationPolicy",
+    "WarmupOptions",
+    "demonstrate",
+    "policy_of",
+    "require_oracle",
+    "sort_out",
+    "warm_up",
+]
 
-DemonstrationPolicy: TypeAlias = Callable[[Sequence[Message], Mapping[str, object], Random], Message]
+DemonstrationPolicy: TypeAlias = MessagePolicy
 """Function of the messages so far, the task's fields and the episode's random generator, which returns
 the next assistant message."""
 
 
 def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | None, str]:
-    """Return a scripted policy and its name; None and an empty name if `demos` is empty.
+    """Return a scripted policy and its name; no policy if `demos` names none.
 
     Args:
-        demos: the policy, or its import path `module:function`.
+        demos: the policy, or its name `module:function` or `file.py:function`; `oracle` for the
+            environments' own; `none` for no demonstrations; empty means `oracle` where there is one.
 
     Raises:
         UsageError: The policy cannot be imported.
     """
     if not isinstance(demos, str):
         return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
-    if not demos:
-        return None, ""
+    if demos in {"", "none", "oracle"}:
+        return (None if demos == "none" else play_oracle), demos
     return import_object(demos, where="demos"), demos
+
+
+def require_oracle(demos: str, specs: Sequence[EnvSpec]) -> str:
+    """Return the name of the demonstrations of a run; empty demonstrations become `oracle` or `none`.
+
+    Raises:
+        UsageError: Oracles are asked for, and no environment has one.
+    """
+    has_oracle = any(spec.oracle is not None for spec in specs)
+    if demos == "oracle" and not has_oracle:
+        specs[0].require_oracle()
+    return demos or ("oracle" if has_oracle else "none")
+
+
+def sort_out(
+    shown: Sequence[Trajectory], min_reward: float | None = None
+) -> tuple[list[Trajectory], dict[str, int]]:
+    """Return the demonstrations to imitate, and the numbers of the others by the reason to leave them out.
+
+    Args:
+        shown: the demonstrations. Failed ones, and those that a limit cut, are left out.
+        min_reward: least reward of a demonstration; None takes any.
+    """
+    good: list[Trajectory] = []
+    others: Counter[str] = Counter()
+    for trajectory in shown:
+        if trajectory.stop_reason.failed:
+            error = trajectory.error
+            others[f"failed ({trajectory.stop_reason if error is None else error.message})"] += 1
+        elif trajectory.truncated:
+            others[f"cut by a limit ({trajectory.stop_reason.value})"] += 1
+        elif min_reward is not None and (trajectory.reward is None or trajectory.reward < min_reward):
+            others[f"reward under {min_reward:g}"] += 1
+        else:
+            good.append(trajectory)
+    return good, dict(others)
 
 
 def demonstrate(
@@ -65,11 +109,13 @@ def demonstrate(
 ) -> list[Trajectory]:
     """Play each task once with a scripted policy, through the runner, and return the trajectories.
 
+    The simulated user of the specification takes part. The ids of the groups begin with `demonstration:`.
+
     Args:
         spec: the environment.
         tasks: the tasks to play.
         policy: function that writes the assistant's messages; its random numbers are derived from the
-            seed and the index of the task.
+            seed and the task.
         renderer: renderer of the model that will be trained.
         limits: limits of the episodes.
         seed: seed of the run.
@@ -85,56 +131,17 @@ async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
     limits: RunLimits,
     seed: int,
 ) -> list[Trajectory]:
-    shown: list[Trajectory] = []
-    for number, task in enumerate(tasks):
-        env = _Watched(spec.make())
-        random = Random(derive_seed(seed, "demonstration", spec.id, number))
-
-        def play(_: object, env: _Watched = env, random: Random = random) -> Message:
-            return policy(env.messages, env.task, random)
-
-        engine = ScriptedEngine(play, tokenizer=renderer.tokenizer)  # pyright: ignore[reportArgumentType]
-        runner = Runner(engine, renderer, limits, run_seed=seed)
-        shown.append(await runner.run_episode(env, task, env_id=spec.id, limits=spec.limits))
-    return shown
-
-
-class _Watched:
-    """An environment that records its messages, so that the scripted policy can read them."""
-
-    def __init__(self, env: EpisodeEnv) -> None:
-        self._env = env
-        self.ends_on_text = env.ends_on_text
-        self.messages: list[Message] = []
-        self.task: Mapping[str, object] = {}
-
-    @property
-    def tool_schemas(self) -> Sequence[Mapping[str, JsonValue]]:
-        return self._env.tool_schemas
-
-    async def begin(self, task: Mapping[str, object], *, seed: int, context: Context) -> ResetResult:
-        reset = await self._env.begin(task, seed=seed, context=context)
-        self.task = task
-        self.messages = list(reset.messages)
-        return reset
-
-    async def advance(self, action: Action) -> StepResult:
-        step = await self._env.advance(action)
-        self.messages += [
-            action.to_message(),
-            *(result.to_message() for result in step.tool_results),
-            *step.messages,
-        ]
-        return step
-
-    async def is_finished(self) -> bool:
-        return await self._env.is_finished()
-
-    async def end(self, stop_reason: str) -> Outcome:
-        return await self._env.end(stop_reason)
-
-    async def shutdown(self) -> None:
-        await self._env.shutdown()
+    engine = PolicyEngine(policy, renderer.tokenizer, name="demonstration", seed=seed)  # pyright: ignore[reportArgumentType]
+    runner = Runner(engine, renderer, limits, run_seed=seed)
+    todo = list(tasks)
+    shown = [group async for group in runner.run_groups(spec, todo)]
+    order = {job.group_id: place for place, job in enumerate(runner.stage(spec).jobs(todo))}
+    shown.sort(key=lambda group: order[group.group_id])
+    return [
+        replace(trajectory, group_id=f"demonstration:{trajectory.group_id}")
+        for group in shown
+        for trajectory in group
+    ]
 
 
 class WarmupOptions(TypedDict, total=False):

@@ -9,6 +9,7 @@ import pytest
 
 from agentenv.core import ToolError
 from agentenv.envs import Env, EnvSpec, ToolEnv
+from agentenv.runner import FunctionUser, UserTurn
 from agentenv.testing import check_env, tool_call_message
 from agentenv.tools import tool
 
@@ -155,13 +156,13 @@ async def test_what_is_right_passes_every_check():
 
     assert report.ok, str(report)
     assert report.exit_code == 0
-    assert len(report.findings) == 14
+    assert len(report.findings) == 16
     assert {one.status for one in report.findings} == {"ok"}
 
 
 BROKEN = [
     (Undescribed, "schema", "no description: mystery"),
-    (Unseeded, "determinism", "differ at message 0; draw from self.np_random"),
+    (Unseeded, "determinism", "differ at message 0.*draw from self.np_random"),
     (WrongOracle, "oracle", "the oracle gets 0.0 of 1 on task"),
     (Generous, "trivial", "trivial policies score too high.*empty 1.00"),
     (Crashing, "fuzz", "divide.*crashed: ZeroDivisionError"),
@@ -240,3 +241,147 @@ async def test_the_report_is_for_people_and_machines():
     assert str(report).splitlines()[-1] == "1 ok, 1 problem"
     assert [one["status"] for one in data["findings"]] == ["problem", "ok"]
     assert data["ok"] is False
+
+
+class SharedList(Fine):
+    """Only a tool that the oracle never calls shows the list that all instances share."""
+
+    notes: list = []  # noqa: RUF012 - the fault that is to be found
+
+    @tool
+    def note(self) -> int:
+        """Take a note and return how many there are."""
+        self.notes.append(1)
+        return len(self.notes)
+
+
+class Drawing(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.code = random.random()
+        return super().start(x, y)
+
+    @tool
+    def code_of_the_day(self) -> float:
+        """Return a code."""
+        return self.code
+
+
+class NotReset(Fine):
+    def __init__(self):
+        self.cart = []
+
+    @tool
+    def put(self) -> int:
+        """Put something into the cart."""
+        self.cart.append(1)
+        return len(self.cart)
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"), [(SharedList, "determinism"), (Drawing, "determinism"), (NotReset, "reuse")]
+)
+async def test_faults_that_the_oracle_does_not_meet_are_found(kind, check):
+    report = await check_env(spec_of(kind), only=("oracle", "determinism", "reuse"), tasks=8)
+
+    assert check in [one.name for one in report.problems], str(report)
+    assert "oracle" not in [one.name for one in report.problems]
+    assert "random policy" in next(one.text for one in report.problems if one.name == check)
+
+
+def splits_of(**splits):
+    return EnvSpec.of("broken/Splits-v0", Fine, tasks=splits, max_turns=3)
+
+
+async def test_every_split_is_played_and_what_was_not_tried_is_said():
+    broken = await check_env(splits_of(train=ROWS, test=[{"x": 1}]), only=("play",))
+    fine = await check_env(splits_of(train=ROWS[:12], test=ROWS[12:]), only=("recipe",), tasks=10)
+    everything = await check_env(splits_of(train=ROWS[:12], test=ROWS[12:]), only=("recipe",), tasks=None)
+
+    assert "lacks the field 'y'" in broken.problems[0].text
+    assert "10 tasks of train tried, 2 not tried; all 8 tasks of test tried" in fine.findings[0].text
+    assert "all 12 tasks of train tried" in everything.findings[0].text
+
+
+async def test_splits_that_overlap_are_a_problem():
+    train = [{"id": f"a{row['x']}", **row} for row in ROWS]
+
+    report = await check_env(splits_of(train=train, test=ROWS[3:5]), only=("recipe",), tasks=1)
+
+    assert "the splits train and test share 2 tasks" in report.problems[0].text
+
+
+class Asking(Fine):
+    """Its oracle learns the numbers from the simulated user."""
+
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return "Help the user."
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        said = [message["content"] for message in messages if message["role"] == "user"]
+        if len(said) == 1:
+            return "Which numbers?"
+        return f"It is {sum(map(int, said[1].split()))}"
+
+
+async def test_the_simulated_user_takes_part():
+    lines = FunctionUser(
+        lambda messages, task: f"{task['x']} {task['y']}" if len(messages) == 2 else UserTurn(done=True)
+    )
+    spec = EnvSpec.of("test/Asking-v0", Asking, tasks=ROWS, max_turns=4, user=lines)
+
+    report = await check_env(spec, only=("play", "oracle"))
+
+    assert report.ok, str(report)
+    assert "with the simulated user" in report.findings[0].text
+
+
+class TellingShortly(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.want = (x + y) % 7
+        return f"What is the sum of {x} and {y} modulo seven? ({self.want})"
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return str((task["x"] + task["y"]) % 7)
+
+
+async def test_short_answers_in_the_first_observation_are_found():
+    report = await check_env(spec_of(TellingShortly), only=("oracle", "leak"))
+
+    assert [one.name for one in report.problems] == ["leak"]
+    assert "20 of 20 first observations contain their short answer" in report.problems[0].text
+
+
+class Forgetful(Timed):
+    def step(self, action: str):
+        pass
+
+
+async def test_one_cause_is_told_once_and_not_as_gymnasiums():
+    report = await check_env(spec_of(Forgetful))
+
+    assert [one.name for one in report.problems] == ["play"]
+    assert "Forgetful.step() returned None" in report.problems[0].text
+    assert "the same problem as in play" in next(one.text for one in report.findings if one.name == "gym")
+
+
+@pytest.mark.parametrize("name", ["user", "tasks"])
+async def test_what_the_recipe_advises_works(name):
+    wrong = {"user": FunctionUser(lambda messages, task: None)} if name == "user" else {"tasks": lambda: ROWS}
+    right = {"user": no_user} if name == "user" else {"tasks": rows_of_the_module}
+    both = [EnvSpec.of("test/Fine-v0", Fine, **{"tasks": ROWS, **given}) for given in (wrong, right)]
+
+    told, fine = [(await check_env(each, only=("recipe",))).findings[0].text for each in both]
+
+    assert "at the top level of a module" in told
+    assert "the specification survives JSON" in fine
+
+
+def no_user(task):
+    return None
+
+
+def rows_of_the_module():
+    return ROWS

@@ -19,6 +19,7 @@ from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.render import byte_tokenizer
 from agentenv.runs.store import RunStatus
+from agentenv.runs.view.data import run_data
 from agentenv.train import GRPOConfig
 from agentenv.train.loop import save_tokenizer
 
@@ -91,8 +92,11 @@ def test_a_training_keeps_episodes_notes_metrics_and_checkpoints(model):
 
     assert (result.steps_done, stepped, result.interrupted) == (2, [1, 2], False)
     assert [line["step"] for line in result.run.metrics()] == [1, 2]
-    assert (len(result.run), result.run.status) == (8, RunStatus.FINISHED)
-    assert {note["step"] for note in result.run.annotations().values()} == {1, 2}
+    notes = result.run.annotations()
+    assert (len(result.run), result.run.status) == (9, RunStatus.FINISHED)
+    assert {note["step"] for note in notes.values() if "role" not in note} == {1, 2}
+    held_out = [name for name, note in notes.items() if note.get("role") == "held-out"]
+    assert [name.partition(":")[0] for name in held_out] == ["held-out-2"]
     assert result.run.vocabulary()
     assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
     assert result.evaluation["eval/tasks"] == 1.0
@@ -108,7 +112,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings(model):
 
     assert again.run.id == first.run.id
     assert [line["step"] for line in again.run.metrics()] == [1, 2, 3]
-    assert (again.steps_done, len(again.history), len(again.run)) == (3, 1, 12)
+    assert (again.steps_done, len(again.history), len(again.run)) == (3, 1, 14)
     assert (started[0].resumed_step, started[0].config.seed, started[0].config.learning_rate) == (2, 5, 0.02)
 
 
@@ -262,9 +266,74 @@ def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
     assert result.history[0]["weights_version"] == 2.0  # one update of the warm-up, one of the step
 
 
+class Solved(Echo):
+    @staticmethod
+    def oracle(messages, task, rng):
+        return "one" if task["n"] % 2 else "to"
+
+
+def solved() -> EnvSpec:
+    return EnvSpec.of("test/Solved-v0", Solved, tasks=[{"n": n} for n in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("demos", "min_reward", "said"),
+    [("", None, ["one", "one", "to", "to"]), ("oracle", 0.25, ["one", "one"]), ("none", None, [])],
+)
+def test_the_oracle_is_imitated_where_there_is_one(model, demos, min_reward, said, caplog):
+    shown = []
+
+    result = train(
+        model,
+        solved(),
+        demos=demos,
+        steps=1,
+        on_warmup=shown.extend,
+        settings={"demo_min_reward": min_reward},
+    )
+
+    assert sorted(each.messages[-1]["content"] for each in shown) == said
+    assert ("2 demonstrations are not imitated: 2 reward under 0.25" in caplog.text) == (
+        min_reward is not None
+    )
+    kept = [episode for episode in result.run.summaries if episode.group_id.startswith("demonstration:")]
+    assert len(kept) == (0 if demos == "none" else 4)
+    assert {result.run.note(episode)["role"] for episode in kept} <= {"demonstration"}
+    assert run_data(result.run, vocabulary={})["report"]["num_episodes"] == 4
+
+
+def say_too_much(messages, task, random):
+    return "eleven"
+
+
+def test_demonstrations_that_a_limit_cut_are_not_imitated(model):
+    with pytest.raises(UsageError, match=r"4 cut by a limit \(generation_length\).*raise the limit"):
+        train(model, demos=say_too_much, steps=1)
+
+
+def test_a_function_of_the_environments_own_file_shows_the_way(model, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "own_file_demos.py"
+    path.write_text(
+        "import agentenv as ae\n"
+        "class Own(ae.ToolEnv):\n"
+        "    def start(self, n: int) -> str:\n        return 'say'\n"
+        "    def reward(self, answer: str) -> float:\n        return float(len(answer))\n"
+        "def say(messages, task, rng):\n    return 'ten'\n"
+        "ae.register('test/OwnFile-v0', Own, tasks=[{'n': 1}, {'n': 2}])\n"
+    )
+    shown = []
+
+    for demos in (f"{path}:say", "own_file_demos:say"):
+        train(model, str(path), demos=demos, steps=1, on_warmup=shown.extend)
+
+    assert [each.messages[-1]["content"] for each in shown] == ["ten"] * 4
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"demos": "oracle"}, "test/Echo-v0 has no oracle; write a function oracle"),
         ({"envs": []}, "at least one environment"),
         ({"model": ""}, "no model to train"),
         ({"model": "mock"}, "no weights to train"),

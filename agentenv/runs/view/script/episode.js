@@ -236,7 +236,8 @@ async function pageEpisode(r, i) {
   };
   await repaint();
   if (ticket !== showing) return;
-  const step = e.w === null ? "" : `step ${e.w} · `;
+  const role = e.o ? `${e.o} · ` : "";
+  const step = e.w === null ? role : `step ${e.w} · `;
   const where = span(
     "sub",
     link("#/r/" + r, run.id),

@@ -54,6 +54,7 @@ const QUESTIONS = [
   [/^reward([<>=])(-?[\d.]+)$/, (e, how, value) => e.r !== null && COMPARE[how](e.r, +value)],
   [/^stop:(.*)$/, (e, stop) => e.s.startsWith(stop)],
   [/^step:(\d+)$/, (e, step) => e.w === +step],
+  [/^role:(.*)$/, (e, role) => (e.o ?? "").startsWith(role)],
   [/^tool:(.*)$/, (e, name) => e.T.some((use) => use[0].startsWith(name))],
   [/^error:(.*)$/, (e, text) => has(e.x, text) || e.T.some((use) => toolFailed(use, text))],
 ];

@@ -1,18 +1,22 @@
 """The mock engine: deterministic, weak, and shaped by the tools in the prompt."""
 
-from __future__ import annotations
-
 import json
+from datetime import date, datetime
 from random import Random
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field
 
-from agentenv.core import ContextTooLong
+from agentenv.core import ContextTooLong, text_of
 from agentenv.engine import MockEngine, Sampling
 from agentenv.engine.scripted.mock import answer, arguments_for, tools_in
+from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
+from agentenv.runs import rollout
+from agentenv.tools import tool
 
 CODEC = byte_tokenizer()
 SCHEMA = {
@@ -103,6 +107,52 @@ def test_arguments_have_the_shape_of_the_schema(seed):
 )
 def test_tools_are_read_out_of_any_json(text):
     assert tools_in("prose { " + text) == [("f", {"a": 1})]
+
+
+class Item(BaseModel):
+    name: Annotated[str, Field(min_length=2, max_length=8, pattern=r"^[a-z]+$")]
+    count: Annotated[int, Field(gt=3, multiple_of=7)]
+    color: Literal["red", "blue"]
+
+
+class Typed(ToolEnv):
+    def start(self, x: int) -> str:
+        return f"Order {x}."
+
+    @tool
+    def order(self, items: Annotated[list[Item], Field(min_length=1)], on: date, tags: dict[str, int]) -> str:
+        "Order items."
+        return "ok"
+
+    @tool
+    def book(
+        self, at: datetime, code: Annotated[str, Field(pattern=r"^[A-Z]{3}-\d{4}$")], pair: tuple[int, str]
+    ) -> str:
+        "Book."
+        return "ok"
+
+    def reward(self, answer: str) -> float:
+        return 0.0
+
+
+def test_calls_of_typed_tools_succeed_in_a_run():
+    spec = EnvSpec.of("test/Typed-v0", Typed, tasks=[{"x": x} for x in range(10)])
+
+    groups = rollout(spec, "mock", num_tasks=10, group_size=2)
+
+    results = [
+        result for group in groups for each in group for turn in each.turns for result in turn.tool_results
+    ]
+    assert len(results) > 10
+    assert [result.text for result in results if result.is_error] == []
+
+
+def test_it_answers_with_the_texts_that_the_environment_takes():
+    groups = rollout("gymnasium:FrozenLake-v1", "mock", num_tasks=3, limits={"max_turns": 8})
+
+    said = [text_of(turn.message) for group in groups for each in group for turn in each.turns]
+    named = [text for text in said if text in {"left", "down", "right", "up"}]
+    assert len(named) > len(said) / 2
 
 
 def test_tools_are_read_out_of_signatures():

@@ -1,0 +1,150 @@
+"""An engine that plays a policy: a function of the messages and the task, such as an environment's oracle.
+
+The policy takes part in ordinary episodes, with the runner, the simulated user, the limits and the rewards of
+any model. Its messages are written in the `<tool_call>` grammar and encoded by a tokenizer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Mapping, Sequence
+from random import Random
+from typing import Protocol, cast, runtime_checkable
+
+from agentenv.core.episode_env import Action
+from agentenv.core.errors import UsageError
+from agentenv.core.messages import Message, copy_of, text_of
+from agentenv.core.playing import MessagePolicy, Playing, playing
+from agentenv.core.seeds import derive_seed
+from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.scripted.mock import arguments_for
+from agentenv.engine.scripted.scripted import TextCodec, turn_text
+
+__all__ = ["HasOracle", "PolicyEngine", "play_oracle", "play_random"]
+
+LOGPROB = -0.5
+"""Log-probability of each token; it stands for nothing."""
+CALL_SHARE = 0.75
+"""Probability with which `random` calls a tool, if there are tools."""
+RECENT_CHARS = 2000
+"""Characters of the last messages from which `random` takes words."""
+
+
+@runtime_checkable
+class HasOracle(Protocol):
+    """An environment whose author may have written an oracle; `agentenv.envs.Env` is one."""
+
+    env_id: str
+
+    @property
+    def oracle_policy(self) -> object:
+        """The oracle; None if there is none."""
+        ...
+
+
+class PolicyEngine:
+    """Plays a policy as if a model had sampled its messages; only a `Runner` can use this engine.
+
+    Args:
+        policy: function of the messages so far, the task's fields and the episode's random generator.
+        tokenizer: encodes the messages.
+        name: the model string, which is stored in records.
+        seed: seed of the random generators; each episode has its own.
+    """
+
+    def __init__(
+        self, policy: MessagePolicy, tokenizer: TextCodec, *, name: str = "policy", seed: int = 0
+    ) -> None:
+        self.name = name
+        self.weights_version = 0
+        self.max_context_tokens: int | None = None
+        self._policy = policy
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._generators: dict[str | None, Random] = {}
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Return the policy's next message; see `agentenv.engine.base.Engine`.
+
+        Raises:
+            UsageError: No runner plays an episode, so that there are no messages.
+            EnvironmentMisuse: The policy returned neither text nor an assistant message.
+        """
+        episode = playing.get()
+        if episode is None:
+            raise UsageError(
+                f"{self.name} reads the messages of an episode, but no runner plays one",
+                remedy="play it with Runner, ae.evaluate or agentenv eval",
+            )
+        messages = [copy_of(message) for message in episode.messages]
+        said = self._policy(messages, episode.task, self._generator(session_id, episode, sampling))
+        message = Action.of(await said if inspect.isawaitable(said) else said).message
+        ends = tuple(stop_token_ids) or self._tokenizer.eos_token_ids
+        tokens = [*self._tokenizer.encode(turn_text(message)), *ends[:1]]
+        sampled = tokens[: sampling.max_tokens]
+        reason = "stop" if len(sampled) == len(tokens) else "length"
+        ranges = ((self.weights_version, 0, len(sampled)),)
+        return Completion(tuple(sampled), (LOGPROB,) * len(sampled), reason, ranges)
+
+    async def release(self, session_id: str) -> None:
+        """Forget the episode's random generator."""
+        self._generators.pop(session_id, None)
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to free."""
+
+    def _generator(self, session_id: str | None, episode: Playing, sampling: Sampling) -> Random:
+        """Return the generator of an episode; the members of a group have different ones."""
+        if session_id not in self._generators:
+            self._generators[session_id] = Random(derive_seed(self._seed, episode.seed, sampling.seed or 0))
+        return self._generators[session_id]
+
+
+def play_oracle(
+    messages: Sequence[Message], task: Mapping[str, object], rng: Random
+) -> Message | str | Awaitable[Message | str]:
+    """Return the next message of the environment's oracle.
+
+    Raises:
+        UsageError: The environment has no oracle.
+    """
+    episode = playing.get()
+    env = None if episode is None else episode.env
+    oracle = env.oracle_policy if isinstance(env, HasOracle) else None
+    if oracle is None:
+        raise UsageError(
+            f"{'the environment' if episode is None else episode.env_id} has no oracle",
+            remedy="write a function oracle(messages, task, rng) beside the environment's class",
+        )
+    return cast("MessagePolicy", oracle)(messages, task, rng)
+
+
+def play_random(messages: Sequence[Message], task: Mapping[str, object], rng: Random) -> Message | str:
+    """Return a random valid call of a random tool, a valid action, or a word of the messages."""
+    episode = playing.get()
+    if episode is not None and episode.choices:
+        return rng.choice(episode.choices)
+    recent = "\n".join(map(text_of, messages))[-RECENT_CHARS:]
+    if episode is not None and episode.tools and rng.random() < CALL_SHARE:
+        function = cast("Mapping[str, str]", rng.choice(episode.tools)["function"])
+        arguments = arguments_for(cast("Mapping[str, object]", function["parameters"]), recent, rng)
+        name = function["name"]
+        called = {"name": name, "arguments": json.dumps(arguments)}
+        return cast(
+            "Message",
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "call_0", "type": "function", "function": called}],
+            },
+        )
+    return rng.choice(recent.split() or ["yes"])

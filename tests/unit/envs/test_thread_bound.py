@@ -1,0 +1,127 @@
+"""Environments that hold objects which only one thread may use, such as a SQLite connection."""
+
+import gc
+import sqlite3
+import threading
+
+from agentenv.core import Action, Context
+from agentenv.engine import ScriptedEngine
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
+from agentenv.testing import check_env, tool_call, tool_call_message
+from agentenv.tools import tool
+
+TOKENIZER = byte_tokenizer()
+
+
+class Store:
+    def __init__(self):
+        self.db = sqlite3.connect(":memory:")
+        self.db.execute("create table sold (name text)")
+
+
+class Shop(ToolEnv):
+    def start(self, n: int) -> str:
+        self.store = Store()
+        return "Sell."
+
+    @tool
+    def sell(self, name: str) -> str:
+        "Sell an article."
+        self.store.db.execute("insert into sold values (?)", (name[:40],))
+        return "sold"
+
+    def is_done(self) -> bool:
+        return self._sold() >= 3
+
+    def reward(self, answer: str) -> float:
+        return self._sold() / 3
+
+    def close(self):
+        if hasattr(self, "store"):
+            self.store.db.close()
+
+    def _sold(self) -> int:
+        return self.store.db.execute("select count(*) from sold").fetchone()[0]
+
+
+SHOP = EnvSpec.of("test/Shop-v0", Shop, tasks=[{"n": n} for n in range(6)])
+
+
+def kept_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "thread of its own" in thread.name]
+
+
+async def test_a_connection_of_start_works_in_tools_rewards_and_close():
+    engine = ScriptedEngine(
+        [tool_call("sell", name="tea") * 2, tool_call("sell", name="jam")], tokenizer=TOKENIZER
+    )
+    runner = Runner(engine, Renderer(TOKENIZER))
+
+    played = [each async for group in runner.run_groups(SHOP, SHOP.task_set(), 4) for each in group]
+
+    assert len(played) == 24
+    assert [each.error for each in played if each.error] == []
+    assert {(each.reward, each.stop_reason.value) for each in played} == {(1.0, "env_done")}
+    for thread in kept_threads():
+        thread.join(timeout=10)
+    assert kept_threads() == []
+
+
+async def test_the_checker_finds_nothing_wrong_with_it():
+    report = await check_env(
+        SHOP, only=("play", "fuzz", "reuse", "parallel", "runner"), tasks=4, fuzz_calls=30
+    )
+
+    assert report.ok, str(report)
+
+
+def test_gymnasiums_front_uses_the_same_thread_and_a_forgotten_environment_ends_it():
+    env = SHOP.make()
+    env.reset(seed=1)
+    for _ in range(3):
+        done = env.step(tool_call_message("sell", name="tea"))[2]
+    assert done
+
+    del env
+    gc.collect()
+
+    for thread in kept_threads():
+        thread.join(timeout=10)
+    assert kept_threads() == []
+
+
+class Nested(Shop):
+    @tool
+    def ask_another(self) -> str:
+        "Play an episode of another shop, from within the thread of this one."
+        other = SHOP.make()
+        other.reset(seed=1)
+        other.step(tool_call_message("sell", name="tea"))
+        other.close()
+        return f"sold {self._sold()}"
+
+
+async def test_a_tool_may_play_another_environment():
+    env = EnvSpec.of("test/Nested-v0", Nested, tasks=[{"n": 1}]).make()
+    await env.begin({"n": 1}, seed=0, context=Context())
+
+    step = await env.advance(Action.of(tool_call_message("ask_another")))
+
+    assert step.tool_results[0].text == "sold 0"
+    await env.shutdown()
+
+
+class Lazy(Shop):
+    def __init__(self):
+        self.store = Store()
+
+    def start(self, n: int) -> str:
+        return f"{self._sold()}"
+
+
+async def test_a_connection_of_another_thread_is_explained():
+    report = await check_env(EnvSpec.of("test/Lazy-v0", Lazy, tasks=[{"n": 1}]), only=("play",))
+
+    assert "open the database in start() or reset()" in report.problems[0].text
