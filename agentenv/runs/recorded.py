@@ -14,6 +14,10 @@ from agentenv.runs.store.runinfo import RunInfo
 __all__ = ["env_of", "model_of", "renderer_of", "tokenizer_of"]
 
 
+WITHOUT_MODEL = frozenset({"mock", "scripted", "oracle", "random", "policy"})
+"""Kinds of engines without a model, which use one token for each byte unless a tokenizer is named."""
+
+
 def model_of(info: RunInfo) -> str:
     """Return the run's model as an engine string; a training run stores only the path of its model."""
     return f"hf:{info.model}" if info.kind == "train" else info.model
@@ -39,7 +43,7 @@ def renderer_of(info: RunInfo, tokenizer: str = "") -> Renderer:
     kind, _, rest = model.partition(":")
     if codec := tokenizer or tokenizer_of(info):
         return Renderer(ChatTokenizer.load(codec))
-    if kind in {"mock", "scripted"}:
+    if kind in WITHOUT_MODEL:
         return Renderer(byte_tokenizer())
     if kind in {"hf", "vllm"} or model in PACKAGED:
         files = import_module("agentenv.engine.hf.load").locate(rest or model).tokenizer

@@ -14,7 +14,7 @@ from agentenv.engine import Completion, ScriptedEngine
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import DropToolOutputs, Runner, RunnerOptions
-from agentenv.runs import RunWriter, find_run, verify_episode, verify_run
+from agentenv.runs import RunWriter, evaluate, find_run, verify_episode, verify_run
 from agentenv.runs.view.data import episode_data
 from agentenv.testing import tool_call
 from agentenv.tools import tool
@@ -263,6 +263,19 @@ async def test_a_damaged_line_is_a_disagreement(tmp_path):
     file.write_bytes(file.read_bytes().replace(b'"token_ids":[', b'"token_ids":{', 1))
 
     assert checks(verify_run(find_run(writer.path.name, tmp_path))) == {"record"}
+
+
+@pytest.mark.parametrize("model", ["mock", "oracle", "random"])
+def test_runs_of_players_without_a_model_are_verified_to_the_token(model, tmp_path, capsys):
+    evaluate("agentenv/Calculator-v0", model, num_tasks=2, runs_dir=tmp_path)
+
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor", "last", "--runs-dir", str(tmp_path), "--json"])
+    told = json.loads(capsys.readouterr().out)
+
+    assert not stop.value.code
+    assert told["not_checked"].keys() <= {"logprobs"}
+    assert {"record", "prompt", "observation"} <= told["checks"].keys()
 
 
 async def test_the_viewer_shows_what_disagrees_in_a_record():
