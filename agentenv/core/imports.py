@@ -32,9 +32,8 @@ def import_object(name: str, error: type[UsageError] = UsageError, *, where: str
             remedy="write a module or a file, and a name in it",
         )
     try:
-        if module.endswith(".py"):
-            module = load_file(module, error)
-        value: Any = imported_file(module) or import_module(module)
+        loaded = load_file(module, error) if module.endswith(".py") else module
+        value: Any = imported_file(loaded) or import_module(loaded)
     except ImportError as cause:
         raise error(f"{label} cannot be loaded: {cause}") from cause
     for part in attribute.split("."):
