@@ -100,11 +100,12 @@ def _printable(text: str) -> str:
 
 
 def _names(config: Mapping[str, Any]) -> list[str]:
-    """Return the files of Python code among the names of environments and of the runner's parts."""
+    """Return the files of Python code among the names of environments, of a policy and of the runner's parts."""
     envs, runner = config.get("envs", ()), config.get("runner")
     names = [str(name) for name in envs] if isinstance(envs, list | tuple | dict) else []
     parts = runner.values() if isinstance(runner, dict) else ()
     names += [str(part.get("name", "") if isinstance(part, dict) else part) for part in parts]
+    names.append(str(config.get("model", "")).removeprefix("policy:"))
     return [file for file in (name.partition(":")[0] for name in names) if file.endswith(".py")]
 
 

@@ -128,12 +128,14 @@ def test_a_name_that_means_another_file_in_another_directory_needs_trust(home, m
     absolute = made(config={"envs": [str(home / "work" / "shop.py")]})
     ids = made(config={"envs": ["agentenv/Calculator-v0"]})
     trained = made("train", config={"envs": {"shop.py:Shop": 1.0}})
+    policy = made(config={"envs": ["agentenv/Calculator-v0"], "model": "policy:players.py:careful"})
     other.mkdir()
     monkeypatch.chdir(other)
-    paths = [home / "work" / run.path for run in (run, absolute, ids, trained)]
+    paths = [home / "work" / run.path for run in (run, absolute, ids, trained, policy)]
 
-    assert [is_own(Run(path).info) for path in paths] == [False, True, True, False]
+    assert [is_own(Run(path).info) for path in paths] == [False, True, True, False, False]
     assert executed_files(Run(paths[3]).info.config) == [str(other / "shop.py")]
+    assert executed_files(Run(paths[4]).info.config) == [str(other / "players.py")]
 
 
 def test_what_was_imported_is_never_signed():
