@@ -100,7 +100,7 @@ def _printable(text: str) -> str:
 
 
 def _names(config: Mapping[str, Any]) -> list[str]:
-    """Return the files of Python code among the names of environments, of a policy and of the runner's parts."""
+    """Return the Python files among the names of environments, of a policy and of the runner's parts."""
     envs, runner = config.get("envs", ()), config.get("runner")
     names = [str(name) for name in envs] if isinstance(envs, list | tuple | dict) else []
     parts = runner.values() if isinstance(runner, dict) else ()
