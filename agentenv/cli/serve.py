@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import typer
@@ -57,9 +58,19 @@ def run(
         python=python,
         extra=shlex.split(vllm),
     )
-    # A service manager ends a process with SIGTERM; handled like Ctrl-C, it ends vLLM too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    serve(model, options, log=log, said=_say)
+    # A service manager ends a process with SIGTERM. Like Ctrl-C, it ends vLLM too, but it is no failure.
+    told_to_end = threading.Event()
+
+    def end(*_: object) -> None:
+        told_to_end.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        serve(model, options, log=log, said=_say)
+    except KeyboardInterrupt:
+        if not told_to_end.is_set():
+            raise
 
 
 def _say(text: str) -> None:

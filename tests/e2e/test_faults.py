@@ -260,7 +260,7 @@ def check_broken(number: int, fault: str, record: Trajectory) -> None:
     if fault in NEEDS_A_CALL and not calls_of(number):
         assert record.stop_reason is StopReason.FINAL_ANSWER
     elif fault in STOPS:
-        assert (record.stop_reason, record.error) == (STOPS[fault], None), fault
+        assert (record.stop_reason, record.error) == (STOPS[fault], None), (fault, record.error)
         if fault in NEEDS_A_CALL:
             assert record.turns[0].tool_results[0].is_error, fault
     else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from urllib.error import HTTPError
@@ -33,6 +34,20 @@ def code_of(*words):
     with pytest.raises(SystemExit) as left:
         main(list(words))
     return left.value.code
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_server_that_a_service_manager_ends_has_not_failed(number, code, monkeypatch):
+    old = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(
+        "agentenv.engine.vllm.launch.serve", lambda *_, **__: signal.raise_signal(number) or pytest.fail()
+    )
+    try:
+        assert code_of("serve", "model") == code
+    finally:
+        for one, handler in old:
+            signal.signal(one, handler)
 
 
 @pytest.mark.parametrize("words", [(), ("model", "--env", "demo/Echo-v0")])
