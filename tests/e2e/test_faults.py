@@ -212,7 +212,8 @@ def die_in(folder: Path) -> Tool:
 async def play(count: int, die: Tool, *, with_faults: bool):
     closed.clear()
     engine = Engine()
-    limits = RunLimits(env_timeout_s=20, max_parse_errors=2, max_turns=8)
+    # Long enough for a busy machine: nothing but the steps that hang may reach it.
+    limits = RunLimits(env_timeout_s=60, max_parse_errors=2, max_turns=8)
     runner = Runner(
         engine,
         Fragile(TOKENIZER),
