@@ -88,6 +88,8 @@ class GRPOConfig:
     temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
     """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
     samples have no gradient."""
+    stop: tuple[str, ...] = ()
+    """Stop strings: texts that end a completion, as in `Sampling.stop`."""
     drop_zero_std: bool = True
     """Compute nothing for groups whose advantages are all 0, because their policy loss has no gradient. A KL
     term or an entropy bonus in the loss is then left out for them too."""

@@ -280,7 +280,11 @@ class GRPOTrainer:
             if self._mixture is None:
                 raise UsageError("there is no environment to play", remedy="pass envs= to GRPOTrainer")
             self.engine = open_engine(
-                self.learner, self.engine, model_name=self.model_name, options=self._engine_options
+                self.learner,
+                self.engine,
+                model_name=self.model_name,
+                tokenizer=self.renderer.tokenizer,
+                options=self._engine_options,
             )
             self._rollouts = Rollouts(
                 self.learner, self.engine, self.renderer, self._mixture, self._play_options

@@ -140,7 +140,11 @@ class Rollouts:
             renderer,
             options.limits,
             options=options.runner,
-            sampling=Sampling(temperature=self.config.temperature, adapter=adapter_of(learner.model)),
+            sampling=Sampling(
+                temperature=self.config.temperature,
+                stop=self.config.stop,
+                adapter=adapter_of(learner.model),
+            ),
             run_seed=self.config.seed,
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
