@@ -15,7 +15,7 @@ a loop of their own use `GRPOTrainer`, on which that function is built:
     trainer.warmup(demonstrations, steps=16, batch_size=8, learning_rate=5e-5)   # supervised
     metrics = trainer.step(groups)      # one batch of TrajectoryGroups, from any source
     history = trainer.train()           # play, step, sync, evaluate, save, until max_steps
-    scores = trainer.evaluate()         # greedy success on held-out tasks
+    scores = trainer.evaluate()         # success on held-out tasks, greedy by default
     trainer.save("runs/x/checkpoints/step-20")          # a plain Hugging Face directory
     trainer.resume("runs/x/checkpoints/step-20")        # bit-equal on CPU
 

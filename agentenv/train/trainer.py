@@ -241,11 +241,15 @@ class GRPOTrainer:
         return warm_up(self.learner, demonstrations, steps=steps, **options)
 
     def evaluate(self) -> dict[str, float]:
-        """Play each held-out task once, greedily, and return the scores.
+        """Play the held-out tasks and return the scores.
+
+        Each task is played once and greedily, unless `eval_temperature` and `num_generations_eval` say
+        otherwise.
 
         Returns:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
-            `eval/reward`, `eval/tasks`; with several environments, these for each of them.
+            `eval/reward`, `eval/tasks`; with k episodes of each task also `eval/avg@k`, which equals
+            `eval/success`, and `eval/pass@k`; with several environments, these for each of them.
         """
         return run_blocking(self.rollouts.evaluate_alone())
 

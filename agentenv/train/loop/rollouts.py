@@ -302,11 +302,12 @@ class Rollouts:
             return await self.evaluate()
 
     async def evaluate(self) -> dict[str, float]:
-        """Play each held-out task once, greedily; see `GRPOTrainer.evaluate`."""
+        """Play the held-out tasks; see `GRPOTrainer.evaluate`."""
         await self.sync.follow()
         metrics: dict[str, float] = {}
         world = self.learner.world
-        greedy = replace(self.runner.sampling, temperature=0.0)
+        sampling = replace(self.runner.sampling, temperature=self.config.eval_temperature)
+        size = self.config.num_generations_eval
         for entry in self.mixture.specs:
             tasks = self.mixture.held_out(entry)
             if tasks is None:
@@ -319,25 +320,38 @@ class Rollouts:
             mine = chosen[world.rank :: world.size]
             prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
             kept = self._options.on_held_out
-            played = self.runner.run_groups(entry, mine, 1, sampling=greedy, on_trajectory=kept)
-            rewards = [trajectory.reward async for group in played for trajectory in group]
+            played = self.runner.run_groups(entry, mine, size, sampling=sampling, on_trajectory=kept)
+            rewards = [[trajectory.reward for trajectory in group] async for group in played]
             # Another process may take longer, and the next batch is being played meanwhile.
             everyone = await beside_the_loop(partial(world.gather, rewards))
-            metrics |= {f"{prefix}/{name}": value for name, value in _scores(everyone).items()}
+            metrics |= {f"{prefix}/{name}": value for name, value in _scores(everyone, size).items()}
         return metrics
 
 
-def _scores(rewards: Sequence[float | None]) -> dict[str, float]:
-    known = [reward for reward in rewards if reward is not None]
+def _scores(rewards: Sequence[Sequence[float | None]], size: int) -> dict[str, float]:
+    """Return the scores of an evaluation from the rewards of each task's episodes.
+
+    A task with fewer than `size` scored episodes is left out of pass@k.
+    """
+    scored = [[reward for reward in episodes if reward is not None] for episodes in rewards]
+    known = [reward for episodes in scored for reward in episodes]
+    counts = {
+        "tasks": float(len(rewards)),
+        "unscored": float(sum(map(len, rewards)) - len(known)),
+    }
     if not known:
-        return {"tasks": float(len(rewards)), "unscored": float(len(rewards))}
-    passed = {str(number): [float(reward >= 1.0)] for number, reward in enumerate(known)}
-    interval = clustered_mean(passed)
-    return {
+        return counts
+    passed = [[float(reward >= 1.0) for reward in episodes] for episodes in scored]
+    interval = clustered_mean({str(task): episodes for task, episodes in enumerate(passed)})
+    scores = {
         "success": interval.mean,
         "success_low": interval.low,
         "success_high": interval.high,
         "reward": sum(known) / len(known),
-        "tasks": float(len(rewards)),
-        "unscored": float(len(rewards) - len(known)),
     }
+    full = [episodes for episodes in passed if len(episodes) == size]
+    if size > 1:
+        scores[f"avg@{size}"] = interval.mean
+    if size > 1 and full:
+        scores[f"pass@{size}"] = sum(map(max, full)) / len(full)
+    return scores | counts
