@@ -225,6 +225,9 @@ class GRPOConfig:
     process_timeout_s: PositiveFloat = 24 * 3600.0
     """Longest time, in seconds, that one process of a launch waits for another, such as for its longest
     episode. A process that has ended is noticed at once."""
+    rollout: str = ""
+    """Function that plays the episodes of each step, as `file.py:function` or `module:function`; empty means
+    the runner. See `agentenv.train.RolloutRequest`."""
     check_prompts: bool = True
     """Reset every task of the run once before the first step, so that tasks with too long prompts are left
     out."""

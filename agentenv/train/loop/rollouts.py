@@ -25,6 +25,7 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
+from agentenv.train.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.loop.mixture import Dealt, Mixture
 from agentenv.train.loop.prompts import too_long
@@ -43,9 +44,11 @@ class PlayOptions:
     limits: RunLimits | None = None
     runner: RunnerOptions | None = None
     on_trajectory: Callable[[Trajectory], None] | None = None
+    """Called with each training episode as it finishes."""
     on_held_out: Callable[[Trajectory], None] | None = None
     """Called with each episode of an evaluation as it finishes."""
-    """Called with each training episode as it finishes."""
+    rollout: RolloutFunction | None = None
+    """Function that plays the episodes of each step; None means the runner."""
 
 
 class EpisodeBatch:
@@ -134,6 +137,7 @@ class Rollouts:
     ) -> None:
         self.learner, self.mixture = learner, mixture
         self.config, self._options = learner.config, options
+        self._engine, self._renderer = engine, renderer
         self.sync = WeightSync(learner, engine, renderer)
         self.runner = Runner(
             engine,
@@ -238,16 +242,40 @@ class Rollouts:
         self, entry: EnvSpec, tasks: Sequence[tuple[Task, int]], round_index: int
     ) -> list[TrajectoryGroup]:
         """Play a group for each task of one environment; each task comes with its number of repeats."""
-        played = self.runner.run_groups(
-            entry,
-            [task for task, _ in tasks],
-            self.config.num_generations,
-            round_index=round_index,
-            repeats=[repeat for _, repeat in tasks],
-            on_trajectory=self._options.on_trajectory,
+        chosen = tuple(task for task, _ in tasks)
+        keep = self._options.on_trajectory
+        given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
+
+        async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
+            played = self.runner.run_groups(
+                entry,
+                chosen,
+                group_size or self.config.num_generations,
+                # What a rollout function leaves out of its groups is not kept.
+                on_trajectory=keep if self._options.rollout is None else None,
+                **given,
+            )
+            # Sorted, so that the order does not depend on which episode finished first.
+            return sorted([group async for group in played], key=lambda group: group.group_id)
+
+        if self._options.rollout is None:
+            return await play()
+        request = RolloutRequest(
+            engine=self._engine,
+            renderer=self._renderer,
+            tasks=chosen,
+            group_ids=tuple(job.group_id for job in self.runner.stage(entry).jobs(chosen, **given)),
+            group_size=self.config.num_generations,
+            spec=entry,
+            sampling=self.runner.sampling,
+            runner=self.runner,
+            play=play,
         )
-        # Sorted, so that the order does not depend on which episode finished first.
-        return sorted([group async for group in played], key=lambda group: group.group_id)
+        groups = await play_with(self._options.rollout, request, self.learner.weights_version)
+        if keep is not None:
+            for trajectory in (member for group in groups for member in group):
+                keep(trajectory)
+        return groups
 
     # Before and after ---------------------------------------------------------------------
 
