@@ -157,6 +157,15 @@ def _show(result: TrainResult, where: str, *, as_json: bool) -> None:
         if "eval/success" in scores:
             print(
                 f" held-out success {scores['eval/success']:.3f} [{scores['eval/success_low']:.3f},"
-                f" {scores['eval/success_high']:.3f}] on {scores['eval/tasks']:.0f} tasks, greedy"
+                f" {scores['eval/success_high']:.3f}] on {scores['eval/tasks']:.0f} tasks, {_drawn(result)}"
             )
         print(f" view: agentenv view {run_id}{where}")
+
+
+def _drawn(result: TrainResult) -> str:
+    """Return how the held-out episodes were drawn, with the scores of several episodes of each task."""
+    record: Mapping[str, Any] = {} if result.run is None else result.run.info.config
+    temperature: float = record.get("train", {}).get("eval_temperature", 0.0)
+    parts = [f"temperature {temperature:g}" if temperature else "greedy"]
+    several = {name.partition("/")[2]: value for name, value in result.evaluation.items() if "@" in name}
+    return ", ".join([*parts, *(f"{name} {value:.3f}" for name, value in several.items())])

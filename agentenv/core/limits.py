@@ -29,6 +29,9 @@ class RunLimits:
     """Largest number of turns of a simulated user; tool rounds do not count."""
     max_tool_calls: NonNegativeInt | None = None
     """Largest number of tool calls in the episode; further calls are answered "not run"."""
+    max_tool_calls_per_turn: PositiveInt | None = None
+    """Largest number of tool calls run in one turn; further calls are answered "not run", and the episode
+    continues."""
     max_parse_errors: NonNegativeInt | None = 4
     """Number of malformed tool calls that the model is told about before the episode ends."""
     max_context_tokens: PositiveInt | None = None

@@ -142,7 +142,7 @@ class Turn:
     reward: float = 0.0
     """Reward from the environment or user after this turn. The final reward is added to the last turn's."""
     sampling: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    """Temperature, top_p, top_k, min_p, seed and token limit of this generation."""
+    """Temperature, top_p, top_k, min_p, stop strings, seed and token limit of this generation."""
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent in the parts of the turn: `generate_s`, `queue_s`, `env_s`, `tools_s`, `user_s`,
     `render_s`."""

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
 from annotated_types import Ge, Gt, Le, Lt
 
 from agentenv.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_bounds
+from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message
 
 __all__ = [
@@ -31,7 +32,8 @@ OWN_ADAPTER = ""
 """Value of `Sampling.adapter` in requests that leave the choice to the engine."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-"""Why a completion ended: `stop` (a stop token), `length` (the limit), `abort` (the engine gave up)."""
+"""Why a completion ended: `stop` (a stop token or a stop string), `length` (the limit), or `abort` (the
+engine gave up)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Sampling:
     """Leave out tokens less likely than this share of the likeliest token; 0 leaves out none."""
     max_tokens: PositiveInt = 1024
     """Most tokens of the completion; the runner lowers it to what the budgets leave."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the completion. The token that completes one is the last; it stays as it was sampled."""
     seed: int | None = None
     """Seed of the request; the runner derives it from run seed, task, member and turn."""
     adapter: str | None = OWN_ADAPTER
@@ -63,6 +67,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        object.__setattr__(self, "stop", tuple(self.stop))
+        for text in self.stop:
+            if not isinstance(text, str) or not text:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(
+                    f"stop has {text!r}, which is no text that can end a completion",
+                    remedy="list texts of at least one character",
+                )
 
     @property
     def untrainable_reason(self) -> str:
@@ -83,7 +94,7 @@ class Sampling:
 
     def record(self) -> dict[str, JsonValue]:
         """Return the settings as plain JSON for the record of a turn."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "stop": list(self.stop)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +155,9 @@ class Engine(Protocol):
 
         Raises:
             EngineError: The engine could not return exact tokens with logprobs. The runner raises it
-                too if there are more tokens than `max_tokens`, if tokens follow a stop token, or if
-                "stop" is the finish reason without one.
+                too if there are more tokens than `max_tokens`, if tokens follow a stop token or a stop
+                string, or if "stop" is the finish reason without one.
+            UsageError: The engine cannot find the stop strings of the sampling settings.
         """
         ...
 

@@ -55,11 +55,14 @@ def exact_completion(
     *,
     stop: Collection[int],
     max_tokens: int,
+    stop_strings: Sequence[str] = (),
     ranges: tuple[tuple[int, int, int], ...],
     vocab_size: int | None = None,
     queue_s: float = 0.0,
 ) -> Completion:
     """Check the output of an engine and return it as a completion.
+
+    Whether the text has one of the `stop_strings` is checked by the runner, which has the tokenizer.
 
     Raises:
         EngineError: Tokens and log-probabilities differ in number, a log-probability is not finite, a
@@ -75,7 +78,7 @@ def exact_completion(
             f"{name} returned {len(tokens)} tokens with the finish reason {reason!r}, which is not valid"
         )
     if fault := faulty_ids(tokens, vocab_size) or faulty_end(
-        tokens, reason, stop=stop, max_tokens=max_tokens
+        tokens, reason, stop=stop, max_tokens=max_tokens, stop_strings=stop_strings
     ):
         raise EngineError(f"{name} returned {fault}")
     return Completion(
@@ -110,14 +113,24 @@ def padded(vocab_size: int) -> int:
     return vocab_size + int(vocab_size * VOCAB_PADDING)
 
 
-def faulty_end(tokens: Sequence[int], reason: str, *, stop: Collection[int], max_tokens: int) -> str:
-    """Return what is wrong with the length or the end of a completion; empty if nothing is."""
+def faulty_end(
+    tokens: Sequence[int],
+    reason: str,
+    *,
+    stop: Collection[int],
+    max_tokens: int,
+    stop_strings: Sequence[str] = (),
+) -> str:
+    """Return what is wrong with the length or the end of a completion; empty if nothing is.
+
+    With stop strings the completion may end with any token; `stops.faulty_stop` checks its text.
+    """
     if len(tokens) > max_tokens:
         return f"{len(tokens)} tokens, but at most {max_tokens} were asked for"
     early = next((index for index, token in enumerate(tokens[:-1]) if token in stop), None)
     if early is not None:
         return f"{len(tokens) - early - 1} tokens after the stop token {tokens[early]}"
-    if reason == "stop" and tokens[-1] not in stop:
+    if reason == "stop" and tokens[-1] not in stop and not stop_strings:
         return f"the finish reason 'stop' after token {tokens[-1]}, which is not a stop token of the request"
     return ""
 

@@ -198,7 +198,9 @@ def _transformers(rest: str, tokenizer: str | None, options: dict[str, Any]) -> 
     check_options(engine_type, f"hf:{rest}", options)
     model = load.load_model(files, **picked)
     adapter = None if files.base is None else model.active_adapter
-    return LoadedModel(engine_type(model, **{"name": f"hf:{rest}", "adapter": adapter, **options}), codec)
+    return LoadedModel(
+        engine_type(model, codec, **{"name": f"hf:{rest}", "adapter": adapter, **options}), codec
+    )
 
 
 def _vllm(rest: str, tokenizer: str | None, options: dict[str, Any]) -> LoadedModel:

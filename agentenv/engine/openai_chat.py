@@ -4,7 +4,8 @@
    protocol.
 2. A parameter that a model refuses, such as temperature on reasoning models, is left out from then
    on, and a warning is logged once. What the server has accepted once is never given up again: an
-   error is then about the one conversation.
+   error is then about the one conversation. Stop strings are never left out, because they decide what
+   the answer is: an API that does not take them is an error.
 3. Reasoning text goes back to the server with the history, unless the server refuses it.
 4. The SDK retries after rate limits, connection errors and server errors, and honours `Retry-After`;
    a deadline ends the waiting.
@@ -214,6 +215,8 @@ class OpenAIChatEngine:
             body["top_p"] = sampling.top_p
         if sampling.seed is not None:
             body["seed"] = sampling.seed
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
         beyond = {"top_k": sampling.top_k, "min_p": sampling.min_p}
         extra = {**{key: value for key, value in beyond.items() if value}, **self._extra}
         if tools and self._text_tools:

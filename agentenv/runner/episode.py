@@ -291,6 +291,9 @@ class Episode:
                 results[index] = malformed(call)
                 # A well-formed call of a tool that does not exist is not a parse error.
                 record.parse_errors += call.status is not CallStatus.UNKNOWN_TOOL
+            elif limits.max_tool_calls_per_turn == len(runnable):
+                most = limits.max_tool_calls_per_turn
+                results[index] = not_run(call, f"at most {most} tool calls are run in one turn; call again")
             elif (
                 limits.max_tool_calls is not None
                 and record.tool_calls + len(runnable) >= limits.max_tool_calls

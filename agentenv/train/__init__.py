@@ -15,13 +15,13 @@ a loop of their own use `GRPOTrainer`, on which that function is built:
     trainer.warmup(demonstrations, steps=16, batch_size=8, learning_rate=5e-5)   # supervised
     metrics = trainer.step(groups)      # one batch of TrajectoryGroups, from any source
     history = trainer.train()           # play, step, sync, evaluate, save, until max_steps
-    scores = trainer.evaluate()         # greedy success on held-out tasks
+    scores = trainer.evaluate()         # success on held-out tasks, greedy by default
     trainer.save("runs/x/checkpoints/step-20")          # a plain Hugging Face directory
     trainer.resume("runs/x/checkpoints/step-20")        # bit-equal on CPU
 
 `GRPOTrainer(config, *, model=None, tokenizer=None, engine=None, engine_options=None, envs=None,
-tasks=None, eval_tasks=None, limits=None, runner=None, advantage_fn=None, loss_fn=None, on_metrics=None,
-on_trajectory=None, on_held_out=None, on_trained=None)`:
+tasks=None, eval_tasks=None, limits=None, runner=None, rollout=None, advantage_fn=None, loss_fn=None,
+on_metrics=None, on_trajectory=None, on_held_out=None, on_trained=None)`:
 
 - `model`: a path or Hub id, or a `transformers` model; `config.model` when None.
 - `tokenizer`: a `ChatTokenizer`; when None, it is loaded from the model's path. Only playing needs it.
@@ -32,6 +32,9 @@ on_trajectory=None, on_held_out=None, on_trained=None)`:
   `(environment, weight)` pairs.
 - `limits`: the limits of each episode (`RunLimits`).
 - `runner`: options such as the number of concurrent episodes (`RunnerOptions`).
+- `rollout(...)`: your own function that plays the groups of each step. Its parameters name what it needs of
+  `RolloutRequest`, such as `engine`, `renderer` and `tasks`, and it returns groups. Tokens without a weights
+  version get that of the weights at the beginning of the call.
 - `tasks`, `eval_tasks`: task sets; when None, the splits "train" and "test" of the spec's tasks.
 - `advantage_fn(groups)`: your own advantages. It returns, for each group, a list with one advantage per
   member: a number, or for each sequence of the member a list with one number per token. It sees each group
@@ -60,6 +63,8 @@ from agentenv.core.errors import DependencyMissing
 if TYPE_CHECKING:
     from agentenv.train.config import GRPOConfig as GRPOConfig
     from agentenv.train.config import LoraOptions as LoraOptions
+    from agentenv.train.loop.custom import RolloutFunction as RolloutFunction
+    from agentenv.train.loop.custom import RolloutRequest as RolloutRequest
     from agentenv.train.loop.sft import DemonstrationPolicy as DemonstrationPolicy
     from agentenv.train.loop.sft import demonstrate as demonstrate
     from agentenv.train.objective.advantage import group_advantages as group_advantages
@@ -82,6 +87,7 @@ __all__ = door(
     __name__,
     {
         "config": ["GRPOConfig", "LoraOptions"],
+        "loop.custom": ["RolloutFunction", "RolloutRequest"],
         "loop.sft": ["DemonstrationPolicy", "demonstrate"],
         "objective.advantage": ["group_advantages"],
         "objective.loss": ["grpo_loss", "kl_penalty"],

@@ -88,6 +88,8 @@ class GRPOConfig:
     temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
     """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
     samples have no gradient."""
+    stop: tuple[str, ...] = ()
+    """Stop strings: texts that end a completion, as in `Sampling.stop`."""
     drop_zero_std: bool = True
     """Compute nothing for groups whose advantages are all 0, because their policy loss has no gradient. A KL
     term or an entropy bonus in the loss is then left out for them too."""
@@ -223,13 +225,21 @@ class GRPOConfig:
     process_timeout_s: PositiveFloat = 24 * 3600.0
     """Longest time, in seconds, that one process of a launch waits for another, such as for its longest
     episode. A process that has ended is noticed at once."""
+    rollout: str = ""
+    """Function that plays the episodes of each step, as `file.py:function` or `module:function`; empty means
+    the runner. See `agentenv.train.RolloutRequest`."""
     check_prompts: bool = True
     """Reset every task of the run once before the first step, so that tasks with too long prompts are left
     out."""
     eval_steps: NonNegativeInt = 0
-    """Number of steps between greedy evaluations on held-out tasks; 0 evaluates only at the end."""
+    """Number of steps between evaluations on held-out tasks; 0 evaluates only at the end."""
     eval_tasks: NonNegativeInt = 0
     """Number of held-out tasks to evaluate on; 0 means all."""
+    eval_temperature: NonNegativeFloat = 0.0
+    """Sampling temperature of the evaluations; 0 is greedy."""
+    num_generations_eval: PositiveInt = 1
+    """Number of episodes of each held-out task. With several, `eval/success` is their mean (avg@k), and
+    `eval/pass@k` is the chance that at least one of them succeeds; `eval_temperature` must be above 0."""
     save_steps: NonNegativeInt = 0
     """Number of steps between checkpoints; the last step is saved too. 0 saves none."""
     save_total_limit: NonNegativeInt | None = None
@@ -249,6 +259,12 @@ class GRPOConfig:
         check_bounds(self)
         self._check_clips()
         self._check_reduction()
+        if self.num_generations_eval > 1 and not self.eval_temperature:
+            raise UsageError(
+                f"num_generations_eval={self.num_generations_eval} would play each held-out task several "
+                "times with the same tokens, because eval_temperature is 0",
+                remedy="set eval_temperature above 0, for example to 1",
+            )
         if self.count_zero_std is False and not self.drop_zero_std:
             raise UsageError(
                 "count_zero_std=False cannot be combined with drop_zero_std=False, which trains all groups",

@@ -21,6 +21,7 @@ from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.loop.checkpoint import last_checkpoint, step_of
+from agentenv.train.loop.custom import rollout_of
 from agentenv.train.loop.mixture import Envs, weighted
 from agentenv.train.loop.sft import require_oracle
 from agentenv.train.watch.track import require_trackers
@@ -91,6 +92,7 @@ class TrainRequest:
     resume: str | Path = ""
     demos: str = ""
     trust: bool = False
+    rollout: str = ""
 
     def open(self) -> tuple[RunWriter, TrainPlan]:
         """Start a new run or resume a stopped one; return its writer and its plan.
@@ -127,6 +129,8 @@ class TrainRequest:
         for spec in specs:
             spec.check_kwargs()
         plan.runner.check_imports()
+        if not self.rollout:  # the caller passed no function, but the settings may name one
+            rollout_of(plan.config.rollout)
         refuse_groups_of_one(plan.config)
         require_trackers(plan.config.report_to)
         if plan.config.notify:
@@ -154,7 +158,8 @@ class TrainRequest:
         config = (
             self.train if isinstance(self.train, GRPOConfig) else build(GRPOConfig, self.train or {}, given)
         )
-        return replace(config, **given, engine=config.engine or engine)
+        rollout = self.rollout or config.rollout
+        return replace(config, **given, engine=config.engine or engine, rollout=rollout)
 
     def _go_on(self) -> tuple[RunWriter, TrainPlan]:
         run = find_run(self.resume, self.runs_dir)
@@ -176,7 +181,10 @@ class TrainRequest:
                 remedy="start a new run; with -o save_steps=1 it saves a checkpoint after every step",
             )
         record: Mapping[str, Any] = run.info.config
-        config = build(GRPOConfig, record["train"], {"notify": self._notify()})
+        passed = {"rollout": self.rollout} if self.rollout else {}
+        config = build(GRPOConfig, record["train"], {"notify": self._notify(), **passed})
+        if not self.rollout:
+            rollout_of(config.rollout)
         plan = TrainPlan(
             path=run.path,
             envs=record["envs"],

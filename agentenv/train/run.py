@@ -26,6 +26,7 @@ from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.train.config import GRPOConfig
 from agentenv.train.loop.checkpoint import last_checkpoint
+from agentenv.train.loop.custom import RolloutFunction, rollout_of
 from agentenv.train.loop.mixture import Envs
 from agentenv.train.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
 from agentenv.train.loop.shared_run import SharedRun
@@ -90,6 +91,7 @@ def train(
     seed: int | None = None,
     demos: DemonstrationPolicy | str = "",
     num_demos: int = 128,
+    rollout: RolloutFunction | str = "",
     runs_dir: str | Path = "runs",
     resume: str | Path = "",
     trust: bool = False,
@@ -104,8 +106,7 @@ def train(
 ) -> TrainResult:
     """Train a model with GRPO on episodes of environments, and return the result.
 
-    Ctrl-C stops the run and saves a checkpoint of the last whole step. All processes that torchrun starts
-    belong to one run.
+    Ctrl-C saves a checkpoint of the last whole step. All processes of torchrun belong to one run.
 
     Args:
         envs: an id, a file, a module or an `EnvSpec`; a list of these; or a mapping of names to weights.
@@ -113,9 +114,10 @@ def train(
         steps: number of training steps; a resumed run can only become longer.
         group_size: number of episodes of each task, which are compared with each other.
         seed: seed of the run.
-        demos: a scripted policy, or its name such as `file.py:function`; the model is first trained on its
-            episodes. Empty or `oracle` means the environments' own oracles, `none` no demonstrations.
+        demos: a scripted policy or its name, such as `file.py:function`, whose episodes the model imitates
+            first. Empty or `oracle` means the environments' own oracles, `none` no demonstrations.
         num_demos: number of tasks that the scripted policy plays, over all environments.
+        rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
         runs_dir: directory of all runs.
         resume: id or path of a stopped run, which continues with the settings that it has.
         trust: execute what the resumed run names, although another user or machine made the run.
@@ -133,14 +135,13 @@ def train(
         TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
     """
     policy, shown_by = policy_of(demos)
-    settings = (train, limits, runner, env or {}, engine or {})
-    request = TrainRequest(envs, model, steps, group_size, seed, *settings, runs_dir, resume, shown_by, trust)
+    function, played_by = rollout_of(rollout)
+    settings = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
+    request = TrainRequest(envs, model, steps, group_size, seed, *settings)
     with SharedRun(request.open) as run:
-        training = _Training(run, request.mixture(run.plan), on_start, on_metrics)
+        training = _Training(run, request.mixture(run.plan), function, on_start, on_metrics)
         training.begin(policy, num_demos, on_warmup, required=bool(shown_by))
-        with training.saved_if_it_ends_early():
-            blocking()(training.trainer.run())
-        return training.finish()
+        return training.run()
 
 
 class _Training:
@@ -150,6 +151,7 @@ class _Training:
         self,
         run: SharedRun[TrainPlan],
         envs: Sequence[tuple[EnvSpec, float]],
+        rollout: RolloutFunction | None,
         on_start: Callable[[TrainPlan], None] | None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None,
     ) -> None:
@@ -165,6 +167,7 @@ class _Training:
             envs=envs,
             limits=plan.limits,
             runner=plan.runner,
+            rollout=rollout,
             on_metrics=self._stepped,
             on_trajectory=run.append,
             on_held_out=self._keep_held_out,
@@ -234,8 +237,14 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
+    def run(self) -> TrainResult:
+        """Train until the last step, close the run and return the result."""
+        with self._saved_if_it_ends_early():
+            blocking()(self.trainer.run())
+        return self._finish()
+
     @contextmanager
-    def saved_if_it_ends_early(self) -> Generator[None]:
+    def _saved_if_it_ends_early(self) -> Generator[None]:
         """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
         try:
             yield
@@ -248,8 +257,7 @@ class _Training:
                 self.trainer.save_step()
             raise
 
-    def finish(self) -> TrainResult:
-        """Close the run and return the result."""
+    def _finish(self) -> TrainResult:
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path
         return TrainResult(

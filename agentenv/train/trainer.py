@@ -36,6 +36,7 @@ from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.learner import Learner
 from agentenv.train.loading import find_model, load_tokenizer
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.train.loop.custom import RolloutFunction, rollout_of
 from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.train.loop.journal import Journal
 from agentenv.train.loop.mixture import Mixture
@@ -75,6 +76,7 @@ class GRPOTrainer:
         eval_tasks: Any = None,
         limits: RunLimits | None = None,
         runner: RunnerOptions | None = None,
+        rollout: RolloutFunction | None = None,
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
@@ -91,7 +93,8 @@ class GRPOTrainer:
         self.top_tokens: list[TokenKL] = []
         """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
-        self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out)
+        play, _ = rollout_of(rollout or config.rollout)
+        self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out, play)
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None
@@ -241,11 +244,15 @@ class GRPOTrainer:
         return warm_up(self.learner, demonstrations, steps=steps, **options)
 
     def evaluate(self) -> dict[str, float]:
-        """Play each held-out task once, greedily, and return the scores.
+        """Play the held-out tasks and return the scores.
+
+        Each task is played once and greedily, unless `eval_temperature` and `num_generations_eval` say
+        otherwise.
 
         Returns:
             `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
-            `eval/reward`, `eval/tasks`; with several environments, these for each of them.
+            `eval/reward`, `eval/tasks`; with k episodes of each task also `eval/avg@k`, which equals
+            `eval/success`, and `eval/pass@k`; with several environments, these for each of them.
         """
         return run_blocking(self.rollouts.evaluate_alone())
 
@@ -280,7 +287,11 @@ class GRPOTrainer:
             if self._mixture is None:
                 raise UsageError("there is no environment to play", remedy="pass envs= to GRPOTrainer")
             self.engine = open_engine(
-                self.learner, self.engine, model_name=self.model_name, options=self._engine_options
+                self.learner,
+                self.engine,
+                model_name=self.model_name,
+                tokenizer=self.renderer.tokenizer,
+                options=self._engine_options,
             )
             self._rollouts = Rollouts(
                 self.learner, self.engine, self.renderer, self._mixture, self._play_options

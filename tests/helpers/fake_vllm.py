@@ -218,6 +218,9 @@ class FakeVLLM:
             return web.Response(text="<html>")
         if fault == "short":
             choice["token_ids"] = choice["token_ids"][:-1]
+        if fault == "stopped":  # as by a stop string
+            choice["token_ids"][-1] = choice["token_ids"][0]
+            choice["finish_reason"] = "stop"
         if fault == "infinite":
             choice["logprobs"] = {"token_logprobs": [-9999.0] * len(choice["token_ids"]), "content": []}
             choice["logprobs"]["content"] = [{"logprob": -9999.0}] * len(choice["token_ids"])

@@ -106,6 +106,7 @@ limits = st.builds(
     lambda **given: given,
     max_turns=st.integers(1, 6) | st.none(),
     max_tool_calls=st.none() | st.integers(0, 5),
+    max_tool_calls_per_turn=st.none() | st.integers(1, 3),
     max_parse_errors=st.none() | st.integers(0, 3),
     max_user_turns=st.integers(0, 3) | st.none(),
     max_context_tokens=st.none() | st.integers(350, 900) | st.integers(230, 500) | st.integers(1, 300),
@@ -288,6 +289,7 @@ def check_budget(stage: Stage, record: Trajectory, bounds: dict) -> None:
     assert total is None or record.num_sampled_tokens <= total
     assert bounds["max_turns"] is None or len(record.turns) <= bounds["max_turns"]
     assert bounds["max_tool_calls"] is None or sum(map(len, stage.ran)) <= bounds["max_tool_calls"]
+    assert max(map(len, stage.ran), default=0) <= (bounds["max_tool_calls_per_turn"] or 1_000)
     for later in stage.prompts[1:]:
         assert context is None or context - len(later) >= bounds["min_answer_tokens"]  # I9
         assert RENDERER.decode(later[-30:]).endswith(

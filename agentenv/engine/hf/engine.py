@@ -31,6 +31,7 @@ from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.engine.hf.threads import dismiss_team
+from agentenv.engine.stops import Decoder, stop_finder
 
 __all__ = ["TransformersEngine"]
 
@@ -49,6 +50,7 @@ class TransformersEngine:
 
     Args:
         model: a causal language model, which is used without a copy.
+        tokenizer: finds the stop strings of `Sampling.stop`; without one, requests with them are refused.
         name: the model string, which is stored in records.
         max_batch: most requests that decode together; further requests wait.
         kept_bytes: memory for the keys and values of episodes between their turns.
@@ -62,6 +64,7 @@ class TransformersEngine:
     def __init__(
         self,
         model: Any,
+        tokenizer: Decoder | None = None,
         *,
         name: str = "hf",
         max_batch: int = 64,
@@ -78,6 +81,7 @@ class TransformersEngine:
             )
         self.name = name
         self.model = model
+        self._tokenizer = tokenizer
         self.weights_version = 0
         self._scheduler = Scheduler(
             model, max_batch=max_batch, kept_bytes=kept_bytes, live_tokens=live_tokens
@@ -112,7 +116,7 @@ class TransformersEngine:
             ContextTooLong: The prompt leaves no room for a single token.
             EngineError: The forward pass failed or returned numbers that are not finite.
             UsageError: The prompt is empty, has ids outside the vocabulary, or names an unknown
-                adapter.
+                adapter; or there are stop strings and the engine has no tokenizer.
         """
         request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
         with self._changed:
@@ -219,7 +223,16 @@ class TransformersEngine:
             future=loop.create_future(),
             created=now,
             vocab_size=self._vocab_size,
+            ends_text=self._finder(sampling) if sampling.stop else None,
         )
+
+    def _finder(self, sampling: Sampling) -> Callable[[list[int]], bool]:
+        if self._tokenizer is None:
+            raise UsageError(
+                f"{self.name} cannot find the stop strings {list(sampling.stop)}: it has no tokenizer",
+                remedy="load it with load_engine, or pass a tokenizer to TransformersEngine",
+            )
+        return stop_finder(sampling.stop, self._tokenizer.decode)
 
     def _start_worker(self) -> None:
         import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -31,6 +32,8 @@ class GenerationRequest:
     future: asyncio.Future[Completion]
     created: float
     vocab_size: int | None = None
+    ends_text: Callable[[list[int]], bool] | None = None
+    """Says whether the sampled tokens end with a stop string; None if the request has none."""
     started: float | None = None
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -64,7 +67,7 @@ class GenerationRequest:
             self.versions.append((version, len(self.tokens)))
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        if token in self.stop:
+        if token in self.stop or (self.ends_text is not None and self.ends_text(self.tokens)):
             return "stop"
         return "length" if len(self.tokens) >= self.max_tokens else None
 

@@ -22,6 +22,7 @@ from agentenv.core.seeds import derive_seed
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.scripted.draw import Draw
 from agentenv.engine.scripted.scripted import TextCodec
+from agentenv.engine.stops import cut_at_stop
 
 __all__ = ["MockEngine"]
 
@@ -78,9 +79,9 @@ class MockEngine:
         tokens = self._tokenizer.encode(answer(prompt, random))
         ends = tuple(stop_token_ids) or self._tokenizer.eos_token_ids
         whole = [*tokens, ends[0]] if ends else tokens
-        tokens = whole[:room]
+        tokens, found = cut_at_stop(whole[:room], sampling.stop, self._tokenizer.decode)
         logprobs = tuple(-random.expovariate(4.0) for _ in tokens)
-        reason = "stop" if tokens[-1] in ends else "length"
+        reason = "stop" if found or tokens[-1] in ends else "length"
         return Completion(tuple(tokens), logprobs, reason, ((self.weights_version, 0, len(tokens)),))
 
     async def release(self, session_id: str) -> None:

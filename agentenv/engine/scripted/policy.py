@@ -20,6 +20,7 @@ from agentenv.core.seeds import derive_seed
 from agentenv.engine.base import Completion, Sampling
 from agentenv.engine.scripted.mock import arguments_for
 from agentenv.engine.scripted.scripted import TextCodec, turn_text
+from agentenv.engine.stops import cut_at_stop
 
 __all__ = ["HasOracle", "PolicyEngine", "play_oracle", "play_random"]
 
@@ -90,8 +91,8 @@ class PolicyEngine:
         message = Action.of(await said if inspect.isawaitable(said) else said).message
         ends = tuple(stop_token_ids) or self._tokenizer.eos_token_ids
         tokens = [*self._tokenizer.encode(turn_text(message)), *ends[:1]]
-        sampled = tokens[: sampling.max_tokens]
-        reason = "stop" if len(sampled) == len(tokens) else "length"
+        sampled, found = cut_at_stop(tokens[: sampling.max_tokens], sampling.stop, self._tokenizer.decode)
+        reason = "stop" if found or len(sampled) == len(tokens) else "length"
         ranges = ((self.weights_version, 0, len(sampled)),)
         return Completion(tuple(sampled), (LOGPROB,) * len(sampled), reason, ranges)
 

@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.core.messages import Message, text_of
 from agentenv.engine.base import Completion, FinishReason, Sampling
+from agentenv.engine.stops import cut_at_stop
 
 __all__ = [
     "ScriptedEngine",
@@ -203,16 +204,28 @@ class ScriptedEngine:
 
     def _complete(self, play: ScriptedTurn, request: ScriptedRequest, room: int) -> Completion:
         whole = self._tokens(play, request.stop_token_ids)
-        tokens = whole[:room]
+        tokens, found = self._cut(whole[:room], request.sampling)
         reason = play.finish_reason
         if reason is None or len(tokens) < len(whole):
-            stopped = bool(tokens) and tokens[-1] in request.stop_token_ids
+            stopped = found or (bool(tokens) and tokens[-1] in request.stop_token_ids)
             reason = "stop" if stopped else "length"
-        logprobs = [self._logprob] * len(tokens) if play.logprobs is None else list(play.logprobs)[:room]
+        given, most = play.logprobs, len(tokens) if found else room
+        logprobs = [self._logprob] * len(tokens) if given is None else list(given)[:most]
         ranges = ((self.weights_version, 0, len(tokens)),) if tokens else ()
         return Completion(
             tuple(tokens), tuple(logprobs), reason, ranges, sampled_by_policy=play.sampled_by_policy
         )
+
+    def _cut(self, tokens: list[int], sampling: Sampling) -> tuple[list[int], bool]:
+        """Return the tokens up to a stop string of the request, and whether one ended them."""
+        if not sampling.stop:
+            return tokens, False
+        if self._tokenizer is None:
+            raise UsageError(
+                f"{self.name} cannot find the stop strings {list(sampling.stop)}: it has no tokenizer",
+                remedy="pass tokenizer=",
+            )
+        return cut_at_stop(tokens, sampling.stop, self._tokenizer.decode)
 
     def _tokens(self, play: ScriptedTurn, stops: tuple[int, ...]) -> list[int]:
         if play.token_ids is not None:

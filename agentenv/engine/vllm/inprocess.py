@@ -158,14 +158,14 @@ class VLLMEngine:
                     remedy="raise request_timeout_s if completions take longer",
                 ) from None
             # Leaving the generator aborts the request; the tokens sampled until then are exact.
-            return self._completion(last, version, stop_token_ids, room, aborted=True)
+            return self._completion(last, version, sampling, stop_token_ids, room, aborted=True)
         except ValueError as error:
             wrong = ContextTooLong if "context length" in str(error) else EngineError
             raise wrong(f"{self.name}: {error}") from error
         except Exception as error:
             raise EngineError(f"{self.name} failed: {type(error).__name__}: {error}") from error
         self._refuse_broken()
-        return self._completion(last, version, stop_token_ids, room)
+        return self._completion(last, version, sampling, stop_token_ids, room)
 
     async def release(self, session_id: str) -> None:
         """Do nothing, because vLLM limits its prefix cache itself."""
@@ -270,7 +270,14 @@ class VLLMEngine:
         return self._engine
 
     def _completion(
-        self, output: Any, version: int, stop: Sequence[int], room: int, *, aborted: bool = False
+        self,
+        output: Any,
+        version: int,
+        sampling: Sampling,
+        stop: Sequence[int],
+        room: int,
+        *,
+        aborted: bool = False,
     ) -> Completion:
         if output is None:
             return Completion((), (), "abort")
@@ -286,13 +293,14 @@ class VLLMEngine:
             "abort" if aborted else choice.finish_reason,
             stop=frozenset(stop),
             max_tokens=room,
+            stop_strings=sampling.stop,
             ranges=version_ranges(spans, len(tokens), version, UNNAMED_LABEL),
             vocab_size=self._vocab_size,
         )
 
 
 def vllm_sampling(sampling: Sampling, room: int, stop: Sequence[int]) -> Any:
-    """Return the sampling parameters for vLLM, with which only the stop ids of the request end it."""
+    """Return the sampling parameters for vLLM; only stop ids and stop strings of the request end it."""
     # The import is by name, because a type checker would take `vllm` for this folder.
     return import_module("vllm").SamplingParams(
         temperature=sampling.temperature,
@@ -304,7 +312,10 @@ def vllm_sampling(sampling: Sampling, room: int, stop: Sequence[int]) -> Any:
         logprobs=0,
         stop_token_ids=list(stop),
         ignore_eos=True,
-        detokenize=False,
+        stop=list(sampling.stop),
+        # vLLM finds stop strings in the text, in which control tokens must be shown as the runner shows them.
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
     )
 
 

@@ -130,7 +130,7 @@ class VLLMServerEngine:
 
         def read(answer: Mapping[str, Any], waited: float) -> Completion:
             try:
-                return self._completion(answer, stop, room, expected, waited)
+                return self._completion(answer, room, expected, waited, stop=stop, strings=sampling.stop)
             except (KeyError, TypeError, IndexError, ValueError) as error:
                 raise EngineError(
                     f"the answer of {self.name} is not a completion: {type(error).__name__}: {error}"
@@ -227,6 +227,9 @@ class VLLMServerEngine:
         }
         if sampling.seed is not None:
             drawn["seed"] = sampling.seed
+        if sampling.stop:
+            # vLLM finds them in the text, in which control tokens must be shown as the runner shows them.
+            drawn |= {"stop": list(sampling.stop), "skip_special_tokens": False}
         own = self.report.model
         model = sampling.adapter_or(own) or self.report.base or own
         if self.report.route == "generate":
@@ -236,10 +239,12 @@ class VLLMServerEngine:
     def _completion(
         self,
         answer: Mapping[str, Any],
-        stop: frozenset[int],
         room: int,
         expected: ExpectedWeights,
         waited: float,
+        *,
+        stop: frozenset[int],
+        strings: Sequence[str],
     ) -> Completion:
         choice = answer["choices"][0]
         tokens = tuple(choice["token_ids"])
@@ -258,6 +263,7 @@ class VLLMServerEngine:
             choice["finish_reason"],
             stop=stop,
             max_tokens=room,
+            stop_strings=strings,
             ranges=self._ranges(spans, len(tokens), expected),
             vocab_size=self._vocab_size,
             queue_s=waited,

@@ -15,6 +15,7 @@ from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
 from agentenv.engine.exact import faulty_end, faulty_ids, padded
+from agentenv.engine.stops import faulty_stop
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
@@ -52,7 +53,7 @@ class TokenConversation:
         self._history: list[Message] = []
         self._turn = -1
         self._asked_version = 0
-        self._asked_tokens = 0
+        self._asked = Sampling()
         self.untrainable_reason = engine.untrainable_reason if isinstance(engine, MayBeUntrainable) else ""
         self.has_policy_tokens = False
 
@@ -79,7 +80,7 @@ class TokenConversation:
         """Ask the engine for a completion of the whole context."""
         self._turn = turn
         self._asked_version = self._engine.weights_version
-        self._asked_tokens = sampling.max_tokens
+        self._asked = sampling
         return self._engine.generate(
             self._builder.token_ids,
             sampling,
@@ -124,11 +125,17 @@ class TokenConversation:
         limit = sampled.vocab_size or padded(self._renderer.vocab_size)
         fault = faulty_ids(ids, None if sampled.replayed else limit)
         if not fault and sampled.sampled_by_policy and not sampled.replayed:
-            stop = self._renderer.stop_token_ids
-            fault = faulty_end(ids, reason, stop=stop, max_tokens=self._asked_tokens)
+            fault = self._faulty_end(ids, reason)
         if fault:
             raise EngineError(f"turn {turn}: the engine returned {fault}")
         return sampled
+
+    def _faulty_end(self, ids: Sequence[int], reason: str) -> str:
+        ends, asked = self._renderer.stop_token_ids, self._asked
+        fault = faulty_end(ids, reason, stop=ends, max_tokens=asked.max_tokens, stop_strings=asked.stop)
+        if fault or not asked.stop:
+            return fault
+        return faulty_stop(ids, reason, ends=ends, stop=asked.stop, decode=self._renderer.decode)
 
     def _append(self, completion: Completion, turn: int) -> None:
         ids = completion.token_ids

@@ -25,6 +25,7 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
+from agentenv.train.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.loop.mixture import Dealt, Mixture
 from agentenv.train.loop.prompts import too_long
@@ -43,9 +44,11 @@ class PlayOptions:
     limits: RunLimits | None = None
     runner: RunnerOptions | None = None
     on_trajectory: Callable[[Trajectory], None] | None = None
+    """Called with each training episode as it finishes."""
     on_held_out: Callable[[Trajectory], None] | None = None
     """Called with each episode of an evaluation as it finishes."""
-    """Called with each training episode as it finishes."""
+    rollout: RolloutFunction | None = None
+    """Function that plays the episodes of each step; None means the runner."""
 
 
 class EpisodeBatch:
@@ -134,13 +137,18 @@ class Rollouts:
     ) -> None:
         self.learner, self.mixture = learner, mixture
         self.config, self._options = learner.config, options
+        self._engine, self._renderer = engine, renderer
         self.sync = WeightSync(learner, engine, renderer)
         self.runner = Runner(
             engine,
             renderer,
             options.limits,
             options=options.runner,
-            sampling=Sampling(temperature=self.config.temperature, adapter=adapter_of(learner.model)),
+            sampling=Sampling(
+                temperature=self.config.temperature,
+                stop=self.config.stop,
+                adapter=adapter_of(learner.model),
+            ),
             run_seed=self.config.seed,
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
@@ -234,16 +242,40 @@ class Rollouts:
         self, entry: EnvSpec, tasks: Sequence[tuple[Task, int]], round_index: int
     ) -> list[TrajectoryGroup]:
         """Play a group for each task of one environment; each task comes with its number of repeats."""
-        played = self.runner.run_groups(
-            entry,
-            [task for task, _ in tasks],
-            self.config.num_generations,
-            round_index=round_index,
-            repeats=[repeat for _, repeat in tasks],
-            on_trajectory=self._options.on_trajectory,
+        chosen = tuple(task for task, _ in tasks)
+        keep = self._options.on_trajectory
+        given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
+
+        async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
+            played = self.runner.run_groups(
+                entry,
+                chosen,
+                group_size or self.config.num_generations,
+                # What a rollout function leaves out of its groups is not kept.
+                on_trajectory=keep if self._options.rollout is None else None,
+                **given,
+            )
+            # Sorted, so that the order does not depend on which episode finished first.
+            return sorted([group async for group in played], key=lambda group: group.group_id)
+
+        if self._options.rollout is None:
+            return await play()
+        request = RolloutRequest(
+            engine=self._engine,
+            renderer=self._renderer,
+            tasks=chosen,
+            group_ids=tuple(job.group_id for job in self.runner.stage(entry).jobs(chosen, **given)),
+            group_size=self.config.num_generations,
+            spec=entry,
+            sampling=self.runner.sampling,
+            runner=self.runner,
+            play=play,
         )
-        # Sorted, so that the order does not depend on which episode finished first.
-        return sorted([group async for group in played], key=lambda group: group.group_id)
+        groups = await play_with(self._options.rollout, request, self.learner.weights_version)
+        if keep is not None:
+            for trajectory in (member for group in groups for member in group):
+                keep(trajectory)
+        return groups
 
     # Before and after ---------------------------------------------------------------------
 
@@ -298,11 +330,12 @@ class Rollouts:
             return await self.evaluate()
 
     async def evaluate(self) -> dict[str, float]:
-        """Play each held-out task once, greedily; see `GRPOTrainer.evaluate`."""
+        """Play the held-out tasks; see `GRPOTrainer.evaluate`."""
         await self.sync.follow()
         metrics: dict[str, float] = {}
         world = self.learner.world
-        greedy = replace(self.runner.sampling, temperature=0.0)
+        sampling = replace(self.runner.sampling, temperature=self.config.eval_temperature)
+        size = self.config.num_generations_eval
         for entry in self.mixture.specs:
             tasks = self.mixture.held_out(entry)
             if tasks is None:
@@ -315,25 +348,38 @@ class Rollouts:
             mine = chosen[world.rank :: world.size]
             prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
             kept = self._options.on_held_out
-            played = self.runner.run_groups(entry, mine, 1, sampling=greedy, on_trajectory=kept)
-            rewards = [trajectory.reward async for group in played for trajectory in group]
+            played = self.runner.run_groups(entry, mine, size, sampling=sampling, on_trajectory=kept)
+            rewards = [[trajectory.reward for trajectory in group] async for group in played]
             # Another process may take longer, and the next batch is being played meanwhile.
             everyone = await beside_the_loop(partial(world.gather, rewards))
-            metrics |= {f"{prefix}/{name}": value for name, value in _scores(everyone).items()}
+            metrics |= {f"{prefix}/{name}": value for name, value in _scores(everyone, size).items()}
         return metrics
 
 
-def _scores(rewards: Sequence[float | None]) -> dict[str, float]:
-    known = [reward for reward in rewards if reward is not None]
+def _scores(rewards: Sequence[Sequence[float | None]], size: int) -> dict[str, float]:
+    """Return the scores of an evaluation from the rewards of each task's episodes.
+
+    A task with fewer than `size` scored episodes is left out of pass@k.
+    """
+    scored = [[reward for reward in episodes if reward is not None] for episodes in rewards]
+    known = [reward for episodes in scored for reward in episodes]
+    counts = {
+        "tasks": float(len(rewards)),
+        "unscored": float(sum(map(len, rewards)) - len(known)),
+    }
     if not known:
-        return {"tasks": float(len(rewards)), "unscored": float(len(rewards))}
-    passed = {str(number): [float(reward >= 1.0)] for number, reward in enumerate(known)}
-    interval = clustered_mean(passed)
-    return {
+        return counts
+    passed = [[float(reward >= 1.0) for reward in episodes] for episodes in scored]
+    interval = clustered_mean({str(task): episodes for task, episodes in enumerate(passed)})
+    scores = {
         "success": interval.mean,
         "success_low": interval.low,
         "success_high": interval.high,
         "reward": sum(known) / len(known),
-        "tasks": float(len(rewards)),
-        "unscored": float(len(rewards) - len(known)),
     }
+    full = [episodes for episodes in passed if len(episodes) == size]
+    if size > 1:
+        scores[f"avg@{size}"] = interval.mean
+    if size > 1 and full:
+        scores[f"pass@{size}"] = sum(map(max, full)) / len(full)
+    return scores | counts

@@ -34,6 +34,7 @@ from agentenv.engine.weights import (
     push_weights,
 )
 from agentenv.render.renderer import Renderer
+from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.learner import Learner
 from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.model.adapters import adapter_of, adapter_ranks
@@ -51,7 +52,12 @@ CHECK_QUESTIONS = (
 
 
 def open_engine(
-    learner: Learner, engine: Engine | None, *, model_name: str, options: Mapping[str, Any] | None = None
+    learner: Learner,
+    engine: Engine | None,
+    *,
+    model_name: str,
+    tokenizer: ChatTokenizer | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Engine:
     """Return the engine that plays: the user's, the one named in the options, or one on the learner's model.
 
@@ -59,6 +65,7 @@ def open_engine(
         learner: the learner whose weights the engine uses.
         engine: the engine that the user passed, if any.
         model_name: path or id that the model was loaded from.
+        tokenizer: tokenizer of an engine on the learner's model, which needs it for stop strings.
         options: keyword arguments of an engine that this function makes.
 
     Raises:
@@ -73,8 +80,10 @@ def open_engine(
             "(engine='http://...')",
         )
     if engine is None:
-        make = _named_engine if config.engine else _own_engine
-        return make(learner, model_name, dict(options or {}))
+        given = dict(options or {})
+        if config.engine:
+            return _named_engine(learner, model_name, given)
+        return _own_engine(learner, model_name, tokenizer, given)
     if options:
         raise UsageError(
             f"engine options {sorted(options)} cannot be applied to {engine.name}, which exists already",
@@ -88,7 +97,9 @@ def open_engine(
     return engine
 
 
-def _own_engine(learner: Learner, model_name: str, options: dict[str, Any]) -> Engine:
+def _own_engine(
+    learner: Learner, model_name: str, tokenizer: ChatTokenizer | None, options: dict[str, Any]
+) -> Engine:
     from agentenv.engine.hf.engine import TransformersEngine
 
     name = f"hf:{model_name}"
@@ -96,7 +107,7 @@ def _own_engine(learner: Learner, model_name: str, options: dict[str, Any]) -> E
     # The trainer switches adapters, masks and modes of the model, so it must not run during a decode.
     model = copy.deepcopy(learner.model) if learner.config.asynchronous else learner.model
     options = {"name": name, "seed": learner.config.seed, **options}
-    engine = TransformersEngine(model, **options)
+    engine = TransformersEngine(model, tokenizer, **options)
     engine.weights_updated(learner.weights_version)
     return engine
 

@@ -226,6 +226,16 @@ async def test_an_unreachable_api_is_unavailable():
     await engine.close()
 
 
+async def test_stop_strings_are_sent_and_never_left_out():
+    refused = refusal(400, "Unsupported parameter: 'stop' is not supported with this model.", "stop")
+    async with engine_on(answer(), refused) as (engine, seen):
+        await engine.chat(ASK, [], Sampling(stop=("END",)))
+        with pytest.raises(EngineError, match="'stop' is not supported"):
+            await engine.chat(ASK, [], Sampling(stop=("END",)))
+
+    assert [body["stop"] for body in seen] == [["END"], ["END"]]
+
+
 async def test_a_refused_parameter_is_left_out_from_then_on():
     refused = refusal(400, "Unsupported value: 'temperature' does not support 0.5 with this model.")
     async with engine_on(refused, answer(), answer()) as (engine, seen):

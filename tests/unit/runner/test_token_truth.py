@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentenv.core import AlignmentError, RunLimits, SequenceBuilder, StopReason, TokenSpan, Trajectory
-from agentenv.engine import Completion, ScriptedEngine
+from agentenv.engine import Completion, Sampling, ScriptedEngine
 from agentenv.engine.exact import faulty_ids, padded
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
@@ -233,6 +233,44 @@ async def test_tokens_that_the_policy_cannot_have_sampled_abort(ids, reason, sai
     assert record.error.boundary == "engine"
     assert said in record.error.message
     assert not any(record.sequences[0].loss_mask)
+
+
+async def test_a_stop_string_ends_a_turn_and_its_tokens_stay_as_sampled():
+    engine = ScriptedEngine([tool_call("echo", text="hi") + " and more", "done"], tokenizer=TOKENIZER)
+    sampling = Sampling(stop=["</tool_call>"])  # pyright: ignore[reportArgumentType]
+
+    record = await Runner(engine, RENDERER, sampling=sampling).run_episode(Echo(), {})
+
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert [result.content for result in record.turns[0].tool_results] == ["hi"]
+    sampled = record.sequences[0].token_ids[record.turns[0].start : record.turns[0].end]
+    assert TOKENIZER.decode(sampled) == tool_call("echo", text="hi")
+    assert record.turns[0].finish_reason == "stop"
+    assert record.turns[0].sampling["stop"] == ["</tool_call>"]
+    assert record.trainable
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason", "said"),
+    [
+        ((104, 105, 106), "stop", "has no stop string"),
+        ((104, 33, 105, 258), "stop", "tokens after the stop string '!'"),
+        ((104, 33, 105), "length", "tokens after the stop string '!'"),
+        ((104, 33), "stop", ""),
+        ((104, 105, 258), "stop", ""),
+    ],
+    ids=["none", "ended-later", "cut-later", "stop-string", "stop-token"],
+)
+async def test_a_completion_that_does_not_end_at_its_stop_string_aborts(ids, reason, said):
+    engine = Raw([Completion(ids, (-0.5,) * len(ids), reason)])
+    options = RunnerOptions(retries=0)
+
+    record = await Runner(engine, RENDERER, sampling=Sampling(stop=("!",)), options=options).run_episode(
+        Echo(), {}
+    )
+
+    assert (record.stop_reason is StopReason.ABORTED) == bool(said)
+    assert said in (record.error.message if record.error else "")
 
 
 @pytest.mark.parametrize(("limit", "accepted"), [(None, False), (5000, False), (5001, True)])

@@ -201,6 +201,30 @@ async def test_calls_over_the_limit_in_the_middle_of_a_batch_are_answered_not_ru
     assert record.truncated
 
 
+async def test_calls_over_the_limit_of_a_turn_are_not_run_and_the_episode_continues():
+    env = Tools()
+    turn = "".join(tool_call("fast", number=number) for number in range(3))
+
+    record = await play([turn, tool_call("fast", number=3), "done"], env, max_tool_calls_per_turn=2)
+
+    assert [result.error_kind for result in record.turns[0].tool_results] == [None, None, "not_run"]
+    assert "at most 2" in record.turns[0].tool_results[2].text
+    assert record.turns[1].tool_results[0].error_kind is None
+    assert env.ran == ["fast"] * 3
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+
+
+async def test_calls_over_the_limit_of_a_turn_do_not_use_up_that_of_the_episode():
+    turn = "".join(tool_call("fast", number=number) for number in range(3))
+
+    record = await play([turn, turn, "done"], max_tool_calls_per_turn=2, max_tool_calls=4)
+    both = await play([turn, turn, "done"], max_tool_calls_per_turn=2, max_tool_calls=3)
+
+    assert record.stop_reason is StopReason.FINAL_ANSWER
+    assert both.stop_reason is StopReason.MAX_TOOL_CALLS
+    assert [result.error_kind for result in both.turns[1].tool_results] == [None, "not_run", "not_run"]
+
+
 async def test_calls_that_use_up_the_limit_exactly_do_not_end_the_episode():
     """Acceptance D4."""
     record = await play([tool_call("fast", number=1) + tool_call("fast", number=2), "done"], max_tool_calls=2)

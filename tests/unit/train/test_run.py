@@ -213,6 +213,47 @@ def failing(after: int) -> EnvSpec:
     return EnvSpec.of("test/Failing-v0", Failing, tasks=[{"n": n} for n in range(4)])
 
 
+ROLLOUT = """
+calls = []
+
+async def one_group(play, weights=None):
+    calls.append(1)
+    return (await play())[:1]
+"""
+
+
+def test_a_run_names_its_rollout_function_and_resumes_with_it(model, tmp_path):
+    (tmp_path / "own.py").write_text(ROLLOUT)
+    registry.add(echo())
+    try:
+        words = "-k 2 --steps 1 --demos none -o groups_per_step=2 -o save_steps=1 -o max_tokens_per_turn=4"
+        named = ["-o", "train.rollout=own.py:one_group"]
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "test/Echo-v0", "-m", model, "--json", *words.split(), *named])
+    finally:
+        registry.remove("test/Echo-v0")
+    run = ae.find_run("last")
+    again = ae.train(echo(), resume=run.path, steps=2)
+
+    assert stop.value.code == 0
+    assert run.info.config["train"]["rollout"] == "own.py:one_group"
+    assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
+
+
+def test_a_rollout_function_without_a_name_is_passed_again(model):
+    async def own(play):
+        return (await play())[:1]
+
+    first = train(model, rollout=own, steps=1)
+
+    with pytest.raises(UsageError, match="rollout"):
+        train(resume=first.run.path, steps=2)
+    again = train(resume=first.run.path, steps=2, rollout=own)
+    assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
+    with pytest.raises(UsageError, match=r"'tasc' of .* is not available"):
+        train(model, rollout=lambda tasc: [])
+
+
 def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model, capsys):
     words = "-k 2 --steps 5 -o groups_per_step=2 -o max_turns=1 -o max_tokens_per_turn=4"
     registry.add(failing(after=0))

@@ -25,6 +25,7 @@ from transformers import (
 from agentenv.core import ContextTooLong, EngineError, UsageError
 from agentenv.engine import Completion, Sampling, TransformersEngine
 from agentenv.engine.hf.request import GenerationRequest
+from agentenv.render import byte_tokenizer
 from helpers.waiting import wait_until
 
 SHAPE = {
@@ -86,10 +87,10 @@ def prompt_of(length, seed=0):
     return [(seed * 37 + 11 * index + index * index) % 299 for index in range(length)]
 
 
-async def say(engine, prompt, *, stop=(), session=None, deadline_s=None, **sampling):
+async def say(engine, prompt, *, stop=(), stop_strings=(), session=None, deadline_s=None, **sampling):
     return await engine.generate(
         prompt,
-        Sampling(**{"max_tokens": 12, "seed": 0} | sampling),
+        Sampling(**{"max_tokens": 12, "seed": 0, "stop": stop_strings} | sampling),
         stop_token_ids=stop,
         session_id=session,
         deadline_s=deadline_s,
@@ -541,3 +542,25 @@ print("decoding")
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (0, "decoding\nleft: []\n"), ended.stderr
+
+
+async def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it(model):
+    tokenizer = byte_tokenizer()
+    engine = TransformersEngine(model, tokenizer)
+    prompt = prompt_of(9)
+    free = await say(engine, prompt, max_tokens=20)
+    third = tokenizer.decode(free.token_ids[:6])[-2:]
+
+    done = await say(engine, prompt, max_tokens=20, stop_strings=(third,))
+
+    size = len(done.token_ids)
+    assert done.finish_reason == "stop"
+    assert (done.token_ids, done.logprobs) == (free.token_ids[:size], pytest.approx(free.logprobs[:size]))
+    assert third in tokenizer.decode(done.token_ids)
+    assert third not in tokenizer.decode(done.token_ids[:-1])
+    await engine.close()
+
+
+async def test_stop_strings_without_a_tokenizer_are_refused(engine):
+    with pytest.raises(UsageError, match="no tokenizer"):
+        await say(engine, prompt_of(4), stop_strings=("END",))

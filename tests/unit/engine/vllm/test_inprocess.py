@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from agentenv.core import DependencyMissing, EngineError, EngineUnavailable
 from agentenv.engine import Sampling, VLLMEngine
 from agentenv.engine.hf import ModelFiles
+from agentenv.engine.vllm.inprocess import vllm_sampling
 
 without_vllm = pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
 
@@ -141,3 +143,13 @@ async def test_weights_that_were_half_loaded_are_never_sampled(tmp_path, stand_i
 async def test_a_bad_path_is_refused_before_vllm_is_touched(tmp_path):
     with pytest.raises(EngineError, match="nothing was changed"):
         await VLLMEngine(ModelFiles(str(tmp_path))).load_weights(tmp_path / "nowhere")
+
+
+def test_stop_strings_make_vllm_decode_with_control_tokens(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+
+    plain = vllm_sampling(Sampling(), 8, (3,))
+    stopped = vllm_sampling(Sampling(stop=("END",)), 8, (3,))
+
+    assert (plain["stop"], plain["detokenize"]) == ([], False)
+    assert (stopped["stop"], stopped["detokenize"], stopped["skip_special_tokens"]) == (["END"], True, False)

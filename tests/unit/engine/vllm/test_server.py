@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound
-from agentenv.engine import ChatEngine, VLLMServerEngine, load_engine
+from agentenv.engine import ChatEngine, Sampling, VLLMServerEngine, load_engine
 from agentenv.engine.vllm import ServerReport, connect, probe
 from agentenv.engine.vllm.pool import ServerPool
 from helpers.fake_vllm import STOP, FakeVLLM, engine_on, say, serving
@@ -28,6 +28,22 @@ async def test_tokens_and_logprobs_come_through_either_route(route):
         sent = fake.seen[0].get("sampling_params", fake.seen[0])
         assert (sent["temperature"], sent["seed"], sent["ignore_eos"]) == (0.5, 0, True)
         assert [1, 2, 3] in (fake.seen[0].get("token_ids"), fake.seen[0].get("prompt"))
+
+
+@pytest.mark.parametrize("route", ["generate", "completions"])
+async def test_stop_strings_are_sent_and_may_end_a_completion_with_any_token(route):
+    async with serving(route=route) as fake, engine_on(fake) as engine:
+        fake.plan = ["stopped", "stopped"]
+
+        done = await engine.generate([1, 2], Sampling(max_tokens=4, stop=("END",)), stop_token_ids=(STOP,))
+
+        sent = fake.seen[0].get("sampling_params", fake.seen[0])
+        assert (sent["stop"], sent["skip_special_tokens"]) == (["END"], False)
+        assert done.finish_reason == "stop"
+        assert done.token_ids[-1] != STOP
+        with pytest.raises(EngineError, match="not a stop token"):
+            await engine.generate([1, 2], Sampling(max_tokens=4), stop_token_ids=(STOP,))
+        assert "stop" not in fake.seen[1].get("sampling_params", fake.seen[1])
 
 
 @pytest.mark.parametrize("route", ["generate", "completions"])

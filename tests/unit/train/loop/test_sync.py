@@ -12,12 +12,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
+from agentenv.core import UsageError
 from agentenv.core.threads import run_blocking
 from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.train.loop.rollouts import EpisodeBatch
+from agentenv.train.loop.rollouts import EpisodeBatch, _scores
 from agentenv.train.loop.sync import WeightSync, push, sync_engine
 
 
@@ -31,7 +32,9 @@ class Parrot(ToolEnv):
         return len(answer) / 10
 
 
-def make_trainer(*, own_model: bool, envs=None, eval_tasks=None, limits=None, **options) -> GRPOTrainer:
+def make_trainer(
+    *, own_model: bool, envs=None, eval_tasks=None, limits=None, on_held_out=None, **options
+) -> GRPOTrainer:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=300,
@@ -52,6 +55,7 @@ def make_trainer(*, own_model: bool, envs=None, eval_tasks=None, limits=None, **
         envs=envs or EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
         eval_tasks=eval_tasks,
         limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
+        on_held_out=on_held_out,
     )
 
 
@@ -177,6 +181,43 @@ def test_held_out_tasks_are_played_every_so_many_steps_and_at_the_end(tmp_path, 
     history = trainer.train()
 
     assert [step for step, metrics in enumerate(history, 1) if "eval/success" in metrics] == steps
+
+
+def test_held_out_tasks_can_be_sampled_several_times(tmp_path):
+    kept = []
+    trainer = make_trainer(
+        own_model=False,
+        output_dir=str(tmp_path),
+        eval_tasks=[{"n": 7}, {"n": 8}, {"n": 9}],
+        eval_temperature=0.8,
+        num_generations_eval=4,
+        on_held_out=kept.append,
+    )
+
+    scores = trainer.evaluate()
+
+    by_task = {n: [one.reward >= 1 for one in kept if one.task == {"n": n}] for n in (7, 8, 9)}
+    passed = [sum(episodes) / 4 for episodes in by_task.values()]
+    assert [len(episodes) for episodes in by_task.values()] == [4, 4, 4]
+    assert {turn.sampling["temperature"] for one in kept for turn in one.turns} == {0.8}
+    assert len({tuple(one.sequences[0].token_ids) for one in kept if one.task == {"n": 7}}) > 1
+    assert scores["eval/avg@4"] == scores["eval/success"] == pytest.approx(sum(passed) / 3)
+    assert scores["eval/pass@4"] == pytest.approx(sum(any(episodes) for episodes in by_task.values()) / 3)
+    assert scores["eval/tasks"] == 3
+
+
+def test_scores_leave_tasks_without_all_rewards_out_of_pass_at_k():
+    rewards = [[1.0, 0.0], [0.0, 0.0], [None, 1.0], [None, None]]
+
+    scores = _scores(rewards, 2)
+
+    assert (scores["avg@2"], scores["pass@2"], scores["unscored"], scores["tasks"]) == (0.4, 0.5, 3, 4)
+    assert "pass@1" not in _scores([[1.0], [0.0]], 1)
+
+
+def test_several_greedy_episodes_of_a_task_are_refused():
+    with pytest.raises(UsageError, match="eval_temperature is 0"):
+        GRPOConfig(num_generations_eval=4)
 
 
 def test_the_tasks_of_a_mixture_are_dealt_evenly_over_the_processes():

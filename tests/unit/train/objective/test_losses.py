@@ -134,6 +134,24 @@ def test_a_clip_is_counted_only_where_the_sign_of_the_advantage_makes_it_act():
     assert [sums[f"clip_ratio/{name}_mean"].item() for name in ("low", "high", "region")] == [1, 2, 3]
 
 
+def test_confidence_and_mean_logprobs_are_of_the_trained_tokens():
+    new, old = tensor(0.5, 0.25, 0.9).log(), tensor(0.4, 0.5, 0.1).log()
+
+    output = grpo_loss(
+        new,
+        old_logprobs=old,
+        advantages=tensor(1, 1, 1),
+        weights=tensor(1, 1, 1),
+        loss_mask=torch.tensor([True, True, False]),
+        config=GRPOConfig(),
+    )
+
+    means = {name: value.item() / output.num_tokens for name, value in output.sums.items()}
+    assert means["policy_confidence"] == pytest.approx(0.375)
+    assert means["logprobs/new_mean"] == pytest.approx(math.log(0.5 * 0.25) / 2)
+    assert means["logprobs/old_mean"] == pytest.approx(math.log(0.4 * 0.5) / 2)
+
+
 @given(st.permutations(range(6)))
 def test_the_extreme_clip_shares_are_of_whole_sequences(order):
     # Clipped low: half of the first sequence, all of the second. Clipped high: a third of the last.
