@@ -5,7 +5,10 @@ import gc
 import sqlite3
 import threading
 
+import pytest
+
 from agentenv.core import Action, Context
+from agentenv.core.threads import off_loop
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
@@ -148,6 +151,31 @@ async def test_calls_beside_a_tool_that_hangs_are_answered_too():
     assert [(result.is_error, result.text) for result in step.tool_results][1] == (False, "1")
     assert step.tool_results[0].is_error
     await env.shutdown()
+
+
+class Broken(Shop):
+    def start(self, n: int) -> str:
+        super().start(n)
+        raise ValueError("the shelf is broken")
+
+
+async def test_an_environment_whose_start_failed_is_closed():
+    env = EnvSpec.of("test/Broken-v0", Broken, tasks=[{"n": 1}]).make()
+    with pytest.raises(ValueError, match="broken"):
+        await env.begin({"n": 1}, seed=0, context=Context())
+    free = threading.Event()
+    busy = [asyncio.create_task(off_loop(free.wait)) for _ in range(32)]  # more than the pool has idle
+    await asyncio.sleep(0)
+
+    try:
+        await env.shutdown()
+    finally:
+        free.set()
+        await asyncio.gather(*busy)
+
+    for thread in kept_threads():
+        thread.join(timeout=10)
+    assert kept_threads() == []
 
 
 class Lazy(Shop):
