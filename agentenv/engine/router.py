@@ -16,6 +16,9 @@ from agentenv.engine.base import OWN_ADAPTER, Completion, Connected, Engine, May
 
 __all__ = ["LessSureThan", "RouterEngine"]
 
+SPARE_S = 0.05
+"""Time before the deadline that the helper does not get, so that the policy's answer is returned in time."""
+
 
 @dataclass(frozen=True, slots=True)
 class LessSureThan:
@@ -110,7 +113,9 @@ class RouterEngine:
             return first
         # The request names an adapter of the policy, which the helper does not have.
         drawn = self._helper_sampling or replace(sampling, adapter=OWN_ADAPTER)
-        left = None if deadline_s is None else max(0.0, deadline_s - (monotonic() - began))
+        left = None if deadline_s is None else deadline_s - (monotonic() - began) - SPARE_S
+        if left is not None and left <= 0:
+            return first
         second = await self._helper.generate(
             prompt_ids,
             replace(drawn, max_tokens=sampling.max_tokens, seed=sampling.seed),

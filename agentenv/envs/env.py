@@ -370,12 +370,13 @@ class Env(gymnasium.Env[Any, Any]):
 
     def _keep_thread(self, method: Callable[..., Any], *args: object, **kwargs: object) -> object:
         """Call a method that begins an episode; keep this thread if the environment is bound to it then."""
-        value = method(*args, **kwargs)
-        if self._thread is None and is_thread_bound(self):
-            self._thread = OwnThread.keep()
-            if self._thread is not None:
-                weakref.finalize(self, self._thread.close)
-        return value
+        try:
+            return method(*args, **kwargs)
+        finally:  # also where the method raises, because the environment is closed then
+            if self._thread is None and is_thread_bound(self):
+                self._thread = OwnThread.keep()
+                if self._thread is not None:
+                    weakref.finalize(self, self._thread.close)
 
     def _hook(self, name: str) -> Callable[..., Any]:
         """Return a method that authors may write.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
@@ -94,8 +95,11 @@ class VLLMEngine:
         self._engine: Any = None
         self._thread: LoopThread | None = None
         self._request_timeout_s = request_timeout_s
-        # Both locks are used on vLLM's own event loop only.
-        self._starting, self._updating = asyncio.Lock(), asyncio.Lock()
+        # Both are used on vLLM's own event loop only.
+        self._start: asyncio.Task[None] | None = None
+        self._updating = asyncio.Lock()
+        self._closing = threading.Lock()
+        """Held while the engine is started or closed, so that no vLLM outlives its closed engine."""
         self._ids = count(1)
         self._adapters: dict[str, Any] = {}
         self._closed = False
@@ -139,7 +143,7 @@ class VLLMEngine:
             raise UsageError(f"{self.name} has no adapter {adapter!r}", remedy=f"adapters loaded: {known}")
         request_id = f"{session_id or 'request'}-{next(self._ids)}"
         version = self.weights_version
-        limit = min(deadline_s or inf, self._request_timeout_s)
+        limit = min(inf if deadline_s is None else deadline_s, self._request_timeout_s)
         last: Any = None
         self._refuse_broken()
         try:
@@ -172,8 +176,9 @@ class VLLMEngine:
 
     async def close(self) -> None:
         """Shut vLLM down and free its memory."""
-        self._closed = True
-        engine, self._engine = self._engine, None
+        with self._closing:
+            self._closed = True
+            engine, self._engine = self._engine, None
         thread, self._thread = self._thread, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
@@ -257,17 +262,31 @@ class VLLMEngine:
     async def _on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on vLLM's event loop, which lives as long as vLLM does."""
         if self._closed:
-            raise EngineError(f"the engine {self.name} is closed", remedy="load the model again")
+            raise self._closed_error()
         if self._thread is None:
             self._thread = LoopThread(f"vllm {self.name}")
         return await self._thread.run(work())
 
     async def _started(self) -> Any:
-        async with self._starting:
-            if self._engine is None:
-                self._engine = await asyncio.to_thread(start, self._arguments)
-                self.max_context_tokens = self._engine.model_config.max_model_len
+        if self._engine is None:
+            if self._start is None or self._start.done():  # a start that failed is tried again
+                self._start = asyncio.create_task(asyncio.to_thread(self._start_vllm))
+            # A start cannot be taken back, so a cancelled request leaves it to the next one.
+            await asyncio.shield(self._start)
         return self._engine
+
+    def _start_vllm(self) -> None:
+        engine = start(self._arguments)
+        with self._closing:
+            if not self._closed:
+                self._engine = engine
+                self.max_context_tokens = engine.model_config.max_model_len
+                return
+        engine.shutdown()
+        raise self._closed_error()
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"the engine {self.name} is closed", remedy="load the model again")
 
     def _completion(
         self,

@@ -141,8 +141,9 @@ class VLLMServerEngine:
                 done = await self._pool.post(path, body, read, session_id=session_id)
         except TimeoutError:
             return Completion((), (), "abort")
-        if sampling.adapter is not None:
-            self._weights.sampled_adapters.add(sampling.adapter)
+        adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
+        if adapter is not None:
+            self._weights.sampled_adapters.add(adapter)
         return done
 
     async def release(self, session_id: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentenv.core import UsageError
+from agentenv.core import RunLimits, UsageError
 from agentenv.engine import (
     Completion,
     LessSureThan,
@@ -19,6 +22,9 @@ from agentenv.engine import (
     examine_model,
     load_engine,
 )
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Runner
 
 
 def pair(logprob, **options):
@@ -75,6 +81,46 @@ async def test_the_policys_answer_stands_where_the_helper_gives_up():
 
     assert (done.token_ids, done.finish_reason, done.sampled_by_policy) == ((1, 2), "length", True)
     assert router.routed == 0
+
+
+class Late(ScriptedEngine):
+    """An engine that gives every request up at its deadline."""
+
+    async def generate(self, prompt_ids, sampling, *, deadline_s=None, **settings):
+        self.deadline_s = deadline_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await asyncio.Event().wait()
+        return Completion((), (), "abort")
+
+
+async def test_in_an_episode_the_policys_answer_stands_where_the_helper_runs_late():
+    tokenizer = byte_tokenizer()
+    router = RouterEngine(ScriptedEngine(["42"], tokenizer=tokenizer, logprob=-3.0), Late([[1]]))
+    runner = Runner(router, Renderer(tokenizer), RunLimits(turn_timeout_s=0.5))
+
+    spec = EnvSpec.of("test/Ask-v0", Ask, tasks=[{"n": 1}])
+    (played,) = [each async for group in runner.run_groups(spec, spec.task_set()) for each in group]
+
+    assert (played.stop_reason.value, played.reward) == ("final_answer", 1.0)
+
+
+async def test_the_helper_is_not_asked_where_no_time_is_left():
+    helper = Late([[1]])
+    router = RouterEngine(ScriptedEngine([[1, 2]], logprob=-3.0), helper)
+
+    done = await router.generate([3], Sampling(), stop_token_ids=(), deadline_s=0.0)
+
+    assert done.token_ids == (1, 2)
+    assert not hasattr(helper, "deadline_s")
+
+
+class Ask(ToolEnv):
+    def start(self, n: int) -> str:
+        return "What is 6 times 7?"
+
+    def reward(self, answer: str) -> float:
+        return float(answer == "42")
 
 
 class Raw(ScriptedEngine):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from dataclasses import replace
 from time import monotonic
 
 import pytest
 
 from agentenv.core import EngineError, EngineUnavailable, UsageError
+from agentenv.engine import VLLMServerEngine
 from agentenv.engine.vllm import pool as pools
+from agentenv.engine.vllm import probe
 from helpers.fake_vllm import engine_on, say, serving
 from helpers.waiting import until
 
@@ -124,6 +128,22 @@ async def test_a_server_that_lost_an_adapter_is_restored_once_for_all_its_reques
 
         assert {each.version_ranges for each in done} == {((4, 0, 4),)}
         assert fake.posts.count("reload_weights") == 1
+
+
+@pytest.mark.parametrize("named", [None, "policy"])
+async def test_a_server_without_labels_is_used_on_as_long_as_it_has_the_sampled_adapter(named):
+    async with serving(adapters={"policy": "/lora/1"}) as fake:
+        report = await asyncio.to_thread(probe, fake.url, model=named)
+        engine = VLLMServerEngine(replace(report, weights_label=None))
+        await say(engine)
+        server = engine._pool.servers[0]
+
+        await engine._pool.check(server)
+        fake.forget()
+        lost = named is not None
+        with pytest.raises(EngineError, match="has no adapter 'policy'") if lost else nullcontext():
+            await engine._pool.check(server)
+        await engine.close()
 
 
 async def test_a_check_that_breaks_does_not_end_the_watching():

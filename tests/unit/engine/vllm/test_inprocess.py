@@ -15,6 +15,7 @@ from agentenv.core import DependencyMissing, EngineError, EngineUnavailable
 from agentenv.engine import Sampling, VLLMEngine
 from agentenv.engine.hf import ModelFiles
 from agentenv.engine.vllm.inprocess import vllm_sampling
+from helpers.waiting import until
 
 without_vllm = pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
 
@@ -121,6 +122,60 @@ async def test_a_request_that_hangs_ends_and_may_be_tried_again(tmp_path, stand_
         await one_token(engine, deadline_s=30)
     assert (await one_token(engine, deadline_s=0.05)).finish_reason == "abort"
     await engine.close()
+
+
+async def test_a_deadline_that_has_passed_aborts_at_once(tmp_path, stand_in):
+    engine = VLLMEngine(ModelFiles(str(tmp_path)), request_timeout_s=0.5)
+    stand_in.hangs = True
+
+    assert (await one_token(engine, deadline_s=0.0)).finish_reason == "abort"
+    await engine.close()
+
+
+@pytest.fixture
+def slow_starts(stand_in, monkeypatch):
+    """The vLLM engines that were started, and the event that lets their starts end."""
+    started, ready = [], threading.Event()
+
+    def start(arguments):
+        started.append(StandIn())
+        assert ready.wait(20)
+        return started[-1]
+
+    monkeypatch.setattr("agentenv.engine.vllm.inprocess.start", start)
+    yield started, ready
+    ready.set()
+
+
+async def test_a_request_that_is_cancelled_while_vllm_starts_leaves_one_vllm_for_the_next(
+    tmp_path, slow_starts
+):
+    started, ready = slow_starts
+    engine = VLLMEngine(ModelFiles(str(tmp_path)))
+    first = asyncio.create_task(one_token(engine))
+    await until(lambda: started)
+    first.cancel()
+    await asyncio.wait({first})
+
+    second = asyncio.create_task(one_token(engine))
+    ready.set()
+
+    assert (await second).token_ids == (3,)
+    await engine.close()
+    assert [each.weights for each in started] == ["gone"]
+
+
+async def test_an_engine_that_is_closed_while_vllm_starts_leaves_no_vllm(tmp_path, slow_starts):
+    started, ready = slow_starts
+    engine = VLLMEngine(ModelFiles(str(tmp_path)))
+    first = asyncio.create_task(one_token(engine))
+    await until(lambda: started)
+
+    await engine.close()
+    ready.set()
+
+    await asyncio.wait({first})
+    await until(lambda: started[0].weights == "gone")
 
 
 async def test_weights_that_were_half_loaded_are_never_sampled(tmp_path, stand_in):
