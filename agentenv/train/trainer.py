@@ -258,7 +258,7 @@ class GRPOTrainer:
         directory = Path(self.config.output_dir) / "checkpoints"
         path = self.save(directory / f"step-{self.steps_done}")
         if self.world.rank == 0:  # the only process that writes
-            prune_checkpoints(directory, self.config.save_total_limit)
+            prune_checkpoints(directory, self.config.save_total_limit, newest=self.steps_done)
         return path
 
     def resume(self, path: str | Path) -> None:

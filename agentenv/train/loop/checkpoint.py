@@ -167,15 +167,16 @@ def last_checkpoint(run: Path) -> Path | None:
     return max(complete, key=step_of, default=None)
 
 
-def prune_checkpoints(directory: Path, keep: int | None) -> None:
+def prune_checkpoints(directory: Path, keep: int | None, *, newest: int) -> None:
     """Delete what kills left, and the oldest `step-N` directories but `keep`, at least one; None keeps all.
 
-    Only the process that writes the checkpoints may do this.
+    Checkpoints of steps after `newest`, which an earlier run left, stay and do not count. Only the
+    process that writes the checkpoints may do this.
     """
     remove_stale(directory, "step-*")
     if keep is None:
         return
-    paths = sorted(_numbered(directory), key=step_of)
+    paths = sorted((path for path in _numbered(directory) if step_of(path) <= newest), key=step_of)
     for old in paths[: max(0, len(paths) - max(1, keep))]:
         shutil.rmtree(old, ignore_errors=True)
 
