@@ -144,7 +144,7 @@ class Rollouts:
             run_seed=self.config.seed,
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
-        """Pairs of environment id and task id, for tasks whose prompt is too long."""
+        """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""
         self._batches: list[EpisodeBatch] = []
         """Batches that may still be playing, which are stopped at the end."""
 
@@ -263,7 +263,7 @@ class Rollouts:
             tasks = self._upcoming(entry, weight / sum(mixture.weights), cursors.get(name, 0))
             mine = tasks[world.rank :: world.size]
             long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
-            prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{entry.id}"
+            prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{name}"
             counts[f"{prefix}/checked"] = float(len(tasks))
             counts[f"{prefix}/too_long"] = float(len(long_prompts))
             if not long_prompts:
@@ -275,10 +275,10 @@ class Rollouts:
                     f"tokens, the limit is {long_prompts[0].limit}",
                     remedy="raise max_context_tokens or max_prompt_length",
                 )
-            self.left_out |= {(entry.id, prompt.task_id) for prompt in long_prompts}
+            self.left_out |= {(name, prompt.task_id) for prompt in long_prompts}
             log.warning(
                 "%s: %d of %d tasks are left out, because their prompt is over %d tokens",
-                *(entry.id, len(long_prompts), len(tasks), long_prompts[0].limit),
+                *(name, len(long_prompts), len(tasks), long_prompts[0].limit),
             )
         return counts
 
@@ -303,7 +303,8 @@ class Rollouts:
         metrics: dict[str, float] = {}
         world = self.learner.world
         greedy = replace(self.runner.sampling, temperature=0.0)
-        for entry in self.mixture.specs:
+        ids = [entry.id for entry in self.mixture.specs]
+        for index, (entry, name) in enumerate(zip(self.mixture.specs, self.mixture.names, strict=True)):
             tasks = self.mixture.held_out(entry)
             if tasks is None:
                 continue
@@ -313,9 +314,15 @@ class Rollouts:
                 continue
             chosen = list(tasks.take(limit) if limit else tasks)
             mine = chosen[world.rank :: world.size]
-            prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{entry.id}"
-            kept = self._options.on_held_out
-            played = self.runner.run_groups(entry, mine, 1, sampling=greedy, on_trajectory=kept)
+            prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{name}"
+            played = self.runner.run_groups(
+                entry,
+                mine,
+                1,
+                sampling=greedy,
+                repeats=[ids[:index].count(entry.id)] * len(mine),  # groups of its own for each entry
+                on_trajectory=self._options.on_held_out,
+            )
             rewards = [trajectory.reward async for group in played for trajectory in group]
             # Another process may take longer, and the next batch is being played meanwhile.
             everyone = await beside_the_loop(partial(world.gather, rewards))
