@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -170,6 +171,31 @@ def test_arguments_of_the_environment_reach_every_one_of_a_mixture_and_a_resumed
     train(envs=mixture, resume="last", steps=3)
 
     assert set(Echo.made) == {4}
+
+
+@pytest.mark.parametrize("changed", [{"kwargs": {"digits": 4}}, {"limits": ae.RunLimits(max_turns=1)}])
+def test_a_run_is_not_resumed_by_id_where_its_environment_was_changed(model, changed):
+    registered = echo("test/Registered-v0")
+    registry.add(registered)
+    try:
+        first = train(model, registered)
+        assert ae.train(resume=first.run.path, steps=3).steps_done == 3
+        other = train(model, replace(registered, **changed))
+        with pytest.raises(UsageError, match=r"test/Registered-v0 .*pass the same envs again"):
+            ae.train(resume=other.run.path, steps=3)
+        assert ae.train(replace(registered, **changed), resume=other.run.path, steps=3).steps_done == 3
+    finally:
+        registry.remove("test/Registered-v0")
+
+
+def test_a_mixture_that_has_an_environment_twice_is_not_resumed_with_one(model):
+    registry.add(echo("test/Registered-v0"))
+    try:
+        first = train(model, ["test/Registered-v0", "test/Registered-v0"])
+        with pytest.raises(UsageError, match="pass the same envs again"):
+            ae.train(resume=first.run.path, steps=3)
+    finally:
+        registry.remove("test/Registered-v0")
 
 
 def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
