@@ -186,39 +186,47 @@ class GRPOTrainer:
                     usable.check(learner.steps_done + 1, batch.groups)
                     checked = await rollouts.sync.checked()
                     ahead = rollouts.begin_ahead(batch)
-                    train = partial(self._train_on, batch)
-                    metrics = checked | (await beside_the_loop(train) if ahead else train())
-                    usable.count(metrics)
-                    metrics |= await beside_the_loop(partial(ledger.add, self.world, batch.groups))
-                    trained = time.perf_counter()
-                    evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
-                    await rollouts.sync.bring()
-                    if evaluates or not ahead:  # otherwise the check may take as long as the next batch
-                        metrics |= await rollouts.sync.checked()
-                    done = time.perf_counter()
-                    metrics |= {
-                        "time/rollout": batch.seconds,
-                        "time/wait": waited,
-                        "time/sync": done - trained,
-                        "step_time": done - started,
-                    }
-                    if evaluates:
-                        metrics |= await rollouts.evaluate()
-                    history.append(found | metrics)
-                    journal.write(history, self.top_tokens, self.renderer.tokenizer)
-                    if self._on_metrics is not None:
-                        self._on_metrics(learner.steps_done, history[-1])
+                    metrics: dict[str, float] = {}
+                    train = partial(self._train_on, batch, metrics)
+                    try:
+                        await beside_the_loop(train) if ahead else train()
+                        usable.count(metrics)
+                        metrics |= await beside_the_loop(partial(ledger.add, self.world, batch.groups))
+                        trained = time.perf_counter()
+                        await rollouts.sync.bring()
+                        evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
+                        if evaluates or not ahead:  # otherwise the check may take as long as the next batch
+                            checked |= await rollouts.sync.checked()
+                        done = time.perf_counter()
+                        metrics |= {
+                            "time/rollout": batch.seconds,
+                            "time/wait": waited,
+                            "time/sync": done - trained,
+                            "step_time": done - started,
+                        }
+                        if evaluates:
+                            metrics |= await rollouts.evaluate()
+                    finally:
+                        if metrics:  # the step is done, also if the run is interrupted after it
+                            history.append(found | checked | metrics)
+                            self._tell(history, journal)
                     if self._due(config.save_steps):
                         await beside_the_loop(self.save_step)
                     batch, found = ahead, {}
             usable.finish()
         return history
 
-    def _train_on(self, batch: EpisodeBatch) -> dict[str, float]:
-        metrics = self.step(batch.groups)
+    def _train_on(self, batch: EpisodeBatch, metrics: dict[str, float]) -> None:
+        """Train on a batch and add the metrics of the step, which an interruption must not lose."""
+        metrics |= self.step(batch.groups)
         dismiss_team()  # idle OpenMP threads of the trainer would stall those of the engine
         self.cursors = dict(batch.cursors)
-        return metrics
+
+    def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
+        """Write the metrics of the last step and pass them to the caller."""
+        journal.write(history, self.top_tokens, self.renderer.tokenizer)
+        if self._on_metrics is not None:
+            self._on_metrics(self.steps_done, history[-1])
 
     def _due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, or the last one; False if `every` is 0."""

@@ -21,7 +21,7 @@ from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.render import byte_tokenizer
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
-from agentenv.train import GRPOConfig
+from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.loop import save_tokenizer
 
 
@@ -213,6 +213,27 @@ def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
     assert (result.interrupted, result.run.status) == (True, RunStatus.INTERRUPTED)
     assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
     assert len(result.history) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_during_which_ctrl_c_is_pressed_keeps_its_metrics(model, monkeypatch, asynchronous):
+    step = GRPOTrainer.step
+
+    def interrupted(self, groups):
+        metrics = step(self, groups)
+        if self.steps_done == 2:
+            signal.raise_signal(signal.SIGINT)
+        return metrics
+
+    monkeypatch.setattr(GRPOTrainer, "step", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = train(model, steps=9999, settings={"asynchronous": asynchronous})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (result.interrupted, result.steps_done, len(result.history)) == (True, 2, 2)
+    assert [line["step"] for line in result.run.metrics()] == [1, 2]
 
 
 def test_a_training_that_fails_leaves_a_failed_run(model):
