@@ -23,6 +23,8 @@ from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
 from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.loop import save_tokenizer
+from agentenv.train.loop.shared_run import SharedRun
+from agentenv.train.world import World
 
 
 class Echo(ToolEnv):
@@ -321,6 +323,29 @@ class Solved(Echo):
 
 def solved() -> EnvSpec:
     return EnvSpec.of("test/Solved-v0", Solved, tasks=[{"n": n} for n in range(4)])
+
+
+async def steps_nothing(trainer: GRPOTrainer) -> list[dict[str, float]]:
+    return []
+
+
+def test_every_process_imitates_the_demonstrations_of_the_first(model, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "warmup", lambda self, shown, **_: imitated.append(shown))
+    monkeypatch.setattr(GRPOTrainer, "run", steps_nothing)
+    imitated: list[object] = []
+    train(model, demos=lambda messages, task, random: {"role": "assistant", "content": "a"})
+    (of_first,) = imitated
+
+    def fails(messages, task, random):
+        raise AssertionError("a second process played demonstrations")
+
+    gather = World.gather
+    monkeypatch.setattr(SharedRun, "is_first", property(lambda self: False))
+    monkeypatch.setattr(World, "gather", lambda self, given: gather(self, given) or [(of_first, {})])
+    train(model, demos=fails)
+
+    assert len(of_first) == 4
+    assert imitated == [of_first, of_first]
 
 
 @pytest.mark.parametrize(
