@@ -90,6 +90,7 @@ class GRPOTrainer:
         """Number of tasks trained on so far, by environment."""
         self.top_tokens: list[TokenKL] = []
         """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
+        self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out)
         self._engine_options = engine_options
@@ -174,7 +175,7 @@ class GRPOTrainer:
             async with self.rollouts as rollouts:
                 found = await rollouts.sync.follow()
                 found |= await rollouts.leave_out_long_prompts(self.cursors)
-                ledger, usable = TaskLedger(), UsableEpisodes(self.world)
+                usable = UsableEpisodes(self.world)
                 batch: EpisodeBatch | None = None
                 while learner.steps_done < config.max_steps:
                     started = time.perf_counter()
@@ -191,7 +192,7 @@ class GRPOTrainer:
                     try:
                         await beside_the_loop(train) if ahead else train()
                         usable.count(metrics)
-                        metrics |= await beside_the_loop(partial(ledger.add, self.world, batch.groups))
+                        metrics |= await beside_the_loop(partial(self._ledger.add, self.world, batch.groups))
                         trained = time.perf_counter()
                         await rollouts.sync.bring()
                         evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
@@ -259,7 +260,8 @@ class GRPOTrainer:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
-        return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, cursors=self.cursors)
+        loop = {"cursors": self.cursors, "tasks": self._ledger.record()}
+        return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, **loop)
 
     def save_step(self) -> Path:
         """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
@@ -276,7 +278,9 @@ class GRPOTrainer:
         episodes, and in whole runs with `old_logprobs="recompute"`.
         """
         with held_still(self.engine, self.learner):
-            self.cursors = load_checkpoint(self.learner, Path(path))
+            state = load_checkpoint(self.learner, Path(path))
+        self.cursors = dict(state["cursors"])
+        self._ledger.restore(state.get("tasks", TaskLedger().record()))
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
 
     # Parts of the trainer -------------------------------------------------------------------

@@ -119,6 +119,14 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings(model):
     assert (started[0].resumed_step, started[0].config.seed, started[0].config.learning_rate) == (2, 5, 0.02)
 
 
+def test_a_resumed_run_goes_on_counting_the_tasks_that_it_met(model):
+    settings = {"groups_per_step": 1}
+    first = train(model, settings=settings)
+    again = train(resume=first.run.path, steps=4)
+
+    assert [line["tasks/met"] for line in again.run.metrics()] == [1, 2, 3, 4]
+
+
 def test_a_resumed_run_never_becomes_shorter(model):
     first = train(model, steps=2)
 
