@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from agentenv.core.settings import build, options_of
 from agentenv.engine.factory import check_options, weights_and_engine
 from agentenv.engine.hf.engine import TransformersEngine
 from agentenv.engine.hf.load import locate
+from agentenv.envs.registry import registry
 from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
@@ -146,7 +147,7 @@ class TrainRequest:
             env_ids=ids,
             model=plan.config.model,
             seed=plan.config.seed,
-            config=plan.record(),
+            config=plan.record() | {"changed_envs": _changed(self.envs)},
         )
         return writer, _in_directory(plan, writer.path)
 
@@ -181,6 +182,8 @@ class TrainRequest:
                 remedy="start a new run; with -o save_steps=1 it saves a checkpoint after every step",
             )
         record: Mapping[str, Any] = run.info.config
+        if not ids:
+            _require_ids_enough(run.id, record, run.info.env_ids)
         passed = {"rollout": self.rollout} if self.rollout else {}
         config = build(GRPOConfig, record["train"], {"notify": self._notify(), **passed})
         if not self.rollout:
@@ -210,6 +213,30 @@ def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:
 
 def _spec(env: str | EnvSpec) -> EnvSpec:
     return find_spec(env) if isinstance(env, str) else env
+
+
+def _changed(envs: Envs) -> list[str]:
+    """Return the ids of specifications that are not those which their ids name."""
+    given = [env for env, _ in weighted(envs) if isinstance(env, EnvSpec)]
+    return [env.id for env in given if env.id in registry and _content(env) != _content(registry[env.id])]
+
+
+def _content(env: EnvSpec) -> str:
+    try:
+        return env.to_json()
+    except UsageError:  # a part has no name
+        return repr((dict(env.kwargs), env.limits))
+
+
+def _require_ids_enough(run_id: str, record: Mapping[str, Any], env_ids: Sequence[str]) -> None:
+    """Refuse to resume a run by the ids of its environments if these do not describe them."""
+    changed: Sequence[str] = record.get("changed_envs", ())
+    if changed or len(record["envs"]) != len(env_ids):
+        raise UsageError(
+            f"run {run_id} trains on specifications of {', '.join(changed or env_ids)} that differ from what "
+            "these ids name",
+            remedy="pass the same envs again to resume it",
+        )
 
 
 def _check_model(model: str) -> None:

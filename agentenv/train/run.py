@@ -192,7 +192,7 @@ class _Training:
         if plan.checkpoint is not None:
             trainer.resume(plan.checkpoint)
         elif policy is not None and plan.demos != "none":
-            good, others = sort_out(self._shown(policy, num_demos), plan.config.demo_min_reward)
+            good, others = self._demonstrations(policy, num_demos)
             reasons = ", ".join(f"{number} {reason}" for reason, number in others.items())
             if others:
                 log.warning("%d demonstrations are not imitated: %s", sum(others.values()), reasons)
@@ -207,6 +207,18 @@ class _Training:
                 on_warmup(good)
             trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8)
 
+    def _demonstrations(
+        self, policy: DemonstrationPolicy, num_demos: int
+    ) -> tuple[list[Trajectory], dict[str, int]]:
+        """Return what `sort_out` does of the demonstrations, the same in all processes.
+
+        The first process plays them: in another one they may end differently, and processes that make
+        different numbers of steps would wait for each other for ever.
+        """
+        least = self._run.plan.config.demo_min_reward
+        played = [sort_out(self._shown(policy, num_demos), least)] if self._run.is_first else []
+        return self.trainer.world.gather(played)[0]
+
     def _shown(self, policy: DemonstrationPolicy, num_demos: int) -> list[Trajectory]:
         """Play the demonstrations and keep them in the run; oracles play each environment that has one."""
         plan, seed = self._run.plan, self._run.plan.config.seed
@@ -219,7 +231,7 @@ class _Training:
             tasks = islice(spec.task_set().shuffle(seed), max(1, round(num_demos * weight / total)))
             renderer = self.trainer.renderer
             shown += demonstrate(spec, tasks, policy, renderer, limits=plan.limits, seed=seed)
-        for trajectory in shown if self._run.is_first else ():
+        for trajectory in shown:
             self._run.append(trajectory)
             self._run.annotate(trajectory, {"role": "demonstration"})
         return shown

@@ -92,6 +92,7 @@ class GRPOTrainer:
         """Number of tasks trained on so far, by environment."""
         self.top_tokens: list[TokenKL] = []
         """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
+        self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
         self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out, play)
@@ -177,7 +178,7 @@ class GRPOTrainer:
             async with self.rollouts as rollouts:
                 found = await rollouts.sync.follow()
                 found |= await rollouts.leave_out_long_prompts(self.cursors)
-                ledger, usable = TaskLedger(), UsableEpisodes(self.world)
+                usable = UsableEpisodes(self.world)
                 batch: EpisodeBatch | None = None
                 while learner.steps_done < config.max_steps:
                     started = time.perf_counter()
@@ -189,39 +190,47 @@ class GRPOTrainer:
                     usable.check(learner.steps_done + 1, batch.groups)
                     checked = await rollouts.sync.checked()
                     ahead = rollouts.begin_ahead(batch)
-                    train = partial(self._train_on, batch)
-                    metrics = checked | (await beside_the_loop(train) if ahead else train())
-                    usable.count(metrics)
-                    metrics |= await beside_the_loop(partial(ledger.add, self.world, batch.groups))
-                    trained = time.perf_counter()
-                    evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
-                    await rollouts.sync.bring()
-                    if evaluates or not ahead:  # otherwise the check may take as long as the next batch
-                        metrics |= await rollouts.sync.checked()
-                    done = time.perf_counter()
-                    metrics |= {
-                        "time/rollout": batch.seconds,
-                        "time/wait": waited,
-                        "time/sync": done - trained,
-                        "step_time": done - started,
-                    }
-                    if evaluates:
-                        metrics |= await rollouts.evaluate()
-                    history.append(found | metrics)
-                    journal.write(history, self.top_tokens, self.renderer.tokenizer)
-                    if self._on_metrics is not None:
-                        self._on_metrics(learner.steps_done, history[-1])
+                    metrics: dict[str, float] = {}
+                    train = partial(self._train_on, batch, metrics)
+                    try:
+                        await beside_the_loop(train) if ahead else train()
+                        usable.count(metrics)
+                        metrics |= await beside_the_loop(partial(self._ledger.add, self.world, batch.groups))
+                        trained = time.perf_counter()
+                        await rollouts.sync.bring()
+                        evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
+                        if evaluates or not ahead:  # otherwise the check may take as long as the next batch
+                            checked |= await rollouts.sync.checked()
+                        done = time.perf_counter()
+                        metrics |= {
+                            "time/rollout": batch.seconds,
+                            "time/wait": waited,
+                            "time/sync": done - trained,
+                            "step_time": done - started,
+                        }
+                        if evaluates:
+                            metrics |= await rollouts.evaluate()
+                    finally:
+                        if metrics:  # the step is done, also if the run is interrupted after it
+                            history.append(found | checked | metrics)
+                            self._tell(history, journal)
                     if self._due(config.save_steps):
                         await beside_the_loop(self.save_step)
                     batch, found = ahead, {}
             usable.finish()
         return history
 
-    def _train_on(self, batch: EpisodeBatch) -> dict[str, float]:
-        metrics = self.step(batch.groups)
+    def _train_on(self, batch: EpisodeBatch, metrics: dict[str, float]) -> None:
+        """Train on a batch and add the metrics of the step, which an interruption must not lose."""
+        metrics |= self.step(batch.groups)
         dismiss_team()  # idle OpenMP threads of the trainer would stall those of the engine
         self.cursors = dict(batch.cursors)
-        return metrics
+
+    def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
+        """Write the metrics of the last step and pass them to the caller."""
+        journal.write(history, self.top_tokens, self.renderer.tokenizer)
+        if self._on_metrics is not None:
+            self._on_metrics(self.steps_done, history[-1])
 
     def _due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, or the last one; False if `every` is 0."""
@@ -258,14 +267,15 @@ class GRPOTrainer:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
-        return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, cursors=self.cursors)
+        loop = {"cursors": self.cursors, "tasks": self._ledger.record()}
+        return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, **loop)
 
     def save_step(self) -> Path:
         """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
         directory = Path(self.config.output_dir) / "checkpoints"
         path = self.save(directory / f"step-{self.steps_done}")
         if self.world.rank == 0:  # the only process that writes
-            prune_checkpoints(directory, self.config.save_total_limit)
+            prune_checkpoints(directory, self.config.save_total_limit, newest=self.steps_done)
         return path
 
     def resume(self, path: str | Path) -> None:
@@ -275,7 +285,9 @@ class GRPOTrainer:
         episodes, and in whole runs with `old_logprobs="recompute"`.
         """
         with held_still(self.engine, self.learner):
-            self.cursors = load_checkpoint(self.learner, Path(path))
+            state = load_checkpoint(self.learner, Path(path))
+        self.cursors = dict(state["cursors"])
+        self._ledger.restore(state.get("tasks", TaskLedger().record()))
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
 
     # Parts of the trainer -------------------------------------------------------------------

@@ -39,6 +39,7 @@ def trainer_of(
     on_metrics=None,
     runner=None,
     on_trajectory=None,
+    on_held_out=None,
     **options,
 ) -> GRPOTrainer:
     torch.manual_seed(0)
@@ -63,5 +64,6 @@ def trainer_of(
         on_metrics=on_metrics,
         runner=runner,
         on_trajectory=on_trajectory,
+        on_held_out=on_held_out,
         limits=limits or ae.RunLimits(max_turns=1, max_tokens_per_turn=4),
     )

@@ -38,7 +38,7 @@ _NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
 
 
 def save_checkpoint(
-    learner: Learner, path: Path, *, tokenizer: ChatTokenizer | None, cursors: Mapping[str, int]
+    learner: Learner, path: Path, *, tokenizer: ChatTokenizer | None, **loop: Mapping[str, Any]
 ) -> Path:
     """Write a checkpoint, which replaces an older one of the same name.
 
@@ -48,13 +48,13 @@ def save_checkpoint(
         learner: the learner to save.
         path: directory of the checkpoint.
         tokenizer: tokenizer of the model, which is saved too; None saves none.
-        cursors: number of tasks trained on so far, by environment.
+        loop: further state of the loop as JSON values, which `load_checkpoint` returns.
 
     Raises:
         StoreError: The directory cannot be written.
     """
     world = learner.world
-    state = {**learner.counters(), "cursors": dict(cursors)}
+    state = {**learner.counters(), **loop}
     if not world.sharded:
         if world.rank == 0:  # replicas are equal
             _write(path, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
@@ -100,8 +100,8 @@ def _write(  # noqa: PLR0917 - the parts of a checkpoint
         raise StoreError(f"cannot write the checkpoint {path}: {why}") from error
 
 
-def load_checkpoint(learner: Learner, path: Path) -> dict[str, int]:
-    """Load weights, optimiser, random state and counters; return the cursors in the tasks.
+def load_checkpoint(learner: Learner, path: Path) -> dict[str, Any]:
+    """Load weights, optimiser, random state and counters; return these and the state of the loop.
 
     Raises:
         UsageError: The checkpoint does not exist, or it was made from another model.
@@ -117,7 +117,7 @@ def load_checkpoint(learner: Learner, path: Path) -> dict[str, int]:
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["rng"].cpu())
     learner.restore(counters)
-    return dict(counters["cursors"])
+    return counters
 
 
 def _load_weights(model: Any, path: Path) -> None:
@@ -167,15 +167,16 @@ def last_checkpoint(run: Path) -> Path | None:
     return max(complete, key=step_of, default=None)
 
 
-def prune_checkpoints(directory: Path, keep: int | None) -> None:
+def prune_checkpoints(directory: Path, keep: int | None, *, newest: int) -> None:
     """Delete what kills left, and the oldest `step-N` directories but `keep`, at least one; None keeps all.
 
-    Only the process that writes the checkpoints may do this.
+    Checkpoints of steps after `newest`, which an earlier run left, stay and do not count. Only the
+    process that writes the checkpoints may do this.
     """
     remove_stale(directory, "step-*")
     if keep is None:
         return
-    paths = sorted(_numbered(directory), key=step_of)
+    paths = sorted((path for path in _numbered(directory) if step_of(path) <= newest), key=step_of)
     for old in paths[: max(0, len(paths) - max(1, keep))]:
         shutil.rmtree(old, ignore_errors=True)
 

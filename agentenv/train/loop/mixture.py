@@ -88,7 +88,7 @@ class Mixture:
             seed: seed of the run.
             round_index: index of the round; each round draws again how many tasks an environment gets.
             cursors: number of tasks taken so far, by the names in `names`.
-            left_out: pairs of environment id and task id, for tasks to skip.
+            left_out: pairs of a name in `names` and a task id, for tasks to skip.
         """
         random = Random(derive_seed(seed, "mixture", round_index))
         drawn = random.choices(range(len(self.specs)), self.weights, k=count)
@@ -101,7 +101,7 @@ class Mixture:
             chosen: list[Task] = []
             for task in self.rounds(entry, seed, cursor):
                 cursor += 1
-                if (entry.id, task.id) not in left_out:
+                if (self.names[index], task.id) not in left_out:
                     chosen.append(task)
                 if len(chosen) == drawn.count(index):
                     break

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.trajectory import TrajectoryGroup
 
@@ -31,6 +31,16 @@ class TaskLedger:
     def __init__(self) -> None:
         self._best: dict[tuple[str, str], float] = {}
         self._worst = inf
+
+    def record(self) -> dict[str, Any]:
+        """Return the counts as JSON values, for a checkpoint."""
+        worst = self._worst if self._best else None
+        return {"best": [[*task, best] for task, best in self._best.items()], "worst": worst}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Set the counts to what `record` returned."""
+        self._best = {(env, task): best for env, task, best in record["best"]}
+        self._worst = inf if record["worst"] is None else record["worst"]
 
     def add(self, world: World, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """Add a step's episodes of all processes, and return the counts so far.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -20,8 +21,10 @@ from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.render import byte_tokenizer
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
-from agentenv.train import GRPOConfig
+from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.loop import save_tokenizer
+from agentenv.train.loop.shared_run import SharedRun
+from agentenv.train.world import World
 
 
 class Echo(ToolEnv):
@@ -116,6 +119,14 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings(model):
     assert (started[0].resumed_step, started[0].config.seed, started[0].config.learning_rate) == (2, 5, 0.02)
 
 
+def test_a_resumed_run_goes_on_counting_the_tasks_that_it_met(model):
+    settings = {"groups_per_step": 1}
+    first = train(model, settings=settings)
+    again = train(resume=first.run.path, steps=4)
+
+    assert [line["tasks/met"] for line in again.run.metrics()] == [1, 2, 3, 4]
+
+
 def test_a_resumed_run_never_becomes_shorter(model):
     first = train(model, steps=2)
 
@@ -172,6 +183,31 @@ def test_arguments_of_the_environment_reach_every_one_of_a_mixture_and_a_resumed
     assert set(Echo.made) == {4}
 
 
+@pytest.mark.parametrize("changed", [{"kwargs": {"digits": 4}}, {"limits": ae.RunLimits(max_turns=1)}])
+def test_a_run_is_not_resumed_by_id_where_its_environment_was_changed(model, changed):
+    registered = echo("test/Registered-v0")
+    registry.add(registered)
+    try:
+        first = train(model, registered)
+        assert ae.train(resume=first.run.path, steps=3).steps_done == 3
+        other = train(model, replace(registered, **changed))
+        with pytest.raises(UsageError, match=r"test/Registered-v0 .*pass the same envs again"):
+            ae.train(resume=other.run.path, steps=3)
+        assert ae.train(replace(registered, **changed), resume=other.run.path, steps=3).steps_done == 3
+    finally:
+        registry.remove("test/Registered-v0")
+
+
+def test_a_mixture_that_has_an_environment_twice_is_not_resumed_with_one(model):
+    registry.add(echo("test/Registered-v0"))
+    try:
+        first = train(model, ["test/Registered-v0", "test/Registered-v0"])
+        with pytest.raises(UsageError, match="pass the same envs again"):
+            ae.train(resume=first.run.path, steps=3)
+    finally:
+        registry.remove("test/Registered-v0")
+
+
 def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
     def interrupt(step: int, metrics: object) -> None:
         if step == 2:
@@ -187,6 +223,27 @@ def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
     assert (result.interrupted, result.run.status) == (True, RunStatus.INTERRUPTED)
     assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
     assert len(result.history) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_during_which_ctrl_c_is_pressed_keeps_its_metrics(model, monkeypatch, asynchronous):
+    step = GRPOTrainer.step
+
+    def interrupted(self, groups):
+        metrics = step(self, groups)
+        if self.steps_done == 2:
+            signal.raise_signal(signal.SIGINT)
+        return metrics
+
+    monkeypatch.setattr(GRPOTrainer, "step", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = train(model, steps=9999, settings={"asynchronous": asynchronous})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (result.interrupted, result.steps_done, len(result.history)) == (True, 2, 2)
+    assert [line["step"] for line in result.run.metrics()] == [1, 2]
 
 
 def test_a_training_that_fails_leaves_a_failed_run(model):
@@ -315,6 +372,29 @@ class Solved(Echo):
 
 def solved() -> EnvSpec:
     return EnvSpec.of("test/Solved-v0", Solved, tasks=[{"n": n} for n in range(4)])
+
+
+async def steps_nothing(trainer: GRPOTrainer) -> list[dict[str, float]]:
+    return []
+
+
+def test_every_process_imitates_the_demonstrations_of_the_first(model, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "warmup", lambda self, shown, **_: imitated.append(shown))
+    monkeypatch.setattr(GRPOTrainer, "run", steps_nothing)
+    imitated: list[object] = []
+    train(model, demos=lambda messages, task, random: {"role": "assistant", "content": "a"})
+    (of_first,) = imitated
+
+    def fails(messages, task, random):
+        raise AssertionError("a second process played demonstrations")
+
+    gather = World.gather
+    monkeypatch.setattr(SharedRun, "is_first", property(lambda self: False))
+    monkeypatch.setattr(World, "gather", lambda self, given: gather(self, given) or [(of_first, {})])
+    train(model, demos=fails)
+
+    assert len(of_first) == 4
+    assert imitated == [of_first, of_first]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agentenv.core import UsageError
+from agentenv.core.threads import run_blocking
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.train.loop import Mixture
+from helpers.prompts import trainer_of
 
 
 class Still(ToolEnv):
@@ -72,3 +74,41 @@ def test_two_entries_of_one_environment_have_a_place_each():
     for played in seen.values():  # a task repeats only after all others
         rounds = [played[start : start + 4] for start in range(0, len(played) - 3, 4)]
         assert all(sorted(one) == [0, 1, 2, 3] for one in rounds)
+
+
+class Repeated(ToolEnv):
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+    def start(self, n: int) -> str:
+        return "x" * self.size * n
+
+    def reward(self) -> float:
+        return float(self.size)
+
+
+def repeated(tmp_path, **options):
+    rows = {"train": [{"n": n} for n in range(1, 5)], "test": [{"n": 2}]}
+    entry = EnvSpec.of("test/Repeated-v0", Repeated, tasks=rows)
+    return trainer_of(tmp_path, envs=[entry, entry.with_kwargs({"size": 100})], **options)
+
+
+def test_two_entries_of_one_environment_are_evaluated_each(tmp_path):
+    groups: list[str] = []
+    trainer = repeated(tmp_path, on_held_out=lambda one: groups.append(one.group_id))
+
+    scores = trainer.evaluate()
+
+    assert scores["eval/test/Repeated-v0/reward"] == 1.0
+    assert scores["eval/test/Repeated-v0 (2)/reward"] == 100.0
+    assert len(set(groups)) == 2
+
+
+def test_a_prompt_too_long_in_one_entry_is_played_in_the_other(tmp_path):
+    trainer = repeated(tmp_path, max_prompt_length=400, max_steps=20)
+
+    counts = run_blocking(trainer.rollouts.leave_out_long_prompts({}))
+
+    assert counts["tasks/test/Repeated-v0/too_long"] == 0
+    assert counts["tasks/test/Repeated-v0 (2)/too_long"] == 1
+    assert {name for name, _ in trainer.rollouts.left_out} == {"test/Repeated-v0 (2)"}

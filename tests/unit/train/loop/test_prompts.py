@@ -41,7 +41,7 @@ def test_looking_at_a_prompt_scores_nothing(tmp_path):
 
     counts = run_blocking(trainer.rollouts.leave_out_long_prompts({}))
 
-    assert counts["tasks/checked"] == 4  # no more than two steps of two tasks will meet
+    assert counts["tasks/checked"] == 6  # two steps of two tasks, and two in the place of long ones
     assert sorted(set(Long.begun)) == sorted(Long.begun)
     assert Long.scored == []
 
@@ -74,9 +74,28 @@ def test_endless_tasks_are_checked_as_far_as_the_run_goes(tmp_path):
 
     history = trainer.train()
 
-    assert history[0]["tasks/checked"] == 4
-    assert 0 < history[0]["tasks/too_long"] < 4
+    assert history[0]["tasks/checked"] - history[0]["tasks/too_long"] == 4
+    assert history[0]["tasks/too_long"]
     assert trainer.steps_done == 2
+
+
+@pytest.mark.parametrize("endless", [True, False])
+def test_tasks_that_take_the_place_of_long_ones_are_checked_too(tmp_path, endless):
+    sizes = [500, 400, 4] * 6
+    tasks = (lambda seed: {"size": 400 if seed % 3 else 4}) if endless else [{"size": n} for n in sizes]
+    trainer = trainer_of(tmp_path, tasks=tasks, max_prompt_length=300, groups_per_step=3)
+
+    trainer.train()
+
+    assert set(Long.scored) == {4}
+
+
+def test_short_prompts_after_long_ones_are_found(tmp_path):
+    tasks = [{"size": 400 + n} for n in range(9)] + [{"size": 4}]
+    trainer = trainer_of(tmp_path, tasks=tasks, max_prompt_length=300, groups_per_step=1, max_steps=1)
+
+    assert trainer.train()[0]["tasks/too_long"] > 1
+    assert set(Long.scored) == {4}
 
 
 def test_a_task_that_fails_to_begin_is_not_called_too_long(tmp_path):

@@ -242,6 +242,17 @@ def test_the_newest_checkpoints_are_kept_up_to_the_limit(tmp_path, limit, left):
     assert {one.name for one in (tmp_path / "checkpoints").iterdir()} == left
 
 
+def test_a_checkpoint_is_kept_beside_those_of_later_steps(tmp_path):
+    trainer = trainer_of(output_dir=str(tmp_path), save_total_limit=1)
+    trainer.learner.steps_done = 9
+    later = trainer.save_step()
+
+    for trainer.learner.steps_done in (4, 5):  # of a run that resumed an earlier checkpoint, or began again
+        saved = trainer.save_step()
+
+    assert set((tmp_path / "checkpoints").iterdir()) == {later, saved}
+
+
 def test_resume_refuses_another_models_checkpoint(tmp_path):
     path = trainer_of().save(tmp_path / "model")
     with pytest.raises(UsageError, match="another model"):
