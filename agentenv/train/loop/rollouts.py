@@ -27,7 +27,7 @@ from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
 from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.loop.mixture import Dealt, Mixture
-from agentenv.train.loop.prompts import too_long
+from agentenv.train.loop.prompts import LongPrompt, too_long
 from agentenv.train.loop.sync import WeightSync
 from agentenv.train.model.adapters import adapter_of
 
@@ -257,40 +257,57 @@ class Rollouts:
             UsageError: No task of an environment is left.
         """
         counts: dict[str, float] = {}
-        world = self.learner.world
         mixture = self.mixture
         for entry, name, weight in zip(mixture.specs, mixture.names, mixture.weights, strict=True):
-            tasks = self._upcoming(entry, weight / sum(mixture.weights), cursors.get(name, 0))
-            mine = tasks[world.rank :: world.size]
-            long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
+            share = weight / sum(mixture.weights)
+            number, long_prompts = await self._long_prompts(entry, share, cursors.get(name, 0))
             prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{name}"
-            counts[f"{prefix}/checked"] = float(len(tasks))
+            counts[f"{prefix}/checked"] = float(number)
             counts[f"{prefix}/too_long"] = float(len(long_prompts))
             if not long_prompts:
                 continue
-            if len(long_prompts) == len(tasks):
+            if len(long_prompts) == number:
                 shortest = min(prompt.num_tokens for prompt in long_prompts)
                 raise UsageError(
-                    f"every prompt of {entry.id} is too long: the shortest of {len(tasks)} has {shortest} "
+                    f"every prompt of {entry.id} is too long: the shortest of {number} has {shortest} "
                     f"tokens, the limit is {long_prompts[0].limit}",
                     remedy="raise max_context_tokens or max_prompt_length",
                 )
             self.left_out |= {(name, prompt.task_id) for prompt in long_prompts}
             log.warning(
                 "%s: %d of %d tasks are left out, because their prompt is over %d tokens",
-                *(name, len(long_prompts), len(tasks), long_prompts[0].limit),
+                *(name, len(long_prompts), number, long_prompts[0].limit),
             )
         return counts
 
-    def _upcoming(self, entry: EnvSpec, share: float, cursor: int) -> list[Task]:
-        """Return the different tasks that the rest of the run will play, estimated from the weights."""
+    async def _long_prompts(self, entry: EnvSpec, share: float, cursor: int) -> tuple[int, list[LongPrompt]]:
+        """Check the tasks that the rest of the run will play, estimated from the weights.
+
+        The dealing goes past a long prompt, so a further task is checked for each of them.
+
+        Returns:
+            The number of different tasks that were checked, and the long prompts.
+        """
         rounds = (self.config.max_steps - self.learner.steps_done) * (1 + self.config.refill_rounds)
-        wanted = ceil(max(0, rounds) * self.config.groups_per_step * share)
-        tasks = self.mixture.tasks_of(entry)
-        if tasks.num_tasks is not None:
-            wanted = min(wanted, tasks.num_tasks)
-        upcoming = islice(self.mixture.rounds(entry, self.config.seed, cursor), wanted)
-        return list({task.id: task for task in upcoming}.values())
+        missing = ceil(max(0, rounds) * self.config.groups_per_step * share)
+        size, world = self.mixture.tasks_of(entry).num_tasks, self.learner.world
+        every = missing if size is None else 2 * size  # two rounds from any cursor hold all tasks
+        upcoming = self.mixture.rounds(entry, self.config.seed, cursor)
+        checked: set[str] = set()
+        found: dict[str, LongPrompt] = {}
+        taken = 0
+        missing = min(missing, every)
+        # An endless set that has hardly a short prompt must not keep the run from starting.
+        while missing and taken < 100 * every and (taken < every or len(found) < len(checked)):
+            tasks = list(islice(upcoming, missing))
+            new = list({task.id: task for task in tasks if task.id not in checked}.values())
+            mine = new[world.rank :: world.size]
+            long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
+            found |= {prompt.task_id: prompt for prompt in long_prompts}
+            checked |= {task.id for task in new}
+            taken += len(tasks)
+            missing = sum(task.id in found for task in tasks)
+        return len(checked), list(found.values())
 
     async def evaluate_alone(self) -> dict[str, float]:
         """Do what `evaluate` does, in a context of its own."""
