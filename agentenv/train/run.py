@@ -114,8 +114,8 @@ def train(
         steps: number of training steps; a resumed run can only become longer.
         group_size: number of episodes of each task, which are compared with each other.
         seed: seed of the run.
-        demos: a scripted policy or its name, such as `file.py:function`, whose episodes the model imitates
-            first. Empty or `oracle` means the environments' own oracles, `none` no demonstrations.
+        demos: a policy or its name (`file.py:function`) whose episodes the model imitates first. Empty or
+            `oracle` means the environments' own oracles, `none` no demonstrations.
         num_demos: number of tasks that the scripted policy plays, over all environments.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
         runs_dir: directory of all runs.
@@ -141,7 +141,9 @@ def train(
     with SharedRun(request.open) as run:
         training = _Training(run, request.mixture(run.plan), function, on_start, on_metrics)
         training.begin(policy, num_demos, on_warmup, required=bool(shown_by))
-        return training.run()
+        with training.saved_if_it_ends_early():
+            blocking()(training.trainer.run())
+        return training.finish()
 
 
 class _Training:
@@ -249,14 +251,8 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
-    def run(self) -> TrainResult:
-        """Train until the last step, close the run and return the result."""
-        with self._saved_if_it_ends_early():
-            blocking()(self.trainer.run())
-        return self._finish()
-
     @contextmanager
-    def _saved_if_it_ends_early(self) -> Generator[None]:
+    def saved_if_it_ends_early(self) -> Generator[None]:
         """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
         try:
             yield
@@ -269,7 +265,8 @@ class _Training:
                 self.trainer.save_step()
             raise
 
-    def _finish(self) -> TrainResult:
+    def finish(self) -> TrainResult:
+        """Close the run and return the result."""
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path
         return TrainResult(

@@ -243,23 +243,24 @@ class Rollouts:
     ) -> list[TrajectoryGroup]:
         """Play a group for each task of one environment; each task comes with its number of repeats."""
         chosen = tuple(task for task, _ in tasks)
-        keep = self._options.on_trajectory
         given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
+        if self._options.rollout is not None:
+            return await self._play_with(self._options.rollout, entry, chosen, given)
+        size, keep = self.config.num_generations, self._options.on_trajectory
+        played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
+        # Sorted, so that the order does not depend on which episode finished first.
+        return sorted([group async for group in played], key=lambda group: group.group_id)
+
+    async def _play_with(
+        self, function: RolloutFunction, entry: EnvSpec, chosen: tuple[Task, ...], given: Mapping[str, Any]
+    ) -> list[TrajectoryGroup]:
+        """Let a function of the user play the tasks; what it leaves out of its groups is not kept."""
 
         async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
-            played = self.runner.run_groups(
-                entry,
-                chosen,
-                group_size or self.config.num_generations,
-                # What a rollout function leaves out of its groups is not kept.
-                on_trajectory=keep if self._options.rollout is None else None,
-                **given,
-            )
-            # Sorted, so that the order does not depend on which episode finished first.
+            size = group_size or self.config.num_generations
+            played = self.runner.run_groups(entry, chosen, size, **given)
             return sorted([group async for group in played], key=lambda group: group.group_id)
 
-        if self._options.rollout is None:
-            return await play()
         request = RolloutRequest(
             engine=self._engine,
             renderer=self._renderer,
@@ -271,10 +272,10 @@ class Rollouts:
             runner=self.runner,
             play=play,
         )
-        groups = await play_with(self._options.rollout, request, self.learner.weights_version)
-        if keep is not None:
+        groups = await play_with(function, request, self.learner.weights_version)
+        if self._options.on_trajectory is not None:
             for trajectory in (member for group in groups for member in group):
-                keep(trajectory)
+                self._options.on_trajectory(trajectory)
         return groups
 
     # Before and after ---------------------------------------------------------------------
