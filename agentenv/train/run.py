@@ -114,8 +114,7 @@ def train(
         steps: number of training steps; a resumed run can only become longer.
         group_size: number of episodes of each task, which are compared with each other.
         seed: seed of the run.
-        demos: a policy or its name (`file.py:function`) whose episodes the model imitates first. Empty or
-            `oracle` means the environments' own oracles, `none` no demonstrations.
+        demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
         num_demos: number of tasks that the scripted policy plays, over all environments.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
         runs_dir: directory of all runs.
@@ -134,8 +133,7 @@ def train(
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
         TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
     """
-    policy, shown_by = policy_of(demos)
-    function, played_by = rollout_of(rollout)
+    (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
     settings = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
     request = TrainRequest(envs, model, steps, group_size, seed, *settings)
     with SharedRun(request.open) as run:
