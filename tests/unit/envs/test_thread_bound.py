@@ -117,42 +117,6 @@ async def test_a_tool_may_play_another_environment():
     await env.shutdown()
 
 
-class Stuck(Shop):
-    def start(self, n: int) -> str:
-        self.free = threading.Event()
-        self.shared = sqlite3.connect(":memory:", check_same_thread=False)
-        return super().start(n)
-
-    @tool(timeout_s=0.1)
-    def wait(self) -> str:
-        "Wait for nothing."
-        self.free.wait()
-        return "done"
-
-    @tool
-    def look(self) -> str:
-        "Look into a database that every thread may use."
-        return str(self.shared.execute("select 1").fetchone()[0])
-
-    def close(self):
-        self.free.set()
-        self.shared.close()
-
-
-async def test_calls_beside_a_tool_that_hangs_are_answered_too():
-    env = EnvSpec.of("test/Stuck-v0", Stuck, tasks=[{"n": 1}]).make()
-    await env.begin({"n": 1}, seed=0, context=Context())
-    reply = tool_call_message("wait")
-    reply["tool_calls"] += tool_call_message("look")["tool_calls"]
-
-    async with asyncio.timeout(30):
-        step = await env.advance(Action.of(reply))
-
-    assert [(result.is_error, result.text) for result in step.tool_results][1] == (False, "1")
-    assert step.tool_results[0].is_error
-    await env.shutdown()
-
-
 class Broken(Shop):
     def start(self, n: int) -> str:
         super().start(n)
