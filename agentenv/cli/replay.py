@@ -47,6 +47,7 @@ def run(
     from agentenv.cli.trust import announce
     from agentenv.core.errors import UsageError
     from agentenv.runs.store.reader import find_run
+    from agentenv.runs.store.trust import names_parts
 
     name, _, index = run.partition("#")
     episode = episode or index
@@ -58,8 +59,8 @@ def run(
             f"{option} continues from a turn, but no turn is named", remedy="name the turn with --from-turn"
         )
     stored = find_run(name, runs_dir)
-    if not env or (from_turn is not None and not model):
-        # The environment or the model is the one that the run names.
+    if not env or (from_turn is not None and not model) or names_parts(stored.info.config):
+        # The environment, the model or a part of the runner is the one that the run names.
         announce(stored.info, trust=trust, purpose="branching" if branches else "replaying")
     if from_turn is None or not branches:
         replaying = _Replay(stored.info, env, tokenizer, model, from_turn)

@@ -30,7 +30,7 @@ from agentenv.core.errors import UsageError
 from agentenv.runs.store.codec import dumps
 from agentenv.runs.store.runinfo import RunInfo
 
-__all__ = ["executed_files", "is_own", "require_trust", "signed"]
+__all__ = ["executed_files", "is_own", "names_parts", "require_trust", "signed"]
 
 _log = logging.getLogger(__name__)
 _SIGNED = ("id", "kind", "env_ids", "model", "seed", "config", "created", "directory")
@@ -99,12 +99,23 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
+def names_parts(config: Mapping[str, Any]) -> bool:
+    """Return whether the runner's settings name code, which is executed in whatever environment plays."""
+    return any(":" in name for name in _parts(config))
+
+
+def _parts(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the runner's parts, and its other settings as texts."""
+    runner = config.get("runner")
+    parts = runner.values() if isinstance(runner, dict) else ()
+    return [str(part.get("name", "") if isinstance(part, dict) else part) for part in parts]
+
+
 def _names(config: Mapping[str, Any]) -> list[str]:
     """Return the Python files among the names of environments, of a policy and of the runner's parts."""
-    envs, runner = config.get("envs", ()), config.get("runner")
+    envs = config.get("envs", ())
     names = [str(name) for name in envs] if isinstance(envs, list | tuple | dict) else []
-    parts = runner.values() if isinstance(runner, dict) else ()
-    names += [str(part.get("name", "") if isinstance(part, dict) else part) for part in parts]
+    names += _parts(config)
     names.append(str(config.get("model", "")).removeprefix("policy:"))
     return [file for file in (name.partition(":")[0] for name in names) if file.endswith(".py")]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from agentenv import train
@@ -72,6 +74,23 @@ def test_a_replay_in_an_environment_that_the_user_names_needs_no_trust(stolen, c
     assert code_of("replay", "last#0", "--env", "say.py") == 0
     assert code_of("replay", "last#0", "--env", "say.py", "--from-turn", "0") == 2
     assert "--trust" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [(), ("--from-turn", "0", "-k", "1", "-m", "mock")])
+@pytest.mark.parametrize("part", ["parts.py:Tail", {"name": "parts.py:Tail"}])
+def test_a_part_of_the_runner_that_a_run_names_needs_trust_in_any_environment(stolen, words, part, capsys):
+    (stolen / "parts.py").write_text(
+        "from pathlib import Path\nPath('executed').touch()\n\ndef Tail(): ...\n"
+    )
+    file = find_run("last").path / "run.json"
+    data = json.loads(file.read_text())
+    data["config"]["runner"]["user"] = part
+    file.write_text(json.dumps(data))
+
+    assert code_of("replay", "last#0", "--env", "agentenv/Calculator-v0", *words) == 2
+
+    assert "--trust" in capsys.readouterr().err
+    assert not (stolen / "executed").exists()
 
 
 def test_an_own_run_is_resumed_and_says_what_it_executes(stolen, capsys):
