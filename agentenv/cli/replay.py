@@ -45,19 +45,12 @@ def run(
     With -k, continue episodes several times from the turn --from-turn, each as a group of a new run.
     """
     from agentenv.cli.trust import announce
-    from agentenv.core.errors import UsageError
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.trust import names_parts
 
     name, _, index = run.partition("#")
     episode = episode or index
-    if not (episode or branches):
-        raise UsageError(f"{run!r} names no episode", remedy="add --episode 12 or --episode TASK/MEMBER")
-    if from_turn is None and (model or branches):
-        option = "-k" if branches else "-m"
-        raise UsageError(
-            f"{option} continues from a turn, but no turn is named", remedy="name the turn with --from-turn"
-        )
+    _check_arguments(run, episode, from_turn, branches, model)
     stored = find_run(name, runs_dir)
     if not env or (from_turn is not None and not model) or names_parts(stored.info.config):
         # The environment, the model or a part of the runner is the one that the run names.
@@ -80,6 +73,19 @@ def run(
         tokenizer=tokenizer,
     )
     raise typer.Exit(branch(branching, runs_dir, as_json=as_json))
+
+
+def _check_arguments(run: str, episode: str, from_turn: int | None, branches: int, model: str) -> None:
+    """Check that the command names the episode and the turn that it needs."""
+    from agentenv.core.errors import UsageError
+
+    if not (episode or branches):
+        raise UsageError(f"{run!r} names no episode", remedy="add --episode 12 or --episode TASK/MEMBER")
+    if from_turn is None and (model or branches):
+        option = "-k" if branches else "-m"
+        raise UsageError(
+            f"{option} continues from a turn, but no turn is named", remedy="name the turn with --from-turn"
+        )
 
 
 def _replay(replaying: _Replay, old: Any, *, as_json: bool) -> int:
