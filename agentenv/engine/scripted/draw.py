@@ -19,7 +19,7 @@ __all__ = ["Draw"]
 DEEPEST = 6
 """Depth of a value below which lists are as short as possible and optional fields are left out."""
 MOST_VALUES = 5_000
-"""Number of values in a draw after which every further one is null, which ends a schema without finite values."""
+"""Number of values in a draw after which each further one is null: this ends schemas of endless values."""
 FORMATS = {
     "date": "2026-0{a}-1{b}",
     "date-time": "2026-0{a}-1{b}T0{b}:30:00Z",
