@@ -81,7 +81,8 @@ function pairs(before, after) {
   const both = [...left.keys()].filter((key) => right.has(key));
   const rows = both.map((key) => {
     const [ours, theirs] = [left.get(key), right.get(key)];
-    return { task: key.split("\n")[1], p: of(ours), q: of(theirs), i: ours[0].i, j: theirs[0].i };
+    const [task, title] = [taskName(before, ours[0]), taskTitle(before, ours[0])];
+    return { task, title, p: of(ours), q: of(theirs), i: ours[0].i, j: theirs[0].i };
   });
   return rows.sort((a, b) => a.q - a.p - (b.q - b.p));
 }
@@ -107,7 +108,7 @@ function pageCompare(a, b) {
     .slice(0, 2000)
     .map((one) =>
       row([
-        safe(one.task),
+        h("span", { title: one.title }, safe(one.task)),
         num(link(`#/r/${a}/e/${one.i}`, fix(one.p, 3))),
         num(link(`#/r/${b}/e/${one.j}`, fix(one.q, 3))),
         changeCell(one.q - one.p),

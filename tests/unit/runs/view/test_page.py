@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -62,8 +63,6 @@ def test_only_the_pages_own_script_is_a_script(tmp_path):
 
 
 def test_numbers_that_json_lacks_do_not_break_the_page(tmp_path):
-    from dataclasses import replace
-
     odd = replace(episode(0, 0), metrics={"loss": float("nan"), "gap": float("inf")})
     page = build_page([write_run(tmp_path, "nan", [odd], metrics=[{"step": 1, "loss": float("nan")}])])
     data = re.search(r'id="page">(.*?)</script>', page, re.S)
@@ -88,6 +87,20 @@ def test_trajectories_at_hand_show_themselves_in_a_notebook():
 
     assert [tag for tag, _ in tags] == ["iframe"]
     assert tags[0][1]["sandbox"] == "allow-scripts"
+
+
+def test_text_of_a_task_stands_once_in_the_page(tmp_path):
+    asked = [
+        replace(episode(task, member), task={"answer": task}) for task in range(3) for member in range(4)
+    ]
+    data = run_data(write_run(tmp_path, "asked", asked), vocabulary={})
+
+    assert data["tasks"] == [
+        ("How many pencils?", "0"),
+        ("How many pencils?", "1"),
+        ("How many pencils?", "2"),
+    ]
+    assert [row["Q"] for row in data["episodes"]] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +242,45 @@ async def test_hostile_and_odd_text_is_shown_and_never_run(tmp_path):
         assert "\u202e" not in text
         assert await tab.js("window.hacked") is None
         assert await tab.js("document.querySelectorAll('img').length") == 0
+        assert tab.complaints == []
+
+
+def _asking(task: int, member: int, question: str):
+    """An episode whose task asks this."""
+    plain = episode(task, member)
+    return replace(
+        plain, messages=({"role": "user", "content": question}, *plain.messages[1:]), task={"answer": "391"}
+    )
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_lists_say_what_each_task_was(tmp_path):
+    head = "Answer with a number and nothing else. "
+    asked = [_asking(task, 0, f"{head}What is {task} + 1?") for task in range(3)]
+    twins = [_asking(task, 0, f"Play. {HOSTILE}") for task in range(2)]
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "asked", asked), write_run(tmp_path, "twins", twins)]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.js("location.hash = '#/r/0'")
+        await tab.until("document.querySelectorAll('.vrow').length === 3")
+        first = str(await tab.js("document.querySelector('.vrow').innerText"))
+        grid = str(await tab.js("document.querySelector('.grid').innerText"))
+        assert "… 0 + 1?" in first
+        assert first.index("391") < first.index("1.000")
+        assert "… 2 + 1?" in grid
+
+        await tab.js("location.hash = '#/r/1'")
+        await tab.until("document.querySelectorAll('.vrow').length === 2")
+        assert "order-0001 · Play. </script>" in str(await tab.js("document.body.innerText"))
+
+        await tab.js("location.hash = '#/r/0/e/1'")
+        await tab.until("document.querySelectorAll('.outcome').length")
+        outcome = str(await tab.js("document.querySelector('.outcome').innerText"))
+        assert [
+            word for word in ("What is 1 + 1?", "17 boxes hold", "391", "1.000") if word not in outcome
+        ] == []
         assert tab.complaints == []
 
 
