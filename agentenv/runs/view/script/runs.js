@@ -41,24 +41,32 @@ function runRow(run, r) {
 }
 
 function pageRuns() {
-  const shown = runs.map((run, r) => [run, r]);
-  const left = shown.filter(([run]) => matches([run.id, run.model, run.kind, ...run.envs].join(" ")));
+  const rows = div("scroll");
+  const refill = () => {
+    const shown = runs.map((run, r) => [run, r]);
+    const left = shown.filter(([run]) => matches([run.id, run.model, run.kind, ...run.envs].join(" ")));
+    put(
+      rows,
+      table(
+        columns,
+        left.map(([run, r]) => runRow(run, r)),
+      ),
+    );
+  };
   const both = [...state.picked].sort((a, b) => a - b);
   const compare =
     both.length === 2 && h("button", { onclick: () => go("#/compare/" + both.join("/")) }, "compare");
-  const columns = ["", "run", "", "environment", "model", "episodes", "reward", "", "status", "made"];
+  const columns = ["", "run", "", "environment", "model", ["episodes"], ["reward"], "", "status", "made"];
   const none = !runs.length && h("p", { class: "dim" }, "There are no runs yet; agentenv eval makes one.");
+  refill();
   put(
     root,
     head([h("b", {}, "runs"), span("sub", runs.length + " runs")], "/ filter · ? keys"),
     h(
       "main",
       {},
-      div("tools", filterBox(render), span("dim", "select two runs to compare them"), compare),
-      table(
-        columns,
-        left.map(([run, r]) => runRow(run, r)),
-      ),
+      div("tools", filterBox(refill), span("dim", "select two runs to compare them"), compare),
+      rows,
       none,
     ),
   );

@@ -82,11 +82,20 @@ const taskTitle = (run, e) => [e.k, questionOf(run, e)].filter(Boolean).join(": 
 const words = () => state.filter.split(/\s+/).filter(Boolean);
 const has = (text, part) => text.toLowerCase().includes(part.toLowerCase());
 const matches = (text) => words().every((word) => has(text, word));
-const COMPARE = { "<": (a, b) => a < b, ">": (a, b) => a > b, "=": (a, b) => a === b };
+const COMPARE = {
+  "<": (a, b) => a < b,
+  ">": (a, b) => a > b,
+  "<=": (a, b) => a <= b,
+  ">=": (a, b) => a >= b,
+  "=": (a, b) => a === b,
+};
+const FILTER_HELP =
+  "words that must all occur, or stop:max_turns  reward<0.5  reward>=1  tool:calc  error:field  step:3  " +
+  "role:held-out";
 const toolFailed = (use, text) => use[2] && has(use[2] + " " + use[3], text);
 
 const QUESTIONS = [
-  [/^reward([<>=])(-?[\d.]+)$/, (e, how, value) => e.r !== null && COMPARE[how](e.r, +value)],
+  [/^reward([<>]=?|=)(-?[\d.]+)$/, (e, how, value) => e.r !== null && COMPARE[how](e.r, +value)],
   [/^stop:(.*)$/, (e, stop) => e.s.startsWith(stop)],
   [/^step:(\d+)$/, (e, step) => e.w === +step],
   [/^role:(.*)$/, (e, role) => (e.o ?? "").startsWith(role)],
@@ -117,11 +126,15 @@ const SORTS = {
   time: (e) => e.q ?? 0,
 };
 
+function selected(run) {
+  const asking = words();
+  return run.episodes.filter((e) => asking.every((word) => asked(run, e, word)));
+}
+
 function ordered(run) {
   const key = SORTS[state.sort] || SORTS.place;
   const way = state.desc ? -1 : 1;
-  const asking = words();
-  const found = run.episodes.filter((e) => asking.every((word) => asked(run, e, word)));
+  const found = selected(run);
   const keys = new Map(found.map((e) => [e, key(e, run)]));
   return found.sort((a, b) => {
     const [left, right] = [keys.get(a), keys.get(b)];

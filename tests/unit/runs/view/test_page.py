@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
+from agentenv.runs import report_on
 from agentenv.runs.store import Run, RunWriter, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
@@ -210,8 +211,7 @@ async def test_pages_in_a_real_browser(tmp_path):
             await tab.key(key)
             await tab.until(f"document.querySelector('.tabs .on').textContent === '{tab_name}'")
         await tab.key("ArrowRight")
-        await tab.until("location.hash === '#/r/0/e/2'")
-        await tab.until("document.querySelectorAll('.box').length >= 4")
+        await tab.until("document.querySelector('.mem.on b').textContent === '#2'")
         await tab.key("j")
         await tab.key("j")
         assert await tab.js("document.querySelectorAll('.box.now').length") == 1
@@ -282,6 +282,73 @@ async def test_lists_say_what_each_task_was(tmp_path):
             word for word in ("What is 1 + 1?", "17 boxes hold", "391", "1.000") if word not in outcome
         ] == []
         assert tab.complaints == []
+
+
+CARDS = "[...document.querySelectorAll('main > div > .cards')].slice(0, 1).map((cards) => cards.innerText).join('')"
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_numbers", [True, False])
+async def test_figures_follow_the_filter_and_are_those_of_the_report(tmp_path, whole_numbers):
+    """A filter that selects what the report counts gives the report's own figures."""
+    episodes = [
+        replace(
+            one, reward=one.reward if not whole_numbers or one.reward is None else float(one.reward > 0.5)
+        )
+        for one in varied(12)
+    ]
+    run = write_run(tmp_path, "a", episodes)
+    other = write_run(tmp_path, "b", [one for one in episodes if one.stop_reason is StopReason.MAX_TURNS])
+    page = tmp_path / "view.html"
+    page.write_text(build_page([run, other]))
+
+    def expected(run: Run) -> list[str]:
+        report = report_on(one for one in run.summaries if one.scored)
+        assert report.reward
+        passes = " ".join(f"@{k} {value:.2f}" for k, value in report.pass_at.items())
+        limits = f"95 % {report.reward.low:.3f} to {report.reward.high:.3f}"
+        spread = f"{report.num_groups_with_spread}/{report.num_groups}"
+        return [f"{report.reward.mean:.3f}", limits, f"{report.num_tasks} tasks", passes, spread]
+
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.js("location.hash = '#/r/0'")
+        for text, figures in [("reward>-9", expected(run)), ("reward>-9 stop:max_turns", expected(other))]:
+            await tab.until("document.querySelectorAll('.vrow').length > 0")
+            await tab.js(
+                f"(() => {{ const box = document.getElementById('filter'); box.value = '{text}';"
+                " box.dispatchEvent(new Event('input')); })()"
+            )
+            chosen = run if text == "reward>-9" else other
+            scored = [one for one in chosen.summaries if one.scored]
+            await tab.until(f"document.querySelector('.filter').innerText.startsWith('{len(scored)} of')")
+            cards = " ".join(str(await tab.js(CARDS)).split())
+            assert [figure for figure in figures if figure not in cards] == []
+            assert await tab.js("document.querySelectorAll('.grid a').length") == len(scored)
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_rewards_of_zero_are_painted_as_the_lowest(tmp_path):
+    episodes = [episode(task, member, reward=0.0) for task in range(2) for member in range(64)]
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "zero", episodes)]))
+    async with open_browser(width=1280) as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.grid a').length === 128")
+
+        colours = "[...new Set([...document.querySelectorAll('.grid a')].map((cell) => cell.style.backgroundColor))]"
+        assert await tab.js(colours) == ["rgb(240, 242, 246)"]
+        assert await tab.js("document.querySelector('.grid').clientWidth > 1200")
+        assert (
+            await tab.js("document.querySelector('.ends').innerText.split(/\\s+/).join(' ')")
+            == "0.00 0.50 1.00"
+        )
+        await tab.js("document.querySelector('button.column:enabled').click()")
+        assert await tab.until("document.getElementById('filter').value === 'reward>=0 reward<0.05'")
+        assert "128 of 128" in str(await tab.js("document.querySelector('.filter').innerText"))
 
 
 @needs_browser
