@@ -23,6 +23,7 @@ from agentenv.runs.verify.record import check_record
 __all__ = ["episode_data", "pack", "page_json", "run_data", "run_json", "safe_json"]
 
 _log = logging.getLogger(__name__)
+_MAX_ANSWER_CHARS = 80
 
 
 def safe_json(value: object) -> str:
@@ -61,6 +62,8 @@ def run_data(
     # What the trainer was shown, and what it was tested on, are no results of the training.
     own = [episode for episode in episodes if "role" not in _note_of(episode, notes)]
     report = report_on(own, success_at=_success_at(run))
+    tasks: dict[tuple[str, str], int] = {}
+    rows = [_row(index, episode, notes, tasks) for index, episode in enumerate(episodes)]
     return {
         "id": run.id,
         "kind": run.info.kind,
@@ -77,7 +80,8 @@ def run_data(
         "report": report.as_json(),
         "metrics": run.metrics(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
-        "episodes": [_row(index, episode, notes) for index, episode in enumerate(episodes)],
+        "tasks": list(tasks),
+        "episodes": rows,
     }
 
 
@@ -95,8 +99,16 @@ def _success_at(run: Run) -> float:
     return float(value) if isinstance(value, (int, float)) else 1.0
 
 
-def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return an episode's row; its keys are single letters, because a page may have very many rows."""
+def _row(
+    index: int,
+    episode: EpisodeSummary,
+    notes: Mapping[str, Mapping[str, Any]],
+    tasks: dict[tuple[str, str], int],
+) -> dict[str, Any]:
+    """Return an episode's row; its keys are single letters, because a page may have very many rows.
+
+    The text of a task stands once in the page, in the order of `tasks`, and each row has its number.
+    """
     note = _note_of(episode, notes)
     return {
         "i": index,
@@ -112,7 +124,8 @@ def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, A
         "p": episode.parts,
         "x": episode.error,
         "u": episode.untrainable_reason,
-        "A": episode.answer,
+        "A": episode.answer[:_MAX_ANSWER_CHARS],
+        "Q": tasks.setdefault((episode.question, episode.expected), len(tasks)),
         "T": episode.tools,
         "a": note.get("advantage"),
         "w": note.get("step"),

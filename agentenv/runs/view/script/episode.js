@@ -1,6 +1,33 @@
 // The page of one episode, next to the episodes of its group.
 
 const MAX_RAW_CHARS = 400000;
+const MAX_OUTCOME_CHARS = 600;
+
+// ---- what was asked, what was answered and what it was worth
+const textOf = (content) =>
+  typeof content === "string"
+    ? content
+    : Array.isArray(content)
+      ? content.map((piece) => (piece && typeof piece.text === "string" ? piece.text : "")).join("")
+      : "";
+
+function outcome(run, e, ep) {
+  const isAsked = (message) => !["system", "developer"].includes(message.role);
+  const first = ep.messages.find(isAsked);
+  const question = first && first.role !== "assistant" ? textOf(first.content) : questionOf(run, e);
+  const last = ep.messages.findLast((message) => message.role === "assistant");
+  const expected = expectedOf(run, e);
+  const line = (name, ...words) => [h("dt", {}, name), h("dd", {}, words)];
+  const long = (text) => safe(clip(text.trim(), MAX_OUTCOME_CHARS));
+  return h(
+    "dl",
+    { class: "outcome" },
+    line("task", long(question) || "–", " ", span("dim", safe(e.k))),
+    line("answer", long(last ? textOf(last.content) : "") || "–"),
+    expected && line("expected", safe(expected)),
+    line("reward", h("b", {}, fix(e.r, 3)), " ", stopPill(e.s)),
+  );
+}
 
 function groupCard(r, e, longest, advantage, chosen) {
   const bar = e.p.map(([source, n]) =>
@@ -21,6 +48,7 @@ function groupCard(r, e, longest, advantage, chosen) {
     },
     top,
     div("bar", bar),
+    e.A && h("div", { class: "said", title: e.A }, safe(e.A)),
     stopPill(e.s),
     e.u && !FAILED.has(e.s) && div("dim", "not trainable"),
   );
@@ -232,7 +260,7 @@ async function pageEpisode(r, i) {
     const body = await centreOf(r, e, ep, group);
     const bar = tabBar(ep, group, repaint);
     bar.append(search);
-    put(centre, bar, body);
+    put(centre, ep && outcome(run, e, ep), bar, body);
   };
   await repaint();
   if (ticket !== showing) return;

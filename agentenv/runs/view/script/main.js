@@ -179,5 +179,6 @@ function renderInPlace() {
 startTheme();
 document.addEventListener("keydown", keyed);
 window.addEventListener("hashchange", render);
-if (page.live && window.EventSource) new EventSource("events?page=" + page.number + pass).onmessage = takeNews;
+if (page.live && window.EventSource)
+  new EventSource("events?page=" + page.number + pass).onmessage = takeNews;
 render();

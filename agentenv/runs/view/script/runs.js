@@ -41,24 +41,32 @@ function runRow(run, r) {
 }
 
 function pageRuns() {
-  const shown = runs.map((run, r) => [run, r]);
-  const left = shown.filter(([run]) => matches([run.id, run.model, run.kind, ...run.envs].join(" ")));
+  const rows = div("scroll");
+  const refill = () => {
+    const shown = runs.map((run, r) => [run, r]);
+    const left = shown.filter(([run]) => matches([run.id, run.model, run.kind, ...run.envs].join(" ")));
+    put(
+      rows,
+      table(
+        columns,
+        left.map(([run, r]) => runRow(run, r)),
+      ),
+    );
+  };
   const both = [...state.picked].sort((a, b) => a - b);
   const compare =
     both.length === 2 && h("button", { onclick: () => go("#/compare/" + both.join("/")) }, "compare");
-  const columns = ["", "run", "", "environment", "model", "episodes", "reward", "", "status", "made"];
+  const columns = ["", "run", "", "environment", "model", ["episodes"], ["reward"], "", "status", "made"];
   const none = !runs.length && h("p", { class: "dim" }, "There are no runs yet; agentenv eval makes one.");
+  refill();
   put(
     root,
     head([h("b", {}, "runs"), span("sub", runs.length + " runs")], "/ filter · ? keys"),
     h(
       "main",
       {},
-      div("tools", filterBox(render), span("dim", "select two runs to compare them"), compare),
-      table(
-        columns,
-        left.map(([run, r]) => runRow(run, r)),
-      ),
+      div("tools", filterBox(refill), span("dim", "select two runs to compare them"), compare),
+      rows,
       none,
     ),
   );
@@ -81,7 +89,8 @@ function pairs(before, after) {
   const both = [...left.keys()].filter((key) => right.has(key));
   const rows = both.map((key) => {
     const [ours, theirs] = [left.get(key), right.get(key)];
-    return { task: key.split("\n")[1], p: of(ours), q: of(theirs), i: ours[0].i, j: theirs[0].i };
+    const [task, title] = [taskName(before, ours[0]), taskTitle(before, ours[0])];
+    return { task, title, p: of(ours), q: of(theirs), i: ours[0].i, j: theirs[0].i };
   });
   return rows.sort((a, b) => a.q - a.p - (b.q - b.p));
 }
@@ -107,7 +116,7 @@ function pageCompare(a, b) {
     .slice(0, 2000)
     .map((one) =>
       row([
-        safe(one.task),
+        h("span", { title: one.title }, safe(one.task)),
         num(link(`#/r/${a}/e/${one.i}`, fix(one.p, 3))),
         num(link(`#/r/${b}/e/${one.j}`, fix(one.q, 3))),
         changeCell(one.q - one.p),
