@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,8 +12,9 @@ if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
     from agentenv.train.plan import TrainPlan
 
-__all__ = ["Dashboard", "sparkline", "step_line"]
+__all__ = ["Dashboard", "held_out_lines", "sparkline", "step_line"]
 
+TELL_EVERY_S = 10.0
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -53,6 +55,26 @@ def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]])
     return "  ".join(parts)
 
 
+def held_out_lines(scores: Mapping[str, float], drawn: str) -> list[str]:
+    """Return a line with the held-out success for each environment that was scored.
+
+    Args:
+        scores: metrics; with several environments the scores of each one have its name.
+        drawn: how the episodes were sampled.
+    """
+    lines: list[str] = []
+    for name in scores:
+        prefix, _, score = name.rpartition("/")
+        if not prefix.startswith("eval") or score != "success":
+            continue
+        own = {key.rpartition("/")[2]: value for key, value in scores.items() if key.startswith(f"{prefix}/")}
+        several = [f"{key} {value:.3f}" for key, value in own.items() if "@" in key]
+        interval = f"[{own['success_low']:.3f}, {own['success_high']:.3f}] on {own['tasks']:.0f} tasks"
+        of = f" of {env}" if (env := prefix.partition("/")[2]) else ""
+        lines.append(", ".join([f"held-out success{of} {own['success']:.3f} {interval}", drawn, *several]))
+    return lines
+
+
 class _Warnings(logging.Handler):
     def __init__(self, board: Dashboard) -> None:
         super().__init__(logging.WARNING)
@@ -67,14 +89,19 @@ class Dashboard:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._num_steps = 0
+        self.drawn = ""
+        """How the held-out episodes are sampled."""
         self._quiet = quiet
         self._history: list[Mapping[str, float]] = []
         self._handler = _Warnings(self)
         self._status: Any = None
+        self._told = 0.0
 
     def begin(self, plan: TrainPlan) -> None:
         """Print the environments, the model and the size of the run."""
         config, self._num_steps = plan.config, plan.config.max_steps
+        warm = config.eval_temperature
+        self.drawn = f"temperature {warm:g}" if warm else "greedy"
         if not self._quiet and sys.stdout.isatty():
             from rich.console import Console
             from rich.status import Status
@@ -92,6 +119,13 @@ class Dashboard:
         """Print the number and the mean reward of the demonstrations."""
         rewards = sum(trajectory.reward or 0.0 for trajectory in shown)
         self.say(f" warm-up on {len(shown)} demonstrations, mean reward {rewards / max(1, len(shown)):.2f}")
+        self._told = time.monotonic()
+
+    def warm_up_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print how well the demonstrations are imitated, if nothing was printed for a while."""
+        if time.monotonic() - self._told >= TELL_EVERY_S:
+            self._told = time.monotonic()
+            self.say(f"  warm-up step {step}: {metrics['sft/nll']:.2f} nats a token")
 
     def say(self, text: str) -> None:
         """Print a line above the status line."""
@@ -103,7 +137,11 @@ class Dashboard:
             print(text, flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the line of a finished step."""
+        """Print the line of a finished step, or the scores before the first one."""
+        if not step:
+            for line in held_out_lines(metrics, self.drawn):
+                self.say(f" before the first step: {line}")
+            return
         self._history.append(metrics)
         self.say(step_line(step, self._num_steps, self._history))
         if self._status is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class TrainResult:
     """The newest checkpoint, a plain Hugging Face directory; None if no checkpoint was saved."""
     interrupted: bool = False
     """Whether Ctrl-C stopped the run. A checkpoint of the last whole step was written then."""
+    evaluation_on_start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores before the first step, with `eval_on_start`; empty otherwise."""
 
     @property
     def evaluation(self) -> dict[str, float]:
@@ -102,6 +104,7 @@ def train(
     engine: Mapping[str, Any] | None = None,
     on_start: Callable[[TrainPlan], None] | None = None,
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
+    on_warmup_step: Callable[[int, Mapping[str, float]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> TrainResult:
     """Train a model with GRPO on episodes of environments, and return the result.
@@ -127,7 +130,8 @@ def train(
         engine: keyword arguments of the engine.
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
-        on_metrics: called after each step with its number and metrics.
+        on_warmup_step: called after each step on the demonstrations with its number and metrics.
+        on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
@@ -138,10 +142,8 @@ def train(
     request = TrainRequest(envs, model, steps, group_size, seed, *settings)
     with SharedRun(request.open) as run:
         training = _Training(run, request.mixture(run.plan), function, on_start, on_metrics)
-        training.begin(policy, num_demos, on_warmup, required=bool(shown_by))
-        with training.saved_if_it_ends_early():
-            blocking()(training.trainer.run())
-        return training.finish()
+        training.begin(policy, num_demos, on_warmup, on_warmup_step, required=bool(shown_by))
+        return training.run()
 
 
 class _Training:
@@ -157,6 +159,7 @@ class _Training:
     ) -> None:
         self._run, self._envs, self._on_metrics = run, envs, on_metrics
         self._history: list[Mapping[str, float]] = []
+        self._start: Mapping[str, float] = {}
         self._interrupted = False
         plan = run.plan
         if run.is_first and on_start is not None:
@@ -180,6 +183,7 @@ class _Training:
         policy: DemonstrationPolicy | None,
         num_demos: int,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
+        on_warmup_step: Callable[[int, Mapping[str, float]], None] | None,
         *,
         required: bool,
     ) -> None:
@@ -205,7 +209,8 @@ class _Training:
                 return
             if self._run.is_first and on_warmup is not None:
                 on_warmup(good)
-            trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8)
+            watch = on_warmup_step if self._run.is_first else None
+            trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8, on_metrics=watch)
 
     def _demonstrations(
         self, policy: DemonstrationPolicy, num_demos: int
@@ -245,12 +250,21 @@ class _Training:
 
     def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.collect()
-        self._history.append(metrics)
+        if step:
+            self._history.append(metrics)
+        else:
+            self._start = metrics
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
+    def run(self) -> TrainResult:
+        """Train until the last step, close the run and return the result."""
+        with self._saved_if_it_ends_early():
+            blocking()(self.trainer.run())
+        return self._finish()
+
     @contextmanager
-    def saved_if_it_ends_early(self) -> Generator[None]:
+    def _saved_if_it_ends_early(self) -> Generator[None]:
         """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
         try:
             yield
@@ -263,7 +277,7 @@ class _Training:
                 self.trainer.save_step()
             raise
 
-    def finish(self) -> TrainResult:
+    def _finish(self) -> TrainResult:
         """Close the run and return the result."""
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path
@@ -273,4 +287,5 @@ class _Training:
             self.trainer.steps_done,
             last_checkpoint(path),
             self._interrupted,
+            self._start,
         )

@@ -364,6 +364,40 @@ def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
     assert result.history[0]["weights_version"] == 2.0  # one update of the warm-up, one of the step
 
 
+def test_a_run_is_scored_before_its_first_step_if_it_is_asked_to_be(model):
+    told: list[tuple[int, list[str]]] = []
+
+    result = train(
+        model,
+        settings={"eval_on_start": True},
+        on_metrics=lambda step, metrics: told.append((step, sorted(metrics))),
+    )
+
+    assert [step for step, _ in told] == [0, 1, 2]
+    assert all(name.startswith("eval/") for name in told[0][1])
+    assert result.evaluation_on_start["eval/tasks"] == 1.0
+    assert len(result.history) == 2
+    assert [line["step"] for line in result.run.metrics()] == [0, 1, 2]
+    held_out = [one for one in result.run.summaries if one.group_id.startswith("held-out-")]
+    assert len(held_out) == 2  # before the first step and after the last one
+    again = train(resume=result.run.path, steps=3)
+    assert not again.evaluation_on_start
+
+
+def test_a_run_without_held_out_tasks_has_nothing_to_score_before_its_first_step(model):
+    result = train(model, solved(), demos="none", settings={"eval_on_start": True}, steps=1)
+
+    assert (len(result.history), result.evaluation_on_start) == (1, {})
+
+
+def test_the_steps_of_a_warm_up_are_told(model):
+    told: list[int] = []
+
+    train(model, demos=say_ten, num_demos=16, steps=1, on_warmup_step=lambda step, _: told.append(step))
+
+    assert told == [1]
+
+
 class Solved(Echo):
     @staticmethod
     def oracle(messages, task, rng):
