@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Dashboard", "held_out_lines", "sparkline", "step_line"]
 
 TELL_EVERY_S = 10.0
+_warmup_log = logging.getLogger("agentenv.train.loop.sft")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -75,13 +76,20 @@ def held_out_lines(scores: Mapping[str, float], drawn: str) -> list[str]:
     return lines
 
 
-class _Warnings(logging.Handler):
+class _Records(logging.Handler):
+    """Prints warnings, and the progress of a warm-up if none was printed for a while."""
+
     def __init__(self, board: Dashboard) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._board = board
+        self._told = time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._board.say(f" ! {record.getMessage()}")
+        if record.levelno >= logging.WARNING:
+            self._board.say(f" ! {record.getMessage()}")
+        elif time.monotonic() - self._told >= TELL_EVERY_S:
+            self._told = time.monotonic()
+            self._board.say(f"  {record.getMessage()}")
 
 
 class Dashboard:
@@ -93,9 +101,8 @@ class Dashboard:
         """How the held-out episodes are sampled."""
         self._quiet = quiet
         self._history: list[Mapping[str, float]] = []
-        self._handler = _Warnings(self)
+        self._handler = _Records(self)
         self._status: Any = None
-        self._told = 0.0
 
     def begin(self, plan: TrainPlan) -> None:
         """Print the environments, the model and the size of the run."""
@@ -119,13 +126,6 @@ class Dashboard:
         """Print the number and the mean reward of the demonstrations."""
         rewards = sum(trajectory.reward or 0.0 for trajectory in shown)
         self.say(f" warm-up on {len(shown)} demonstrations, mean reward {rewards / max(1, len(shown)):.2f}")
-        self._told = time.monotonic()
-
-    def warm_up_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print how well the demonstrations are imitated, if nothing was printed for a while."""
-        if time.monotonic() - self._told >= TELL_EVERY_S:
-            self._told = time.monotonic()
-            self.say(f"  warm-up step {step}: {metrics['sft/nll']:.2f} nats a token")
 
     def say(self, text: str) -> None:
         """Print a line above the status line."""
@@ -149,9 +149,11 @@ class Dashboard:
 
     def __enter__(self) -> Self:
         logging.getLogger("agentenv").addHandler(self._handler)
+        _warmup_log.setLevel(logging.INFO)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger("agentenv").removeHandler(self._handler)
+        _warmup_log.setLevel(logging.NOTSET)
         if self._status is not None:
             self._status.stop()

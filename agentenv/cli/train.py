@@ -91,7 +91,6 @@ def run(
     named = options["train"].pop("model")
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
     watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}
-    watch["on_warmup_step"] = board.warm_up_step
     try:
         with board:
             result = train(dict(map(_weighted, envs or [])), named, **options, **watch)

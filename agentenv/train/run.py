@@ -104,7 +104,6 @@ def train(
     engine: Mapping[str, Any] | None = None,
     on_start: Callable[[TrainPlan], None] | None = None,
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
-    on_warmup_step: Callable[[int, Mapping[str, float]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> TrainResult:
     """Train a model with GRPO on episodes of environments, and return the result.
@@ -130,7 +129,6 @@ def train(
         engine: keyword arguments of the engine.
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
-        on_warmup_step: called after each step on the demonstrations with its number and metrics.
         on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
 
     Raises:
@@ -142,8 +140,10 @@ def train(
     request = TrainRequest(envs, model, steps, group_size, seed, *settings)
     with SharedRun(request.open) as run:
         training = _Training(run, request.mixture(run.plan), function, on_start, on_metrics)
-        training.begin(policy, num_demos, on_warmup, on_warmup_step, required=bool(shown_by))
-        return training.run()
+        training.begin(policy, num_demos, on_warmup, required=bool(shown_by))
+        with training.saved_if_it_ends_early():
+            blocking()(training.trainer.run())
+        return training.finish()
 
 
 class _Training:
@@ -183,7 +183,6 @@ class _Training:
         policy: DemonstrationPolicy | None,
         num_demos: int,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
-        on_warmup_step: Callable[[int, Mapping[str, float]], None] | None,
         *,
         required: bool,
     ) -> None:
@@ -209,8 +208,7 @@ class _Training:
                 return
             if self._run.is_first and on_warmup is not None:
                 on_warmup(good)
-            watch = on_warmup_step if self._run.is_first else None
-            trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8, on_metrics=watch)
+            trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8)
 
     def _demonstrations(
         self, policy: DemonstrationPolicy, num_demos: int
@@ -257,14 +255,8 @@ class _Training:
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
-    def run(self) -> TrainResult:
-        """Train until the last step, close the run and return the result."""
-        with self._saved_if_it_ends_early():
-            blocking()(self.trainer.run())
-        return self._finish()
-
     @contextmanager
-    def _saved_if_it_ends_early(self) -> Generator[None]:
+    def saved_if_it_ends_early(self) -> Generator[None]:
         """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
         try:
             yield
@@ -277,7 +269,7 @@ class _Training:
                 self.trainer.save_step()
             raise
 
-    def _finish(self) -> TrainResult:
+    def finish(self) -> TrainResult:
         """Close the run and return the result."""
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path

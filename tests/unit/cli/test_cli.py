@@ -448,25 +448,16 @@ def test_the_held_out_success_of_each_environment_has_a_line():
     assert held_out_lines({"reward": 1.0}, "greedy") == []
 
 
-def test_the_dashboard_tells_the_start_of_a_training(monkeypatch, capsys):
-    monkeypatch.setattr("agentenv.cli.dashboard.TELL_EVERY_S", 0.0)
+def test_the_dashboard_tells_the_scores_before_the_first_step(capsys):
     board = Dashboard()
-
-    board.warmed_up([])
-    board.warm_up_step(1, {"sft/nll": 2.5})
-    monkeypatch.setattr("agentenv.cli.dashboard.TELL_EVERY_S", 1e9)
-    board.warm_up_step(2, {"sft/nll": 1.5})
     scores = {"success": 0.5, "success_low": 0.25, "success_high": 0.75, "tasks": 8.0}
+
     board.step(0, {f"eval/{name}": value for name, value in scores.items()})
     board.step(1, {"reward": 0.25})
 
     shown = capsys.readouterr().out.splitlines()
-    assert shown[:2] == [
-        " warm-up on 0 demonstrations, mean reward 0.00",
-        "  warm-up step 1: 2.50 nats a token",
-    ]
-    assert shown[2].startswith(" before the first step: held-out success 0.500")
-    assert shown[3].startswith("step 1/0  reward 0.25")
+    assert shown[0].startswith(" before the first step: held-out success 0.500")
+    assert shown[1].startswith("step 1/0  reward 0.25")
 
 
 def test_step_line_survives_missing_metrics():

@@ -390,12 +390,28 @@ def test_a_run_without_held_out_tasks_has_nothing_to_score_before_its_first_step
     assert (len(result.history), result.evaluation_on_start) == (1, {})
 
 
-def test_the_steps_of_a_warm_up_are_told(model):
-    told: list[int] = []
+def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("agentenv.cli.dashboard.TELL_EVERY_S", 0.0)
+    (tmp_path / "solved.py").write_text(
+        "import agentenv as ae\n"
+        "class Solved(ae.ToolEnv):\n"
+        "    def start(self, n): return 'say ten'\n"
+        "    def reward(self, answer): return len(answer) / 10\n"
+        "def oracle(messages, task, rng): return 'ten'\n"
+        "ae.register('test/Told-v0', Solved, tasks=[{'n': n} for n in range(16)])\n"
+    )
+    options = ("max_tokens_per_turn=4", "groups_per_step=1", "max_turns=1")
+    settings = [word for option in options for word in ("-o", option)]
 
-    train(model, demos=say_ten, num_demos=16, steps=1, on_warmup_step=lambda step, _: told.append(step))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "solved.py", "-m", model, "--steps", "1", "-k", "2", "--num-demos", "16", *settings])
 
-    assert told == [1]
+    lines = capsys.readouterr().out.splitlines()
+    assert not ended.value.code
+    assert [line[:22] for line in lines if "warm-up step" in line] == [
+        "  warm-up step 1 of 2:",
+        "  warm-up step 2 of 2:",
+    ]
 
 
 class Solved(Echo):
