@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class TrainResult:
     """The newest checkpoint, a plain Hugging Face directory; None if no checkpoint was saved."""
     interrupted: bool = False
     """Whether Ctrl-C stopped the run. A checkpoint of the last whole step was written then."""
+    evaluation_on_start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores before the first step, with `eval_on_start`; empty otherwise."""
 
     @property
     def evaluation(self) -> dict[str, float]:
@@ -127,7 +129,7 @@ def train(
         engine: keyword arguments of the engine.
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
-        on_metrics: called after each step with its number and metrics.
+        on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
@@ -157,6 +159,7 @@ class _Training:
     ) -> None:
         self._run, self._envs, self._on_metrics = run, envs, on_metrics
         self._history: list[Mapping[str, float]] = []
+        self._start: Mapping[str, float] = {}
         self._interrupted = False
         plan = run.plan
         if run.is_first and on_start is not None:
@@ -245,7 +248,10 @@ class _Training:
 
     def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.collect()
-        self._history.append(metrics)
+        if step:
+            self._history.append(metrics)
+        else:
+            self._start = metrics
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
@@ -273,4 +279,5 @@ class _Training:
             self.trainer.steps_done,
             last_checkpoint(path),
             self._interrupted,
+            self._start,
         )

@@ -178,6 +178,7 @@ class GRPOTrainer:
             async with self.rollouts as rollouts:
                 found = await rollouts.sync.follow()
                 found |= await rollouts.leave_out_long_prompts(self.cursors)
+                await self._score_start(rollouts, journal)
                 usable = UsableEpisodes(self.world)
                 batch: EpisodeBatch | None = None
                 while learner.steps_done < config.max_steps:
@@ -219,6 +220,13 @@ class GRPOTrainer:
                     batch, found = ahead, {}
             usable.finish()
         return history
+
+    async def _score_start(self, rollouts: Rollouts, journal: Journal) -> None:
+        """Score the held-out tasks before the first step, as step 0, if `eval_on_start` asks for it."""
+        if not self.config.eval_on_start or self.steps_done:
+            return
+        if scores := await rollouts.evaluate():
+            self._tell([scores], journal)
 
     def _train_on(self, batch: EpisodeBatch, metrics: dict[str, float]) -> None:
         """Train on a batch and add the metrics of the step, which an interruption must not lose."""
