@@ -146,6 +146,9 @@ class Turn:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent in the parts of the turn: `generate_s`, `queue_s`, `env_s`, `tools_s`, `user_s`,
     `render_s`."""
+    attempt: int = 0
+    """Index of the model's attempt at the task, where the environment marks attempts (`Context.attempt`). All
+    of them are in one episode; `Trajectory.attempt` counts episodes that were played again."""
 
     @property
     def end(self) -> int:

@@ -31,6 +31,7 @@ class OpenTurn:
     results: tuple[ToolResult, ...] = ()
     reward: float = 0.0
     timings: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
+    attempt: int = 0
 
     def close(self, reward: float) -> Turn:
         """Return the finished turn with its reward."""
@@ -47,6 +48,7 @@ class OpenTurn:
             reward=reward,
             sampling=self.sampling.record(),
             timings=self.timings,
+            attempt=self.attempt,
         )
 
 

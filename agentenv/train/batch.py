@@ -1,23 +1,20 @@
 """Turn trajectory groups into rows to train on, with their advantages, and count what is left out.
 
-A row is one token sequence, cut after its last trained token. An episode whose history was rewritten has
-several rows. Nothing in this module depends on how the rows are packed or split later.
+An episode has one row (`train.rows`), and several if its history was rewritten. Nothing in this module
+depends on how the rows are packed or split later.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
-
 from agentenv.core.errors import UsageError
-from agentenv.core.trajectory import TokenSequence, Trajectory, TrajectoryGroup
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.train.config import GRPOConfig
 from agentenv.train.objective.advantage import (
     group_advantages,
@@ -28,17 +25,15 @@ from agentenv.train.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
+from agentenv.train.rows import Row, fit_rows, make_row
 from agentenv.train.sums import Mean
 
 __all__ = [
     "Advantage",
     "AdvantageFn",
-    "Row",
     "TrainBatch",
     "add_demonstrations",
     "build_batch",
-    "fit_rows",
-    "make_row",
     "own_reward",
 ]
 
@@ -47,42 +42,6 @@ Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
 
 AdvantageFn: TypeAlias = Callable[[Sequence[TrajectoryGroup]], Sequence[Sequence[Advantage]]]
 """Function of the user that returns, for each group, one `Advantage` for each member."""
-
-
-@dataclass(slots=True)
-class Row:
-    """One sequence to train on; tensors named `_n` have one value for each of its n trained tokens."""
-
-    # Invariant: all tensors `_n` have the same length and order as `positions_n`.
-    token_ids: list[int]
-    """Tokens of the sequence up to the last trained one, which is included."""
-    positions_n: Tensor
-    """Indices of the trained tokens in `token_ids`; never 0, because nothing predicts the first token."""
-    sampler_n: Tensor
-    """The sampler's logprobs, in float64. They are converted to the model's format on its device."""
-    advantages_n: Tensor
-    episode: int
-    group: int
-    weight: float = 0.0
-    """Weight of each token in the loss, set for each optimiser step."""
-    old_n: Tensor | None = None
-    ref_n: Tensor | None = None
-    demonstration: bool = False
-    """Whether the row is trained by cross entropy instead of the policy loss."""
-    member: int = 0
-    """Index of the episode in its group."""
-    sequence: int = 0
-    """Index of the sequence in its episode."""
-    counted_only: bool = False
-    """Whether the row is not trained and only counts in the weights of the other rows."""
-    new_n: Tensor | None = None
-    """Log-probabilities under the weights of the latest pass of the update; None before it."""
-    entropy_n: Tensor | None = None
-
-    @property
-    def num_trained(self) -> int:
-        """Number of trained tokens."""
-        return self.positions_n.numel()
 
 
 @dataclass(slots=True)
@@ -172,51 +131,13 @@ def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[R
         raise UsageError(
             f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
         )
+    attempts = [turn.attempt for turn in one.turns]
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
-        row = make_row(sequence, own, place.episode, place.group)
+        row = make_row(sequence, own, place.episode, place.group, attempts=attempts)
         if row is not None:
             row.member, row.sequence = place.member, number
         yield row
-
-
-def fit_rows(
-    rows: Iterable[Row | None], max_length: int | None, vocab_size: int | None, dropped: Counter[str]
-) -> Iterator[Row]:
-    """Yield the rows that the model can take, and count the others by reason."""
-    for row in rows:
-        reason = _unfit_row(row, max_length, vocab_size)
-        if row is None or reason:
-            dropped[reason] += 1
-        else:
-            yield row
-
-
-def make_row(
-    sequence: TokenSequence,
-    advantage: float | Sequence[float],
-    episode: int,
-    group: int,
-    *,
-    demonstration: bool = False,
-) -> Row | None:
-    """Return the row of a sequence; None if it has no token to train."""
-    mask = torch.tensor(sequence.loss_mask, dtype=torch.bool)
-    mask[:1] = False  # the first token has no prediction
-    positions_n = mask.nonzero().squeeze(-1)
-    if positions_n.numel() == 0:
-        return None
-    if isinstance(advantage, (int, float)):
-        advantages_n = torch.full(positions_n.shape, float(advantage), dtype=torch.float64)
-    else:
-        if len(advantage) != len(sequence):
-            raise UsageError(
-                f"{len(advantage)} per-token advantages for a sequence of {len(sequence)} tokens"
-            )
-        advantages_n = torch.tensor(advantage, dtype=torch.float64)[positions_n]
-    sampler_n = torch.tensor(sequence.logprobs, dtype=torch.float64)[positions_n]
-    token_ids = sequence.token_ids[: int(positions_n[-1]) + 1]
-    return Row(token_ids, positions_n, sampler_n, advantages_n, episode, group, demonstration=demonstration)
 
 
 def add_demonstrations(
@@ -368,20 +289,6 @@ def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> 
     if config.max_staleness is None or weights_version is None or not one.weights_versions:
         return ""
     return "stale_episodes" if weights_version - min(one.weights_versions) > config.max_staleness else ""
-
-
-def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) -> str:
-    """Return the name of the metric that counts why a sequence is left out; empty if it is trained."""
-    if row is None:
-        return "rows_without_trained_tokens"
-    if max_length is not None and len(row.token_ids) > max_length:
-        return "rows_too_long"
-    if vocab_size is not None and max(row.token_ids) >= vocab_size:
-        raise UsageError(
-            f"token id {max(row.token_ids)} is outside the model's vocabulary of {vocab_size}: "
-            "the trajectories were made with another tokenizer"
-        )
-    return ""
 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:

@@ -156,6 +156,12 @@ class GRPOConfig:
     """Coefficient of the KL divergence to the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
+    kl_weights: tuple[float, ...] = ()
+    """Factors of `beta` for the first turn, the second, and so on; the last one holds for all later turns.
+    `(1, 0)` keeps the first turn alone close to the reference. Empty means 1 for all."""
+    kl_weights_by: Literal["turn", "attempt"] = "turn"
+    """What `kl_weights` are numbered by: assistant turns, or the attempts that the environment marks with
+    `context.attempt`."""
     use_bias_correction_kl: bool = False
     """Multiply the KL term by the importance ratio, so that the term is unbiased on off-policy tokens."""
     entropy_coef: float = 0.0
@@ -261,6 +267,7 @@ class GRPOConfig:
         check_bounds(self)
         self._check_clips()
         self._check_reduction()
+        self._check_kl_weights()
         if self.num_generations_eval > 1 and not self.eval_temperature:
             raise UsageError(
                 f"num_generations_eval={self.num_generations_eval} would play each held-out task several "
@@ -278,6 +285,16 @@ class GRPOConfig:
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
                 f"up to {updates} versions old (num_iterations * num_minibatches)",
                 remedy=f"set it to at least {updates}, or to None",
+            )
+
+    def _check_kl_weights(self) -> None:
+        for weight in self.kl_weights:
+            if not 0 <= weight < inf:
+                raise UsageError(f"kl_weights must be finite and 0 or more, not {weight}")
+        if self.kl_weights and not self.beta:
+            raise UsageError(
+                f"kl_weights={self.kl_weights} has no effect with beta=0, which they multiply",
+                remedy="set beta above 0, or leave kl_weights out",
             )
 
     def _check_clips(self) -> None:
