@@ -24,6 +24,7 @@ from agentenv.core.context import Context, check_attempt
 from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, StepResult, check_step
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.faults import must_pass
+from agentenv.core.limits import max_tokens_left
 from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult, copy_of, malformed, not_run
 from agentenv.core.playing import Playing, playing
 from agentenv.core.seeds import derive_seed
@@ -31,7 +32,7 @@ from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.condense import Condenser, View, with_recall
 from agentenv.runner.conversation.base import Conversation
-from agentenv.runner.conversation.fit import TurnAnswer, max_tokens_left
+from agentenv.runner.conversation.fit import TurnAnswer
 from agentenv.runner.guard import Failure, Guard, Halt, at
 from agentenv.runner.held import Lease
 from agentenv.runner.outputs import FullOutputs
