@@ -28,6 +28,7 @@ from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
+    Sleeps,
     SyncReport,
     WeightReader,
     check_sync,
@@ -209,6 +210,12 @@ class WeightSync:
         await self.bring()
         return await self.checked()
 
+    async def rest(self) -> None:
+        """Have the engine free its memory, if it can, until the next weights are brought."""
+        policy = _policy_of(self._engine)
+        if isinstance(policy, Sleeps):
+            await policy.sleep()
+
     async def bring(self) -> None:
         """Bring the weights to the engine as `follow` does, but only begin the check.
 
@@ -216,9 +223,11 @@ class WeightSync:
         needs to wait for them before the next update.
         """
         version = self._learner.weights_version
+        policy = _policy_of(self._engine)
+        if isinstance(policy, Sleeps):
+            await policy.wake()
         if self._version == version:
             return
-        policy = _policy_of(self._engine)
         if isinstance(policy, WeightReader):
             await self._push_and_check(policy, version)
         else:
