@@ -390,11 +390,16 @@ async def test_the_server_receives_full_weights_that_it_cannot_read(served, trai
     assert not (tmp_path / "shared").exists()
 
 
-async def test_the_chat_api_of_the_same_server_plays_the_same_environment(served, monkeypatch):
+@pytest.mark.parametrize(
+    "options", [{}, {"sdk": "openai"}, {"stream": True}], ids=["posted", "sdk", "stream"]
+)
+async def test_the_chat_api_of_the_same_server_plays_the_same_environment(served, monkeypatch, options):
     monkeypatch.setenv("OPENAI_BASE_URL", served.url)
-    loaded = load_engine(f"openai:{served.model}", max_retries=0)
+    loaded = load_engine(f"openai:{served.model}", max_retries=0, **options)
     runner = Runner(loaded.engine, None, LIMITS, sampling=Sampling(temperature=0.0))
     played = [one async for group in runner.run_groups(SPEC, list(SPEC.task_set()), 1) for one in group]
+    with pytest.raises(ContextTooLong):
+        await loaded.engine.chat([{"role": "user", "content": "word " * 4 * CONTEXT}], [], Sampling())
     await loaded.engine.close()
 
     assert [one.error for one in played] == [None] * len(TASKS)

@@ -19,12 +19,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from pydantic_core import to_json
+
 from agentenv.core.errors import EngineError, ModelNotFound, UsageError
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
+from agentenv.engine.vllm.prompt_json import PromptJSON
 from agentenv.engine.vllm.server_weights import ExpectedWeights, ServerWeights
 from agentenv.engine.vllm.streams import MemoryDirectory, WeightStreams
 from agentenv.engine.weight_files import require_weights, vocab_size
@@ -82,6 +85,7 @@ class VLLMServerEngine:
             # Through the other route, each completion names the weights that sampled it.
             confirm=report.route == "completions" and report.weights_label is not None,
         )
+        self._prompts = PromptJSON()
         streams = None if transfer == "disk" else WeightStreams(self._pool, transfer)
         self._staged = None if streams is None else MemoryDirectory()
         self._weights = ServerWeights(
@@ -137,7 +141,8 @@ class VLLMServerEngine:
         """
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
-        path, body = self._body(prompt, sampling, room, stop_token_ids)
+        path, body = self._body(sampling, room, stop_token_ids)
+        data = self._data(body, self._prompts.write(session_id, prompt))
         expected = self._weights.expected
         stop = frozenset(stop_token_ids)
 
@@ -151,7 +156,7 @@ class VLLMServerEngine:
 
         try:
             async with asyncio.timeout(deadline_s):
-                done = await self._pool.post(path, body, read, session_id=session_id)
+                done = await self._pool.post(path, data, read, session_id=session_id)
         except TimeoutError:
             return Completion((), (), "abort")
         adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
@@ -162,6 +167,7 @@ class VLLMServerEngine:
     async def release(self, session_id: str) -> None:
         """Forget to which server an episode belongs."""
         self._pool.release(session_id)
+        self._prompts.forget(session_id)
 
     async def close(self) -> None:
         """Close the connections; the servers keep running."""
@@ -225,12 +231,20 @@ class VLLMServerEngine:
             )
 
     async def _sample_token(self, server: Server) -> None:
-        path, body = self._body(list(PROBE_IDS), Sampling(seed=0), 1, ())
+        path, body = self._body(Sampling(seed=0), 1, ())
+        body[self._prompt_name] = PROBE_IDS
         await self._pool.command(server, path, body, limit_s=self._pool.hang_s)
 
-    def _body(
-        self, prompt: list[int], sampling: Sampling, room: int, stop: Sequence[int]
-    ) -> tuple[str, dict[str, Any]]:
+    @property
+    def _prompt_name(self) -> str:
+        return "token_ids" if self.report.route == "generate" else "prompt"
+
+    def _data(self, body: Mapping[str, Any], prompt: bytes) -> bytes:
+        """Return the JSON of a request and of its prompt, which was written before."""
+        return b'%b,"%b":%b}' % (to_json(body)[:-1], self._prompt_name.encode(), prompt)
+
+    def _body(self, sampling: Sampling, room: int, stop: Sequence[int]) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body of a request, without its prompt."""
         drawn: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -249,8 +263,8 @@ class VLLMServerEngine:
         own = self.report.model
         model = sampling.adapter_or(own) or self.report.base or own
         if self.report.route == "generate":
-            return "/inference/v1/generate", {"model": model, "token_ids": prompt, "sampling_params": drawn}
-        return "/v1/completions", {"model": model, "prompt": prompt, "return_token_ids": True, **drawn}
+            return "/inference/v1/generate", {"model": model, "sampling_params": drawn}
+        return "/v1/completions", {"model": model, "return_token_ids": True, **drawn}
 
     def _completion(
         self,

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
-from agentenv.runs.store.codec import dumps, encode_trajectory
+from agentenv.runs.store.codec import dumps, encode_line
 from agentenv.runs.store.index import (
     EPISODES,
     INDEX,
@@ -124,7 +124,7 @@ class RunWriter:
             StoreError: The disk is full or the directory is gone; the earlier episodes are intact.
         """
         self._append_texts(trajectory)
-        line = dumps(encode_trajectory(trajectory)).encode() + b"\n"
+        line = encode_line(trajectory)
         summary = summarize(trajectory, offset=self._ends.get(EPISODES, 0), size=len(line))
         self._append(EPISODES, line)
         self._summaries.append(summary)
@@ -229,8 +229,8 @@ class RunWriter:
     def _append_texts(self, trajectory: Trajectory) -> None:
         if self._texts is None:
             return
-        spans = (span for sequence in trajectory.sequences for span in sequence.spans)
-        texts = self._texts.fresh(token for span in spans for token in span.token_ids)
+        spans = [span for sequence in trajectory.sequences for span in sequence.spans]
+        texts = self._texts.fresh(span.token_ids for span in spans)
         if texts:
             self._append(
                 "vocab.jsonl", dumps({str(key): text for key, text in texts.items()}).encode() + b"\n"
