@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
-from agentenv.runs import report_on
-from agentenv.runs.store import Run, RunWriter, list_runs
+from agentenv.runs import compare, report_on
+from agentenv.runs.store import Run, RunWriter, UserNote, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
 from agentenv.runs.view.data import page_json, run_data, safe_json
@@ -326,6 +326,38 @@ async def test_figures_follow_the_filter_and_are_those_of_the_report(tmp_path, w
             cards = " ".join(str(await tab.js(CARDS)).split())
             assert [figure for figure in figures if figure not in cards] == []
             assert await tab.js("document.querySelectorAll('.grid a').length") == len(scored)
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_list_of_runs_has_figures_and_notes_and_the_comparison_its_interval(tmp_path):
+    metrics = [{"step": n, "reward": n / 40} for n in range(1, 38)]
+    before = write_run(tmp_path, "a", [episode(task, 0, reward=task % 3 / 2) for task in range(20)])
+    after = write_run(tmp_path, "b", [episode(task, 0, reward=1.0) for task in range(20)], metrics=metrics)
+    UserNote(HOSTILE, ("baseline",)).write(before.path)
+    page = tmp_path / "view.html"
+    page.write_text(build_page([before, after]))
+    difference = compare(before, after).difference
+    assert difference
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        text = str(await tab.js("document.querySelector('main').innerText"))
+        assert [word for word in ("baseline", HOSTILE, "37", "0 s", " to ") if word not in text] == []
+        assert await tab.js("document.querySelectorAll('th.num').length") == 4
+        await tab.js(
+            "(() => { const box = document.getElementById('filter'); box.value = 'baseline';"
+            " box.dispatchEvent(new Event('input')); })()"
+        )
+        await tab.until("document.querySelectorAll('tr.row').length === 1")
+
+        await tab.js("location.hash = '#/compare/0/1'")
+        await tab.until("document.body.innerText.includes('change of the mean reward')")
+        shown = await tab.js("document.querySelector('.card').innerText.match(/[+\\u2212][\\d.]+/g)")
+        mean, low, high = (float(str(number).replace("\u2212", "-")) for number in shown)
+        assert mean == pytest.approx(difference.mean, abs=0.006)
+        assert (low, high) == pytest.approx((difference.low, difference.high), abs=0.03)
+        assert await tab.js("window.hacked") is None
         assert tab.complaints == []
 
 
