@@ -1,4 +1,4 @@
-"""`note.json`: what a person wrote about a run. The writer of the run replaces `run.json`, but not this file."""
+"""`note.json`: what a person wrote about a run; the writer of the run does not touch this file."""
 
 from __future__ import annotations
 
