@@ -149,6 +149,10 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
         "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
         "turns": [_turn(turn) for turn in trajectory.turns],
         "messages": trajectory.messages,
+        "rewrites": [
+            {"turn": rewrite.turn, "cause": rewrite.cause, "messages": rewrite.messages}
+            for rewrite in trajectory.rewrites
+        ],
         "tools": trajectory.tools,
         "task": trajectory.task,
         "seed": str(trajectory.seed),
@@ -194,6 +198,8 @@ def _span(span: TokenSpan) -> dict[str, Any]:
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
         "num_tokens": turn.num_tokens,
+        "sequence": turn.sequence,
+        "start": turn.start,
         "reward": turn.reward,
         "finish_reason": turn.finish_reason,
         "tool_calls": [_call(call) for call in turn.tool_calls],
@@ -205,6 +211,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 def _result(result: ToolResult) -> dict[str, Any]:
     return {
+        "id": result.tool_call_id,
         "name": result.name,
         "content": result.content,
         "error_kind": result.error_kind.value if result.error_kind else None,
