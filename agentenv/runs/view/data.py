@@ -70,6 +70,7 @@ def run_data(
     # What the trainer was shown, and what it was tested on, are no results of the training.
     own = [episode for episode in episodes if "role" not in _note_of(episode, notes)]
     report = report_on(own, success_at=_success_at(run))
+    user_note = run.user_note
     tasks: dict[tuple[str, str], int] = {}
     rows = [_row(index, episode, notes, tasks) for index, episode in enumerate(episodes)]
     return {
@@ -77,6 +78,9 @@ def run_data(
         "kind": run.info.kind,
         "status": run.status.value,
         "created": run.info.created,
+        "closed": run.info.closed,
+        "text": user_note.text,
+        "tags": user_note.tags,
         "model": run.info.model,
         "seed": run.info.seed,
         "envs": list(run.info.env_ids),
@@ -153,6 +157,10 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
         "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
         "turns": [_turn(turn) for turn in trajectory.turns],
         "messages": trajectory.messages,
+        "rewrites": [
+            {"turn": rewrite.turn, "cause": rewrite.cause, "messages": rewrite.messages}
+            for rewrite in trajectory.rewrites
+        ],
         "tools": trajectory.tools,
         "task": trajectory.task,
         "seed": str(trajectory.seed),
@@ -198,6 +206,8 @@ def _span(span: TokenSpan) -> dict[str, Any]:
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
         "num_tokens": turn.num_tokens,
+        "sequence": turn.sequence,
+        "start": turn.start,
         "reward": turn.reward,
         "finish_reason": turn.finish_reason,
         "tool_calls": [_call(call) for call in turn.tool_calls],
@@ -209,6 +219,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 def _result(result: ToolResult) -> dict[str, Any]:
     return {
+        "id": result.tool_call_id,
         "name": result.name,
         "content": result.content,
         "error_kind": result.error_kind.value if result.error_kind else None,

@@ -37,6 +37,7 @@ SCRIPTS = (
     "runs",
     "run",
     "tokens",
+    "messages",
     "episode",
     "main",
 )

@@ -114,3 +114,35 @@ function reportOf(run, episodes) {
     errors: countsOf(episodes.map((e) => e.x).filter(Boolean)).map(([error, count]) => ({ error, count })),
   };
 }
+
+const RESAMPLES = 4000;
+const MAX_DRAWS = 4e6;
+
+// A generator of numbers from 0 to 1 that gives the same numbers each time (mulberry32).
+function generator(seed) {
+  let a = seed;
+  return () => {
+    a = (a + 0x6d2b79f5) | 0;
+    let t = Math.imul(a ^ (a >>> 15), 1 | a);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+}
+
+// The percentile bootstrap of paired differences, as `agentenv diff` computes it.
+function bootstrapMean(values) {
+  const draw = generator(1);
+  const count = values.length;
+  const times = Math.max(200, Math.min(RESAMPLES, Math.floor(MAX_DRAWS / count)));
+  const means = Array.from({ length: times }, () => {
+    let sum = 0;
+    for (let n = 0; n < count; n++) sum += values[Math.floor(draw() * count)];
+    return sum / count;
+  }).sort((a, b) => a - b);
+  const at = (share) => {
+    const place = share * (times - 1);
+    const low = Math.floor(place);
+    return means[low] + (means[Math.min(low + 1, times - 1)] - means[low]) * (place - low);
+  };
+  return { mean: mean(values), low: at(0.025), high: at(0.975) };
+}

@@ -8,16 +8,20 @@ function head(left, keys) {
   return h("header", {}, left, span("keys", keys), theme, help);
 }
 
+const card = (title, value, more) =>
+  div("card", div("dim", title), div("big", value), more && div("dim", more));
+const limits = (found) =>
+  Number.isFinite(found.low) ? `${fix(found.low, 3)} to ${fix(found.high, 3)}` : "one task alone";
+
 const TYPING_MS = 80;
 
-function filterBox(again) {
+function filterBox(again, placeholder = "filter: words, stop:max_turns, reward<0.5, tool:calc, error:…") {
   let waiting = 0;
   const typed = (event) => {
     state.filter = event.target.value;
     clearTimeout(waiting);
     waiting = setTimeout(again, TYPING_MS);
   };
-  const placeholder = "filter: words, stop:max_turns, reward<0.5, tool:calc, error:…";
   const label = { "aria-label": "filter", placeholder, title: FILTER_HELP };
   return h("input", { id: "filter", type: "search", ...label, value: state.filter, oninput: typed });
 }

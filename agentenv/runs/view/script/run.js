@@ -17,16 +17,12 @@ const MAIN_CURVES = [
   "step_time",
 ];
 
-const card = (title, value, more) =>
-  div("card", div("dim", title), div("big", value), more && div("dim", more));
 const section = (title, ...kids) => h("section", {}, h("h2", {}, title), ...kids);
 
 const ks = (values, mark) =>
   Object.keys(values)
     .map((k) => `${mark}${k} ${fix(values[k])}`)
     .join("  ");
-
-const interval = (found) => `95 % ${fix(found.low, 3)} to ${fix(found.high, 3)}`;
 
 function figureCards(run, report, count) {
   const { reward } = report;
@@ -36,7 +32,7 @@ function figureCards(run, report, count) {
     : card("tokens", big(report.sampled_tokens), `sampled; ${big(report.prompt_tokens)} read`);
   return div(
     "cards",
-    card("reward", reward ? fix(reward.mean, 3) : "–", reward && interval(reward)),
+    card("reward", reward ? fix(reward.mean, 3) : "–", reward && "95 % " + limits(reward)),
     card("episodes", count + most, `${report.num_tasks} tasks, ${report.num_scored} scored`),
     card(
       "pass@k",
@@ -57,6 +53,7 @@ function notices(run) {
   );
   return [
     warnings.map((text) => div("warn", "! ", safe(text))),
+    (run.text || run.tags.length > 0) && h("p", {}, tagPills(run), " ", safe(run.text)),
     run.note && div("warn", safe(run.note)),
     run.damaged > 0 && div("warn", run.damaged + " damaged lines were left out"),
   ];

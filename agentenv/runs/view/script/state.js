@@ -10,6 +10,8 @@ const state = {
   filter: "",
   picked: new Set(),
   box: -1,
+  token: null,
+  episode: "",
   search: "",
 };
 const MAX_KEPT = 60;

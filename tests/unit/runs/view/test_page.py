@@ -11,15 +11,15 @@ from html.parser import HTMLParser
 import pytest
 
 from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
-from agentenv.runs import report_on
-from agentenv.runs.store import Run, RunWriter, list_runs
+from agentenv.runs import compare, report_on
+from agentenv.runs.store import Run, RunWriter, UserNote, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
 from agentenv.runs.view.data import page_json, run_data, safe_json
 from agentenv.runs.view.page import frame
 from helpers.browser import CHROMIUM, open_browser
 from helpers.live_viewer import fetch, live
-from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, varied, write_run
+from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, talk, varied, write_run
 
 LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
 LOOP_MS = 1_000
@@ -326,6 +326,117 @@ async def test_figures_follow_the_filter_and_are_those_of_the_report(tmp_path, w
             cards = " ".join(str(await tab.js(CARDS)).split())
             assert [figure for figure in figures if figure not in cards] == []
             assert await tab.js("document.querySelectorAll('.grid a').length") == len(scored)
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_list_of_runs_has_figures_and_notes_and_the_comparison_its_interval(tmp_path):
+    metrics = [{"step": n, "reward": n / 40} for n in range(1, 38)]
+    before = write_run(tmp_path, "a", [episode(task, 0, reward=task % 3 / 2) for task in range(20)])
+    after = write_run(tmp_path, "b", [episode(task, 0, reward=1.0) for task in range(20)], metrics=metrics)
+    UserNote(HOSTILE, ("baseline",)).write(before.path)
+    page = tmp_path / "view.html"
+    page.write_text(build_page([before, after]))
+    difference = compare(before, after).difference
+    assert difference
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        text = str(await tab.js("document.querySelector('main').innerText"))
+        assert [word for word in ("baseline", HOSTILE, "37", "0 s", " to ") if word not in text] == []
+        assert await tab.js("document.querySelectorAll('th.num').length") == 4
+        await tab.js(
+            "(() => { const box = document.getElementById('filter'); box.value = 'baseline';"
+            " box.dispatchEvent(new Event('input')); })()"
+        )
+        await tab.until("document.querySelectorAll('tr.row').length === 1")
+
+        await tab.js("location.hash = '#/compare/0/1'")
+        await tab.until("document.body.innerText.includes('change of the mean reward')")
+        shown = await tab.js("document.querySelector('.card').innerText.match(/[+\\u2212][\\d.]+/g)")
+        mean, low, high = (float(str(number).replace("\u2212", "-")) for number in shown)
+        assert mean == pytest.approx(difference.mean, abs=0.006)
+        assert (low, high) == pytest.approx((difference.low, difference.high), abs=0.03)
+        assert await tab.js("window.hacked") is None
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_messages_mark_errors_show_images_and_fold_what_is_long(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "talk", [talk()])]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.box').length >= 6")
+        assert "USER · AFTER TURN" not in str(await tab.js("document.querySelector('.centre').innerText"))
+        await tab.key("s")
+        await tab.until("document.querySelector('.tabs .on').textContent === 'messages'")
+        text = str(await tab.js("document.querySelector('.centre').innerText"))
+        heads = await tab.js("[...document.querySelectorAll('.box h4 > b')].map((head) => head.innerText)")
+        failed = str(await tab.js("document.querySelector('.box.failed').innerText"))
+        folds = str(
+            await tab.js("[...document.querySelectorAll('.fold summary')].map((s) => s.innerText).join('|')")
+        )
+
+        assert heads == [
+            "SYSTEM",
+            "USER · simulated",
+            "ASSISTANT · TURN 1",
+            "TOOL calc",
+            "USER · simulated",
+            "ASSISTANT · TURN 2",
+            "ASSISTANT · TURN 3",
+        ]
+        assert "✕ exception" in failed
+        assert "no such price" in failed
+        assert [
+            part
+            for part in ("thinking, 560", "thinking, 7", "JSON · ", "not shown to the model")
+            if part not in folds
+        ] == []
+        assert "<think>" not in text
+        assert HOSTILE in text
+        assert await tab.until("[...document.images].every((image) => image.naturalWidth === 24)")
+        assert await tab.js("document.images.length") == 1
+        assert "image, not loaded: https://example.org/x.png" in text
+        assert "65 tokens of 1, then 17 own" in text
+        assert await tab.js("window.hacked") is None
+        await tab.js(
+            "[...document.querySelectorAll('.box .copy')].find((b) => b.innerText === 'copy').click()"
+        )
+        await tab.js("[...document.querySelectorAll('.tree button')][1].click()")
+        assert await tab.until("location.hash.endsWith('/t/223')")
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_an_address_leads_to_a_token(tmp_path):
+    long_text = "row 0123456789 " * 200
+    spans = (span("prompt", "go\n"), span("model", long_text, 0))
+    turn = Turn(0, {"role": "assistant", "content": long_text}, "stop", len(spans[1]), start=len(spans[0]))
+    long = replace(episode(0, 0), turns=(turn,), sequences=(TokenSequence(spans),), reward=0.0)
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "long", [long, episode(0, 1)])]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri() + "#/r/0/e/0/t/2900")
+        await tab.until("document.querySelectorAll('.t.chosen').length === 1")
+        bar = str(await tab.js("document.querySelector('.tokenbar').innerText"))
+        assert "token 2900" in bar
+        assert "logp" in bar
+        assert await tab.js("document.querySelector('.t.chosen').getBoundingClientRect().top < innerHeight")
+
+        await tab.key("n")
+        await tab.until("location.hash === '#/r/0/e/0/t/2901'")
+        await tab.js("document.querySelector('.box.prompt .t').click()")
+        await tab.until("location.hash === '#/r/0/e/0/t/0'")
+        assert "not trained" in str(await tab.js("document.querySelector('.tokenbar').innerText"))
+        await tab.key("Escape")
+        await tab.until("location.hash === '#/r/0/e/0'")
+        assert await tab.js("document.querySelectorAll('.tokenbar, .t.chosen').length") == 0
+        await tab.key("ArrowRight")
+        await tab.until("location.hash === '#/r/0/e/1'")
         assert tab.complaints == []
 
 
