@@ -25,6 +25,7 @@ from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
+from agentenv.train.loop.branches import with_branches
 from agentenv.train.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.loop.mixture import Dealt, Mixture
@@ -249,7 +250,8 @@ class Rollouts:
         size, keep = self.config.num_generations, self._options.on_trajectory
         played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
         # Sorted, so that the order does not depend on which episode finished first.
-        return sorted([group async for group in played], key=lambda group: group.group_id)
+        groups = sorted([group async for group in played], key=lambda group: group.group_id)
+        return await with_branches(self.runner, entry, groups, self.config, keep)
 
     async def _play_with(
         self, function: RolloutFunction, entry: EnvSpec, chosen: tuple[Task, ...], given: Mapping[str, Any]
@@ -259,7 +261,8 @@ class Rollouts:
         async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
             size = group_size or self.config.num_generations
             played = self.runner.run_groups(entry, chosen, size, **given)
-            return sorted([group async for group in played], key=lambda group: group.group_id)
+            groups = sorted([group async for group in played], key=lambda group: group.group_id)
+            return await with_branches(self.runner, entry, groups, self.config)
 
         request = RolloutRequest(
             engine=self._engine,
