@@ -70,11 +70,10 @@ def build_batch(
 ) -> TrainBatch:
     """Return the rows to train on.
 
-    These are left out and counted under `dropped/`: failed and untrainable episodes, episodes without a
-    finite reward, too stale episodes, truncated episodes if the options say so, rows longer than the
-    model's context, and the episodes of groups whose advantages are all 0; `GRPOConfig.count_zero_std` says
-    whether the last ones still count in the weights. A group's statistics use every usable member, truncated
-    ones included.
+    These are left out and counted under `dropped/`: failed, untrainable, unscored and too stale episodes,
+    truncated ones if the options say so, rows longer than the model's context, and the episodes of groups
+    whose advantages are all 0; `GRPOConfig.count_zero_std` says whether the last ones still count in the
+    weights. A group's statistics use every usable member, truncated ones included.
 
     Args:
         groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
@@ -99,13 +98,14 @@ def build_batch(
     counted: list[Row] = []
     dropped: Counter[str] = Counter()
     episodes = count()
+    oldest = _oldest_version(config, weights_version)
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
             if reason:
                 dropped[reason] += 1
                 continue
-            made = _rows_of(member, value, _Place(next(episodes), index, place))
+            made = _rows_of(member, value, _Place(next(episodes), index, place), oldest)
             if mixed[index] or not config.drop_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
@@ -115,7 +115,8 @@ def build_batch(
     for row in counted:
         row.counted_only = True
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
-    return TrainBatch(rows, counted, advantages, metrics | _reward_metrics(groups, sum(mixed)))
+    metrics |= _stale_tokens(groups, oldest) | _reward_metrics(groups, sum(mixed))
+    return TrainBatch(rows, counted, advantages, metrics)
 
 
 class _Place(NamedTuple):
@@ -126,7 +127,25 @@ class _Place(NamedTuple):
     member: int
 
 
-def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[Row | None]:
+def _oldest_version(config: GRPOConfig, weights_version: int | None) -> int | None:
+    """Return the oldest version of the weights whose tokens are trained; None if all are."""
+    most = config.max_token_staleness
+    return None if most is None or weights_version is None else weights_version - most
+
+
+def _stale_tokens(groups: Sequence[TrajectoryGroup], oldest_version: int | None) -> dict[str, float]:
+    """Return the metric that counts tokens that are too old to be trained; none without such a limit."""
+    if oldest_version is None:
+        return {}
+    sequences = [sequence for group in groups for one in group for sequence in one.sequences]
+    versions = [(len(span), span.weights_version) for sequence in sequences for span in sequence.spans]
+    stale = [size for size, version in versions if version is not None and version < oldest_version]
+    return {"tokens/stale": float(sum(stale))}
+
+
+def _rows_of(
+    one: Trajectory, advantage: Advantage, place: _Place, oldest_version: int | None
+) -> Iterator[Row | None]:
     """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
     if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
         raise UsageError(
@@ -135,7 +154,9 @@ def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[R
     attempts = [turn.attempt for turn in one.turns]
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
-        row = make_row(sequence, own, place.episode, place.group, attempts=attempts)
+        row = make_row(
+            sequence, own, place.episode, place.group, attempts=attempts, oldest_version=oldest_version
+        )
         if row is not None:
             row.member, row.sequence = place.member, number
         yield row

@@ -111,6 +111,10 @@ class GRPOConfig:
     """Episodes are left out if one of their tokens was sampled more than this many weight versions
     (optimiser steps) ago; None keeps all episodes. The importance ratio to the sampler's logprobs corrects
     the episodes that are kept."""
+    max_token_staleness: NonNegativeInt | None = None
+    """Tokens that were sampled more than this many weight versions ago are not trained, but newer tokens of
+    the same episode are; 0 trains only what the current weights sampled. None trains all, and the importance
+    ratio to the sampler's logprobs corrects them."""
     mask_truncated_completions: bool = False
     """Leave out episodes that a limit stopped. Their rewards still count in the group's statistics."""
     overlong_penalty_tokens: NonNegativeInt = 0

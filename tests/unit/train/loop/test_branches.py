@@ -80,7 +80,7 @@ def test_members_branch_and_no_token_is_trained_twice(tmp_path):
     everything = [len(ids) for one in kept for _, ids in sampled(one)]
     assert metrics["tokens/trained"] == sum(everything)
     assert metrics["episodes"] == 12
-    assert metrics["episodes/branches"] == 8
+    assert metrics["branch_episodes"] == 8
     assert sorted(noted) == sorted((one.group_id, one.member) for one in kept)
 
 
