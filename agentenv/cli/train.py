@@ -159,6 +159,8 @@ def _show(result: TrainResult, where: str, *, as_json: bool) -> None:
                 f" held-out success {scores['eval/success']:.3f} [{scores['eval/success_low']:.3f},"
                 f" {scores['eval/success_high']:.3f}] on {scores['eval/tasks']:.0f} tasks, {_drawn(result)}"
             )
+        if result.busiest:
+            print(f" {result.busiest}")
         print(f" view: agentenv view {run_id}{where}")
 
 

@@ -188,10 +188,11 @@ class GRPOConfig:
     """Logprobs of the proximal policy: the sampler's own, or recomputed by the trainer before the first
     update."""
     importance_correction: (
-        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"] | None
     ) = None
     """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence. This needs
-    `old_logprobs="recompute"`; otherwise old and sampler logprobs are equal."""
+    `old_logprobs="recompute"`; otherwise old and sampler logprobs are equal. None means `token_truncate` for
+    recomputed logprobs in a stream (`max_ahead`), and otherwise `off`."""
     importance_cap: PositiveFloat = 2.0
     """Upper bound of the importance correction."""
     importance_floor: NonNegativeFloat = 0.5
@@ -237,6 +238,14 @@ class GRPOConfig:
     asynchronous: bool = False
     """Play the next batch while the current one trains, at most one step ahead. The in-process engine then
     samples from a copy of the weights. Results depend on timing, so a run does not repeat bit by bit."""
+    max_ahead: NonNegativeInt = 0
+    """Play a stream of groups instead of batches: each step trains on the first groups that finish. A group
+    is trained at most this many steps after it began, and at most `(max_ahead + 1) * groups_per_step` groups
+    are under way. 0 plays batches."""
+    late_groups: Literal["wait", "drop"] = "wait"
+    """What happens in a stream to a group that is not finished when its last step comes (see `max_ahead`):
+    the step waits for it, or the group is dropped and replaced. `drop` is faster and biased: groups with long
+    episodes are trained less often than others."""
     max_prompt_length: PositiveInt | None = None
     """Tasks whose first prompt has more tokens than this are left out. With None the only limit is the
     context."""
@@ -295,7 +304,8 @@ class GRPOConfig:
                 remedy="leave out one of the two",
             )
         updates = self.num_iterations * self.num_minibatches
-        if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
+        self._check_stream()
+        if self.plays_ahead and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
                 f"up to {updates} versions old (num_iterations * num_minibatches)",
@@ -312,6 +322,25 @@ class GRPOConfig:
                 remedy="set beta above 0, or leave kl_weights out",
             )
 
+    def _check_stream(self) -> None:
+        if self.late_groups == "drop" and not self.max_ahead:
+            raise UsageError(
+                "late_groups='drop' has no effect without a stream", remedy="set max_ahead to 1 or more"
+            )
+        if not self.max_ahead:
+            return
+        if self.asynchronous:
+            raise UsageError(
+                f"asynchronous=True plays batches one step ahead, and max_ahead={self.max_ahead} a stream",
+                remedy="leave out one of the two",
+            )
+        if self.loss_type == "gpg" and self.old_logprobs == "sampler":
+            raise UsageError(
+                f"loss_type='gpg' has no importance ratio, so with max_ahead={self.max_ahead} nothing would "
+                "correct for the older weights that sampled the episodes",
+                remedy="set old_logprobs='recompute', or use a loss with a ratio such as dapo or cispo",
+            )
+
     def _check_clips(self) -> None:
         if self.delta is not None and self.delta <= 1 + self.epsilon_high:
             raise UsageError(
@@ -321,7 +350,7 @@ class GRPOConfig:
             raise UsageError(
                 f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
             )
-        if self.importance_correction is not None and self.old_logprobs == "sampler":
+        if self.importance_correction not in (None, "off") and self.old_logprobs == "sampler":
             raise UsageError(
                 f"importance_correction={self.importance_correction!r} has no effect with "
                 "old_logprobs='sampler': the old logprobs are then those of the sampler",
@@ -344,6 +373,17 @@ class GRPOConfig:
                 f"overlong_penalty_tokens must be at most max_completion_length = "
                 f"{self.max_completion_length}, not {self.overlong_penalty_tokens}"
             )
+
+    @property
+    def plays_ahead(self) -> bool:
+        """Whether episodes are played while a batch trains."""
+        return self.asynchronous or self.max_ahead > 0
+
+    @property
+    def correction(self) -> str:
+        """The importance correction that is used: `importance_correction`, or the default for the run."""
+        in_stream = self.max_ahead > 0 and self.old_logprobs == "recompute"
+        return self.importance_correction or ("token_truncate" if in_stream else "off")
 
     @property
     def counts_zero_std(self) -> bool:
