@@ -160,4 +160,6 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
     else:
         for line in held_out_lines(result.evaluation, drawn):
             print(f" {line}")
+        if result.busiest:
+            print(f" {result.busiest}")
         print(f" view: agentenv view {run_id}{where}")

@@ -194,6 +194,11 @@ class Trajectory:
     """Index of the episode in its group, from 0."""
     attempt: int = 0
     """Number of earlier attempts at this episode that were aborted."""
+    branch_of: int | None = None
+    """Member that sampled the first turns of this episode, which were played again here and are not trained
+    on; None if the episode sampled all its turns."""
+    shared_turns: int = 0
+    """Number of these turns."""
     turns: tuple[Turn, ...] = ()
     sequences: tuple[TokenSequence, ...] = ()
     """The tokens: one sequence, several if the history was rewritten, none if the engine works with text."""

@@ -7,7 +7,7 @@ depends on how the rows are packed or split later.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
@@ -25,6 +25,7 @@ from agentenv.train.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
+from agentenv.train.objective.branches import Branched, branch_advantages
 from agentenv.train.rows import Row, fit_rows, make_row
 from agentenv.train.sums import Mean
 
@@ -69,11 +70,10 @@ def build_batch(
 ) -> TrainBatch:
     """Return the rows to train on.
 
-    These are left out and counted under `dropped/`: failed and untrainable episodes, episodes without a
-    finite reward, too stale episodes, truncated episodes if the options say so, rows longer than the
-    model's context, and the episodes of groups whose advantages are all 0; `GRPOConfig.count_zero_std` says
-    whether the last ones still count in the weights. A group's statistics use every usable member, truncated
-    ones included.
+    These are left out and counted under `dropped/`: failed, untrainable, unscored and too stale episodes,
+    truncated ones if the options say so, rows longer than the model's context, and the episodes of groups
+    whose advantages are all 0; `GRPOConfig.count_zero_std` says whether the last ones still count in the
+    weights. A group's statistics use every usable member, truncated ones included.
 
     Args:
         groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
@@ -98,13 +98,14 @@ def build_batch(
     counted: list[Row] = []
     dropped: Counter[str] = Counter()
     episodes = count()
+    oldest = _oldest_version(config, weights_version)
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
             if reason:
                 dropped[reason] += 1
                 continue
-            made = _rows_of(member, value, _Place(next(episodes), index, place))
+            made = _rows_of(member, value, _Place(next(episodes), index, place), oldest)
             if mixed[index] or not config.drop_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
@@ -114,7 +115,8 @@ def build_batch(
     for row in counted:
         row.counted_only = True
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
-    return TrainBatch(rows, counted, advantages, metrics | _reward_metrics(groups, sum(mixed)))
+    metrics |= _stale_tokens(groups, oldest) | _reward_metrics(groups, sum(mixed))
+    return TrainBatch(rows, counted, advantages, metrics)
 
 
 class _Place(NamedTuple):
@@ -125,7 +127,25 @@ class _Place(NamedTuple):
     member: int
 
 
-def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[Row | None]:
+def _oldest_version(config: GRPOConfig, weights_version: int | None) -> int | None:
+    """Return the oldest version of the weights whose tokens are trained; None if all are."""
+    most = config.max_token_staleness
+    return None if most is None or weights_version is None else weights_version - most
+
+
+def _stale_tokens(groups: Sequence[TrajectoryGroup], oldest_version: int | None) -> dict[str, float]:
+    """Return the metric that counts tokens that are too old to be trained; none without such a limit."""
+    if oldest_version is None:
+        return {}
+    sequences = [sequence for group in groups for one in group for sequence in one.sequences]
+    versions = [(len(span), span.weights_version) for sequence in sequences for span in sequence.spans]
+    stale = [size for size, version in versions if version is not None and version < oldest_version]
+    return {"tokens/stale": float(sum(stale))}
+
+
+def _rows_of(
+    one: Trajectory, advantage: Advantage, place: _Place, oldest_version: int | None
+) -> Iterator[Row | None]:
     """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
     if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
         raise UsageError(
@@ -134,7 +154,9 @@ def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[R
     attempts = [turn.attempt for turn in one.turns]
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
-        row = make_row(sequence, own, place.episode, place.group, attempts=attempts)
+        row = make_row(
+            sequence, own, place.episode, place.group, attempts=attempts, oldest_version=oldest_version
+        )
         if row is not None:
             row.member, row.sequence = place.member, number
         yield row
@@ -209,7 +231,10 @@ def _advantages(
         "gather": gather,
     }
     if config.advantage_level == "episode":
-        return group_advantages(rewards, **options)
+        if not any(one.branch_of is not None for group in groups for one in group):
+            return group_advantages(rewards, **options)
+        trees = [_tree(group, known) for group, known in zip(groups, rewards, strict=True)]
+        return _by_turn(groups, branch_advantages(trees, **options))
     returns = [
         [
             None
@@ -219,11 +244,32 @@ def _advantages(
         ]
         for group, known in zip(groups, rewards, strict=True)
     ]
+    return _by_turn(groups, turn_advantages(returns, baseline=config.turn_baseline, **options))
+
+
+def _tree(group: TrajectoryGroup, rewards: Sequence[float | None]) -> list[Branched]:
+    """Return the members of a group as a tree."""
+    places = {one.member: place for place, one in enumerate(group)}
+
+    def parent(one: Trajectory) -> Hashable:
+        if one.branch_of is None:
+            return None
+        # An episode of another group that was branched is no sibling, but its branches are siblings.
+        return places.get(one.branch_of, f"member {one.branch_of}")
+
+    return [
+        Branched(reward, len(one.turns), parent(one), one.shared_turns)
+        for one, reward in zip(group, rewards, strict=True)
+    ]
+
+
+def _by_turn(
+    groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Sequence[float]]]
+) -> list[list[list[list[float]]]]:
+    """Return the advantages of all tokens from those of the turns."""
     return [
         [_spread(one, values) for one, values in zip(group, members, strict=True)]
-        for group, members in zip(
-            groups, turn_advantages(returns, baseline=config.turn_baseline, **options), strict=True
-        )
+        for group, members in zip(groups, advantages, strict=True)
     ]
 
 

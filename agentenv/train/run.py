@@ -32,6 +32,7 @@ from agentenv.train.loop.sft import DemonstrationPolicy, demonstrate, policy_of,
 from agentenv.train.loop.shared_run import SharedRun
 from agentenv.train.plan import TrainPlan, TrainRequest
 from agentenv.train.trainer import GRPOTrainer
+from agentenv.train.watch.bounds import busiest_bound
 
 __all__ = ["TrainResult", "train"]
 
@@ -64,6 +65,11 @@ class TrainResult:
         """The last step's scores on held-out tasks, such as `eval/success`; empty if there are none."""
         last = self.history[-1] if self.history else {}
         return {name: value for name, value in last.items() if name.startswith("eval/")}
+
+    @property
+    def busiest(self) -> str:
+        """What this call spent most of its time on, as a sentence; empty if it made no step."""
+        return busiest_bound(self.history)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` of the metrics, with a row for each step of this call.

@@ -90,7 +90,7 @@ def open_engine(
             f"engine options {sorted(options)} cannot be applied to {engine.name}, which exists already",
             remedy="set them where you make the engine",
         )
-    if config.asynchronous and shares_model(engine, learner.model):
+    if config.plays_ahead and shares_model(engine, learner.model):
         raise UsageError(
             f"asynchronous training cannot play on {engine.name}: it samples from the very model in training",
             remedy="pass no engine, or one with weights of its own",
@@ -106,7 +106,7 @@ def _own_engine(
     name = f"hf:{model_name}"
     check_options(TransformersEngine, name, options)
     # The trainer switches adapters, masks and modes of the model, so it must not run during a decode.
-    model = copy.deepcopy(learner.model) if learner.config.asynchronous else learner.model
+    model = copy.deepcopy(learner.model) if learner.config.plays_ahead else learner.model
     options = {"name": name, "seed": learner.config.seed, **options}
     engine = TransformersEngine(model, tokenizer, **options)
     engine.weights_updated(learner.weights_version)
