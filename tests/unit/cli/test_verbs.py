@@ -405,8 +405,13 @@ def test_new_package_has_entry_point_test_readme_and_ci():
         "shop_math.py",
         "test_shop_math.py",
         "README.md",
+        ".gitignore",
         ".github/workflows/test.yml",
     } == set(files)
+    assert (
+        "json?url=https://raw.githubusercontent.com/OWNER/shop-math/main/check.json&query="
+        in files["README.md"]
+    )
     assert '"shop/ShopMath-v0" = "shop_math:SPEC"' in files["pyproject.toml"]
     assert "@" not in files["shop_math.py"].replace("@ae.tool", "")
 

@@ -241,6 +241,7 @@ async def test_the_report_is_for_people_and_machines():
     assert str(report).splitlines()[-1] == "1 ok, 1 problem"
     assert [one["status"] for one in data["findings"]] == ["problem", "ok"]
     assert data["ok"] is False
+    assert data["summary"] == report.summary == "1 ok, 1 problem"
 
 
 class SharedList(Fine):
