@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, not_run
 from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence
 from agentenv.core.trajectory import Rewrite, Turn
 from agentenv.endpoint.matching import Node
@@ -73,8 +73,9 @@ class OpenSequence:
 
     def append(self, source: Source, token_ids: Sequence[int], turn: CapturedTurn | int) -> None:
         """Append tokens."""
-        self.pieces.append((source, token_ids, turn))
-        self.token_ids.extend(token_ids)
+        if token_ids:
+            self.pieces.append((source, token_ids, turn))
+            self.token_ids.extend(token_ids)
 
     @property
     def has_tools(self) -> bool:
@@ -102,6 +103,8 @@ class Captured:
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of sampled tokens that are not trained, by cause."""
     has_policy_tokens: bool = False
+    sampling: tuple[Sampling, ...] = ()
+    """Sampling settings of each turn."""
 
 
 def capture(sequences: Sequence[OpenSequence], choice: Choice = "main") -> Captured:
@@ -121,12 +124,13 @@ def capture(sequences: Sequence[OpenSequence], choice: Choice = "main") -> Captu
     has_tokens = any(sequence.pieces for sequence in ordered)
     causes = [(out[turn.number], turn.num_tokens) for turn in _turns_of(ordered) if turn.number in out]
     return Captured(
-        turns=tuple(_turn(turn, index_of, place) for turn in _turns_of(ordered)),
+        turns=tuple(_turn(turn, ordered, index_of, place) for turn in _turns_of(ordered)),
         sequences=frozen if has_tokens else (),
         messages=_messages(ordered),
         rewrites=tuple(_rewrites(ordered, index_of, place)),
         tools=_tools(ordered),
         left_out={name: sum(size for cause, size in causes if cause == name) for name, _ in causes},
+        sampling=tuple(turn.sampling for turn in _turns_of(ordered)),
         has_policy_tokens=any(sequence.num_trained_tokens for sequence in frozen),
     )
 
@@ -171,7 +175,12 @@ def _frozen(sequence: OpenSequence, index_of: Mapping[int, int], out: Mapping[in
     return builder.freeze()
 
 
-def _turn(turn: CapturedTurn, index_of: Mapping[int, int], place: Mapping[int, int]) -> Turn:
+def _turn(
+    turn: CapturedTurn,
+    sequences: Sequence[OpenSequence],
+    index_of: Mapping[int, int],
+    place: Mapping[int, int],
+) -> Turn:
     return Turn(
         index=index_of[turn.number],
         message=turn.message,
@@ -180,7 +189,7 @@ def _turn(turn: CapturedTurn, index_of: Mapping[int, int], place: Mapping[int, i
         sequence=place[turn.sequence],
         start=turn.start,
         tool_calls=turn.calls,
-        tool_results=turn.results,
+        tool_results=turn.results or _unanswered(turn, sequences[place[turn.sequence]]),
         sampling=turn.sampling.record(),
         timings=turn.timings,
     )
@@ -194,7 +203,16 @@ def _messages(sequences: Sequence[OpenSequence]) -> tuple[Message, ...]:
             if position or not number:
                 messages.extend(turn.asked)
             messages.append(turn.message)
+            messages.extend(result.to_message() for result in _unanswered(turn, sequence))
     return tuple(messages)
+
+
+def _unanswered(turn: CapturedTurn, sequence: OpenSequence) -> tuple[ToolResult, ...]:
+    """Return results for the calls of a conversation's last turn, which the agent did not answer."""
+    if turn.results or turn is not sequence.turns[-1]:
+        return ()
+    live = (call for call in turn.calls if call.status is not CallStatus.IN_THINKING)
+    return tuple(not_run(call, "the agent did not go on from here") for call in live)
 
 
 def _rewrites(

@@ -42,22 +42,26 @@ class CallNames:
             ]
         return tuple(given)
 
+    def named(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages of a client with the name of the tool in each tool result."""
+        return [self._named(message) for message in messages]
+
     def shown(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages of a client as the renderer is shown them."""
-        return [self._shown(message) for message in messages]
+        """Return named messages as the renderer is shown them."""
+        return [self._shown(message) for message in messages] if self._own else list(messages)
+
+    def _named(self, message: Message) -> Message:
+        if message["role"] != "tool" or message.get("name"):
+            return message
+        name = self._tools.get(message.get("tool_call_id", ""))
+        return {**message, "name": name} if name else message
 
     def _shown(self, message: Message) -> Message:
         if message["role"] == "tool":
             id = message.get("tool_call_id", "")
-            name = message.get("name") or self._tools.get(id)
-            shown: Message = {**message, "tool_call_id": self._own.get(id, id)}
-            if name:
-                shown["name"] = name
-            return shown
+            return {**message, "tool_call_id": self._own.get(id, id)}
         calls = message.get("tool_calls")
         if not calls or not any(call["id"] in self._own for call in calls):
             return message
-        return {
-            **message,
-            "tool_calls": [{**call, "id": self._own.get(call["id"], call["id"])} for call in calls],
-        }
+        own = [{**call, "id": self._own.get(call["id"], call["id"])} for call in calls]
+        return {**message, "tool_calls": cast("list[ToolCallMessage]", own)}

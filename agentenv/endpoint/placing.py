@@ -69,7 +69,8 @@ class Placer:
         if match.node is not None:
             self._note_results(match.node, match.rest)
         renderer = self.bound(asked.tools)
-        shown = self.names.shown(asked.messages)
+        named = self.names.named(asked.messages)
+        shown = self.names.shown(named)
         place = self._appended(match, shown, renderer) or self._begun(asked, match, shown, renderer)
         place.sequence.busy = True
         return place

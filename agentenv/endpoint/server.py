@@ -1,6 +1,7 @@
 """The server of the endpoint: each session has an address of its own, which contains a secret.
 
-1. `URL/v1/chat/completions` serves OpenAI's SDK and all that speak its API; `URL` is the session's address.
+1. `URL/v1/chat/completions` and `URL/v1/responses` serve OpenAI's SDK and all that speak its API, and
+   `URL/v1/messages` Anthropic's; `URL` is the session's address.
 2. The secret in the address is what lets a client act. The keys that SDKs send are not read.
 3. The guard of all our servers refuses requests of web pages, of other hosts, and other bodies than JSON.
 4. A reply counts as delivered once it was written to a connection that was open.
@@ -17,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agentenv.core.errors import UsageError
+from agentenv.core.errors import RenderError, UsageError
 from agentenv.core.serving.body import parse_json
 from agentenv.core.serving.guard import Guard, Refused, new_token
 from agentenv.core.serving.listening import guarded, listen, read_body
@@ -25,12 +26,18 @@ from agentenv.endpoint.request import Asked, NotAnswered
 from agentenv.endpoint.session import Session
 from agentenv.endpoint.wire.base import Held, Json, Reply, Wire, new_id
 from agentenv.endpoint.wire.chat import ChatCompletions
+from agentenv.endpoint.wire.messages import Messages
+from agentenv.endpoint.wire.responses import Responses
 
 __all__ = ["Endpoint", "serve_sessions"]
 
 MAX_BODY_BYTES = 256 << 20
 """Largest body of a request; a request holds the whole conversation."""
-WIRES: Mapping[str, Wire] = {"/v1/chat/completions": ChatCompletions()}
+WIRES: Mapping[str, Wire] = {
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/messages": Messages(),
+    "/v1/responses": Responses(),
+}
 _NO_RETRY = {"x-should-retry": "false"}
 """Tells OpenAI's and Anthropic's SDKs not to send the request again."""
 
@@ -83,6 +90,7 @@ class Endpoint:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guarded(self.guard)])
         for path in WIRES:
             app.router.add_post("/s/{secret}" + path, self._answer)
+        app.router.add_post("/s/{secret}/v1/messages/count_tokens", self._count)
         app.router.add_get("/s/{secret}/v1/models", self._models)
         app.router.add_get("/s/{secret}/v1/models/{model}", self._models)
         return app
@@ -102,6 +110,18 @@ class Endpoint:
             return web.json_response(model)
         return web.json_response({"object": "list", "data": [model], "has_more": False})
 
+    async def _count(self, request: web.Request) -> web.Response:
+        """Count the tokens of a conversation in Anthropic's format."""
+        wire = WIRES["/v1/messages"]
+        found = self._of(request)
+        try:
+            _, asked = await _read(request, wire, found.held)
+            return web.json_response({"input_tokens": found.session.count_tokens(asked)})
+        except RenderError as error:
+            return _refused(wire, NotAnswered(400, "invalid_request", str(error)))
+        except NotAnswered as error:
+            return _refused(wire, error)
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         """Answer a request of an agent."""
         wire = WIRES[request.path.partition(request.match_info["secret"])[2]]
@@ -115,7 +135,8 @@ class Endpoint:
         except NotAnswered as error:
             return _refused(wire, error)
         id = new_id(wire.id_prefix)
-        found.held[id] = ([*asked.messages, answer.message], asked.tools)
+        if wire.holds:
+            found.held[id] = ([*asked.messages, answer.message], asked.tools)
         sent = await _send(request, wire, Reply(answer, asked, body, id))
         if not _is_gone(request):
             found.session.delivered(answer)

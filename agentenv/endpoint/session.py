@@ -103,6 +103,8 @@ class Session:
         """Limit that refused a request; None while none did."""
         self.failure: BaseException | None = None
         """What the engine raised last."""
+        self.refused = ""
+        """Code of the error with which the last request was refused; empty if it was answered."""
         self.changed = asyncio.Event()
         """Set whenever a request begins, ends or is refused."""
         self.counts: Counter[str] = self._placer.counts
@@ -111,6 +113,7 @@ class Session:
         self._speaks_text = renderer is None
         limits = self.options.limits
         self._max_context = least(limits.max_context_tokens, engine.max_context_tokens)
+        self._names: set[str] = set()
         self._flights: dict[bytes, _Flight] = {}
         self._answers: dict[int, Answer] = {}
         self._running = 0
@@ -184,15 +187,15 @@ class Session:
     async def release(self) -> None:
         """Let the engine forget the session."""
         if not isinstance(self._engine, ChatEngine):
-            for number in range(len(self._placer.sequences)):
-                await self._engine.release(self._session_id(number))
+            for name in sorted(self._names):
+                await self._engine.release(name)
 
     def count_tokens(self, asked: Asked) -> int:
         """Return the number of tokens of a conversation."""
         renderer = self._placer.bound(asked.tools)
         if renderer is None:
             return sum(len(str(message.get("content") or "")) for message in asked.messages) // 4
-        return len(renderer.start(self._placer.names.shown(asked.messages)))
+        return len(renderer.start(asked.messages))
 
     # Requests -----------------------------------------------------------------------------
 
@@ -236,6 +239,7 @@ class Session:
         number = self._asked
         self._asked += 1
         self._running += 1
+        self.refused = ""
         self.changed.set()
         self.counts.update(f"ignored_{name}" for name in asked.ignored)
         place: Place | None = None
@@ -247,6 +251,7 @@ class Session:
             raise NotAnswered(400, "invalid_request", str(error)) from error
         except ContextTooLong as error:
             self._asked -= 1
+            self.refused = "context_length_exceeded"
             raise NotAnswered(400, "context_length_exceeded", str(error)) from error
         except NotAnswered:
             raise
@@ -298,7 +303,7 @@ class Session:
                 prompt,
                 sampling,
                 stop_token_ids=renderer.stop_token_ids,
-                session_id=self._session_id(place.number),
+                session_id=self._name_of(place.number),
                 deadline_s=left,
             )
             self._refuse_abort(sampled)
@@ -339,7 +344,7 @@ class Session:
             message=message,
             calls=calls,
             finish_reason=taken.finish_reason,
-            asked=tuple(asked.messages if first else match.rest),
+            asked=tuple(placer.names.named(asked.messages if first else match.rest)),
             tools=asked.tools,
             sampling=taken.sampling,
             completion=completion,
@@ -371,8 +376,11 @@ class Session:
         )
         return turn
 
-    def _session_id(self, number: int) -> str:
-        return f"{self.options.name}/{number}"
+    def _name_of(self, number: int) -> str:
+        """Return the name under which the engine keeps the cache of a sequence."""
+        name = f"{self.options.name}/{number}"
+        self._names.add(name)
+        return name
 
 
 def _failed(task: asyncio.Task[CapturedTurn]) -> bool:

@@ -10,5 +10,15 @@ if TYPE_CHECKING:
     from agentenv.endpoint.wire.base import Held as Held
     from agentenv.endpoint.wire.base import Wire as Wire
     from agentenv.endpoint.wire.chat import ChatCompletions as ChatCompletions
+    from agentenv.endpoint.wire.messages import Messages as Messages
+    from agentenv.endpoint.wire.responses import Responses as Responses
 
-__all__ = door(__name__, {"base": ["Held", "Wire"], "chat": ["ChatCompletions"]})
+__all__ = door(
+    __name__,
+    {
+        "base": ["Held", "Wire"],
+        "chat": ["ChatCompletions"],
+        "messages": ["Messages"],
+        "responses": ["Responses"],
+    },
+)

@@ -21,6 +21,7 @@ __all__ = [
     "first_of",
     "new_id",
     "schema_of",
+    "with_system",
     "words",
 ]
 
@@ -72,6 +73,17 @@ class Wire(Protocol):
 
     id_prefix: str
     """Prefix of the ids of answers."""
+    holds: bool
+    """True if a request may name the answer that it goes on from, in place of the conversation."""
+
+
+def with_system(messages: list[Message], text: str) -> list[Message]:
+    """Return a conversation with this system message in place of its own; an empty text changes nothing."""
+    if not text:
+        return messages
+    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    system: Message = {"role": "system", "content": text}
+    return [system, *rest]
 
 
 def new_id(prefix: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
 
 from agentenv.core.messages import JsonValue, Message, ToolCallMessage
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
@@ -20,7 +19,7 @@ from agentenv.endpoint.wire.base import (
     words,
 )
 
-__all__ = ["ChatCompletions", "openai_error"]
+__all__ = ["ChatCompletions", "chat_call", "openai_error"]
 
 _IGNORED = ("logit_bias", "logprobs", "response_format", "temperature", "top_p")
 """Settings that the run's own replace, or that need an engine to constrain what is sampled."""
@@ -30,6 +29,7 @@ class ChatCompletions:
     """OpenAI's chat completions, at `/v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
+    holds = False
 
     def read(self, body: Json, held: Held) -> Asked:
         """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
@@ -55,7 +55,7 @@ class ChatCompletions:
         if answer.thinking:
             message["reasoning_content"] = answer.thinking
         if answer.calls:
-            message["tool_calls"] = [_call(*call) for call in answer.calls]
+            message["tool_calls"] = [chat_call(*call) for call in answer.calls]
         choice = {"index": 0, "message": message, "finish_reason": _reason(answer), "logprobs": None}
         return {**_head("chat.completion", reply), "choices": [choice], "usage": _usage(answer)}
 
@@ -72,7 +72,7 @@ class ChatCompletions:
         for part in chunks(answer.text):
             yield chunk({"content": part})
         for index, (call_id, name, arguments) in enumerate(answer.calls):
-            yield chunk({"tool_calls": [{"index": index, **_call(call_id, name, "")}]})
+            yield chunk({"tool_calls": [{"index": index, **chat_call(call_id, name, "")}]})
             for part in chunks(arguments):
                 yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
         yield chunk({}, _reason(answer))
@@ -110,7 +110,8 @@ def _reason(answer: Answer) -> str:
     return "tool_calls" if answer.calls else "stop"
 
 
-def _call(id: str, name: str, arguments: str) -> Json:
+def chat_call(id: str, name: str, arguments: str) -> ToolCallMessage:
+    """Return a call in OpenAI's chat format."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -138,11 +139,8 @@ def _message(message: Json) -> Message:
     return read
 
 
-def _calls(calls: Sequence[Any]) -> list[ToolCallMessage]:
+def _calls(calls: Sequence[Json]) -> list[ToolCallMessage]:
     return [
-        cast(
-            "ToolCallMessage",
-            _call(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"] or "")),
-        )
+        chat_call(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"] or ""))
         for call in calls
     ]

@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from agentenv.core import RunLimits
+from agentenv.engine import Sampling
 from helpers.agents import ADD, by_turn, call, check_tokens, served
 
 TURNS = by_turn(
@@ -48,6 +49,99 @@ async def streamed(sdk, **request):
         answer = await stream.get_final_completion()
     message = answer.choices[0].message.model_dump(exclude_none=True)
     return message, answer.choices[0].finish_reason, answer.usage
+
+
+async def whole_response(sdk, **request):
+    return await sdk.responses.create(**request)
+
+
+async def streamed_response(sdk, **request):
+    async with sdk.responses.stream(**request) as stream:
+        async for _ in stream:
+            pass
+        return await stream.get_final_response()
+
+
+FLAT = [{"type": "function", **tool["function"]} for tool in (ADD, LOOKUP)]
+
+
+@pytest.mark.parametrize("ask", [whole_response, streamed_response])
+@pytest.mark.parametrize("deltas", [False, True], ids=["all", "deltas"])
+async def test_an_agent_of_the_responses_api_is_one_sequence(ask, deltas):
+    async with served(TURNS) as agent, client(agent) as sdk:
+        items, last = [{"role": "user", "content": "What is 2+3+1?"}], None
+        while True:
+            response = await ask(
+                sdk,
+                model="m",
+                input=items,
+                instructions="You add.",
+                tools=FLAT,
+                **({"previous_response_id": last} if deltas and last else {}),
+            )
+            calls = [item for item in response.output if item.type == "function_call"]
+            results = [
+                {"type": "function_call_output", "call_id": made.call_id, "output": "5"} for made in calls
+            ]
+            last = response.id
+            items = results if deltas else [*items, *response.output, *results]
+            if not calls:
+                break
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+    assert [turn.message["role"] for turn in captured.turns] == ["assistant"] * 3
+    assert captured.messages[0] == {"role": "system", "content": "You add."}
+    assert response.output_text == agent.session.turns[-1].message["content"]
+    assert response.usage.output_tokens == captured.turns[-1].num_tokens
+    assert len(captured.turns[0].tool_results) == 2
+
+
+async def test_ids_of_items_never_repeat():
+    async with served(TURNS) as agent, client(agent) as sdk:
+        request = {"model": "m", "input": "?", "tools": FLAT}
+        both = [await whole_response(sdk, **request), await streamed_response(sdk, **request)]
+
+    ids = [item.id for response in both for item in response.output]
+    assert len(set(ids)) == len(ids) == 8
+
+
+async def test_a_response_that_was_cut_is_incomplete():
+    async with served(["x" * 50], sampling=Sampling(max_tokens=9)) as agent, client(agent) as sdk:
+        plain = await whole_response(sdk, model="m", input="?")
+        events = [event async for event in await sdk.responses.create(model="m", input="?", stream=True)]
+
+    assert events[-1].type == "response.incomplete"
+    for response in (plain, events[-1].response):
+        assert response.status == "incomplete"
+        assert response.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"input": "?", "previous_response_id": "resp_none"},
+        {"input": "?", "conversation": "conv_1"},
+        {"input": [{"type": "web_search_call", "id": "x", "status": "completed"}]},
+    ],
+    ids=str,
+)
+async def test_responses_that_cannot_be_given_are_refused(request_):
+    async with served(TURNS) as agent, client(agent) as sdk:
+        with pytest.raises(openai.BadRequestError):
+            await sdk.responses.create(model="m", **request_)
+
+        assert agent.engine.requests == []
+
+
+async def test_tools_that_no_model_here_can_call_are_left_out_and_counted():
+    async with served(TURNS) as agent, client(agent) as sdk:
+        spaced = {"type": "namespace", "name": "n", "description": "", "tools": [FLAT[1]]}
+        await sdk.responses.create(model="m", input="?", tools=[FLAT[0], {"type": "web_search"}, spaced])
+
+        assert [tool["function"]["name"] for tool in agent.captured.tools] == ["add", "lookup"]
+        assert agent.session.counts["ignored_tool_web_search"] == 1
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
