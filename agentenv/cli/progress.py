@@ -39,7 +39,7 @@ class EvalProgress:
         names = ", ".join(spec.id for spec in evaluation.specs)
         print(
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
-            f" · {config.runner.concurrency} at once · seed {config.seed}   run {run_id}"
+            f" · {config.runner.concurrency} at once{_workers(config)} · seed {config.seed}   run {run_id}"
         )
         self._done, self._total = evaluation.num_finished, evaluation.num_episodes
         if evaluation.num_finished:
@@ -96,3 +96,10 @@ class EvalProgress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _workers(config: Any) -> str:
+    """Return where the episodes are played, if not in this process."""
+    if not config.workers:
+        return ""
+    return f" on {config.workers} " + (f"workers of Ray ({config.ray})" if config.ray else "workers")

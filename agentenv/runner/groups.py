@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.runner.elsewhere import Playing
 from agentenv.runner.options import GroupPolicy
 from agentenv.runner.plan import Job
-from agentenv.runner.stage import Stage
 
 __all__ = ["play_groups"]
 
@@ -60,7 +60,7 @@ class _InFlight:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: Playing,
         jobs: Iterator[Job],
         *,
         group_size: int,
@@ -179,7 +179,7 @@ class _InFlight:
 
 
 async def play_groups(
-    stage: Stage,
+    stage: Playing,
     jobs: Iterator[Job],
     *,
     group_size: int,

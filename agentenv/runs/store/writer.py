@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
-from agentenv.runs.store.codec import dumps, encode_trajectory
+from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.encoded import Encoded, encode
 from agentenv.runs.store.index import (
     EPISODES,
     INDEX,
@@ -28,7 +29,7 @@ from agentenv.runs.store.index import (
 from agentenv.runs.store.locking import lock, unlock
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunInfo, RunStatus, write_text_atomically
-from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary
 from agentenv.runs.store.trust import signed
 from agentenv.runs.store.vocabulary import TokenTexts
 
@@ -117,16 +118,20 @@ class RunWriter:
         """Keys of the episodes that need not be played again; aborted episodes are not among them."""
         return {summary.key for summary in self.summaries if summary.stop_reason is not StopReason.ABORTED}
 
-    def append(self, trajectory: Trajectory) -> EpisodeSummary:
+    def append(self, trajectory: Trajectory, encoded: Encoded | None = None) -> EpisodeSummary:
         """Write one finished episode and return its summary.
+
+        Args:
+            trajectory: the episode.
+            encoded: what `encode` returned for it, if another process has called it already.
 
         Raises:
             StoreError: The disk is full or the directory is gone; the earlier episodes are intact.
         """
         self._append_texts(trajectory)
-        line = dumps(encode_trajectory(trajectory)).encode() + b"\n"
-        summary = summarize(trajectory, offset=self._ends.get(EPISODES, 0), size=len(line))
-        self._append(EPISODES, line)
+        encoded = encoded or encode(trajectory)
+        summary = replace(encoded.summary, offset=self._ends.get(EPISODES, 0))
+        self._append(EPISODES, encoded.line)
         self._summaries.append(summary)
         self._append(INDEX, index_line(summary))
         return summary
