@@ -13,7 +13,7 @@ from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["PEERS", "test_seeds", "train_seeds"]
+__all__ = ["PEERS", "held_out_seeds", "train_seeds"]
 
 
 def train_seeds(seed: int) -> dict[str, object]:
@@ -21,7 +21,7 @@ def train_seeds(seed: int) -> dict[str, object]:
     return {"seed": 2 * seed}
 
 
-def test_seeds(seed: int) -> dict[str, object]:
+def held_out_seeds(seed: int) -> dict[str, object]:
     """Return the held-out task of a seed; held-out tasks use odd seeds."""
     return {"seed": 2 * seed + 1}
 
@@ -34,7 +34,7 @@ def _gymnasium(id: str) -> EnvSpec:
         f"gymnasium/{id.replace('/', '.')}",
         GymnasiumText,
         kwargs={"env": id},
-        tasks={"train": train_seeds, "test": test_seeds},
+        tasks={"train": train_seeds, "test": held_out_seeds},
         description=f"{id} of Gymnasium, played in text",
     )
 
@@ -64,7 +64,7 @@ def _textarena(game: str) -> EnvSpec:
         f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",
         TextArena,
         kwargs={"game": game},
-        tasks={"train": train_seeds, "test": test_seeds},
+        tasks={"train": train_seeds, "test": held_out_seeds},
         description=f"{game} of textarena",
     )
 
@@ -82,7 +82,7 @@ def _openenv(url: str) -> EnvSpec:
         f"openenv/{name}-v0",
         OpenEnv,
         kwargs={"source": url},
-        tasks={"train": train_seeds, "test": test_seeds},
+        tasks={"train": train_seeds, "test": held_out_seeds},
         description=f"the OpenEnv environment at {url}",
     )
 

@@ -142,6 +142,45 @@ async def test_an_environment_whose_start_failed_is_closed():
     assert kept_threads() == []
 
 
+class Stuck(Shop):
+    def start(self, n: int) -> str:
+        self.free = threading.Event()
+        self.shared = sqlite3.connect(":memory:", check_same_thread=False)
+        return super().start(n)
+
+    @tool(timeout_s=0.1)
+    def wait(self) -> str:
+        "Wait for nothing."
+        # Not one long wait: while an abandoned thread hangs outside of Python's own code, a tracer such as
+        # coverage makes the other threads of Python 3.11 spin.
+        while not self.free.wait(0.01):
+            pass
+        return "done"
+
+    @tool
+    def look(self) -> str:
+        "Look into a database that every thread may use."
+        return str(self.shared.execute("select 1").fetchone()[0])
+
+    def close(self):
+        self.free.set()
+        self.shared.close()
+
+
+async def test_calls_beside_a_tool_that_hangs_are_answered_too():
+    env = EnvSpec.of("test/Stuck-v0", Stuck, tasks=[{"n": 1}]).make()
+    await env.begin({"n": 1}, seed=0, context=Context())
+    reply = tool_call_message("wait")
+    reply["tool_calls"] += tool_call_message("look")["tool_calls"]
+
+    async with asyncio.timeout(30):
+        step = await env.advance(Action.of(reply))
+
+    assert [(result.is_error, result.text) for result in step.tool_results][1] == (False, "1")
+    assert step.tool_results[0].is_error
+    await env.shutdown()
+
+
 class Lazy(Shop):
     def __init__(self):
         self.store = Store()
