@@ -19,7 +19,6 @@ from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
 from agentenv.core.threads import blocking
 from agentenv.core.trajectory import Trajectory
-from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.frames import frame
 from agentenv.runs.store.reader import Run
@@ -92,6 +91,8 @@ def train(
     demos: DemonstrationPolicy | str = "",
     num_demos: int = 128,
     rollout: RolloutFunction | str = "",
+    workers: int | None = None,
+    ray: str | None = None,
     runs_dir: str | Path = "runs",
     resume: str | Path = "",
     trust: bool = False,
@@ -117,6 +118,8 @@ def train(
         demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
         num_demos: number of tasks that the scripted policy plays, over all environments.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
+        workers: number of worker processes that play; the engine must be a server.
+        ray: address of a Ray cluster for the workers, or `auto`.
         runs_dir: directory of all runs.
         resume: id or path of a stopped run, which continues with the settings that it has.
         trust: execute what the resumed run names, although another user or machine made the run.
@@ -135,13 +138,9 @@ def train(
     """
     (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
     settings = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
-    request = TrainRequest(envs, model, steps, group_size, seed, *settings)
+    request = TrainRequest(envs, model, steps, group_size, seed, *settings, workers, ray)
     with SharedRun(request.open) as run:
-        training = _Training(run, request.mixture(run.plan), function, on_start, on_metrics)
-        training.begin(policy, num_demos, on_warmup, required=bool(shown_by))
-        with training.saved_if_it_ends_early():
-            blocking()(training.trainer.run())
-        return training.finish()
+        return _Training(run, request, function, on_start, on_metrics).play(policy, num_demos, on_warmup)
 
 
 class _Training:
@@ -150,12 +149,14 @@ class _Training:
     def __init__(
         self,
         run: SharedRun[TrainPlan],
-        envs: Sequence[tuple[EnvSpec, float]],
+        request: TrainRequest,
         rollout: RolloutFunction | None,
         on_start: Callable[[TrainPlan], None] | None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None,
     ) -> None:
-        self._run, self._envs, self._on_metrics = run, envs, on_metrics
+        self._run, self._on_metrics = run, on_metrics
+        self._envs = request.mixture(run.plan)
+        self._asked_for_demos = bool(request.demos)
         self._history: list[Mapping[str, float]] = []
         self._interrupted = False
         plan = run.plan
@@ -164,7 +165,7 @@ class _Training:
         self.trainer = GRPOTrainer(
             plan.config,
             engine_options=plan.engine,
-            envs=envs,
+            envs=self._envs,
             limits=plan.limits,
             runner=plan.runner,
             rollout=rollout,
@@ -180,8 +181,6 @@ class _Training:
         policy: DemonstrationPolicy | None,
         num_demos: int,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
-        *,
-        required: bool,
     ) -> None:
         """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy.
 
@@ -196,7 +195,7 @@ class _Training:
             reasons = ", ".join(f"{number} {reason}" for reason, number in others.items())
             if others:
                 log.warning("%d demonstrations are not imitated: %s", sum(others.values()), reasons)
-            if not good and required:
+            if not good and self._asked_for_demos:
                 raise UsageError(
                     f"no demonstration can be imitated: {reasons or 'there are no tasks'}",
                     remedy="raise the limit that cut them, correct the policy, or use none",
@@ -263,8 +262,16 @@ class _Training:
                 self.trainer.save_step()
             raise
 
-    def finish(self) -> TrainResult:
-        """Close the run and return the result."""
+    def play(
+        self,
+        policy: DemonstrationPolicy | None,
+        num_demos: int,
+        on_warmup: Callable[[Sequence[Trajectory]], None] | None,
+    ) -> TrainResult:
+        """Imitate the demonstrations, train, close the run and return the result."""
+        self.begin(policy, num_demos, on_warmup)
+        with self.saved_if_it_ends_early():
+            blocking()(self.trainer.run())
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path
         return TrainResult(

@@ -36,6 +36,7 @@ from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.learner import Learner
 from agentenv.train.loading import find_model, load_tokenizer
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.train.loop.crews import with_crew
 from agentenv.train.loop.custom import RolloutFunction, rollout_of
 from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.train.loop.journal import Journal
@@ -305,9 +306,8 @@ class GRPOTrainer:
                 tokenizer=self.renderer.tokenizer,
                 options=self._engine_options,
             )
-            self._rollouts = Rollouts(
-                self.learner, self.engine, self.renderer, self._mixture, self._play_options
-            )
+            options = with_crew(self._play_options, self.learner, self._mixture.specs, self._engine_options)
+            self._rollouts = Rollouts(self.learner, self.engine, self.renderer, self._mixture, options)
         return self._rollouts
 
     @property

@@ -92,7 +92,7 @@ class _Place:
 
 
 class Crew:
-    """Plays episodes on several workers; `async with` starts and ends them.
+    """Plays episodes on several workers; `async with` starts and ends them, and may be entered again.
 
     Args:
         hire: makes a worker from its name; the second argument is true for one beside the crew's places.
@@ -120,8 +120,6 @@ class Crew:
         self._places: list[_Place] = []
         self._spare: list[Worker] = []
         """Idle workers beside the places, each for one episode that was lost twice."""
-        self._alone = asyncio.Semaphore(num_workers)
-        self._changed = asyncio.Condition()
         self._replacing: set[asyncio.Task[None]] = set()
         self._failure: AgentEnvError | None = None
         self._version: int | None = None
@@ -134,6 +132,9 @@ class Crew:
             UsageError: The recipe cannot be opened in a worker.
             WorkerLost: A worker died while it started.
         """
+        # Made here, because they belong to the event loop on which they are used.
+        self._alone, self._changed = asyncio.Semaphore(self.num_workers), asyncio.Condition()
+        self._failure = None
         starts = [asyncio.create_task(self._started()) for _ in range(self.num_workers)]
         started = asyncio.gather(*starts)
         try:
