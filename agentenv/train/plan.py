@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,8 @@ class TrainRequest:
     demos: str = ""
     trust: bool = False
     rollout: str = ""
-    workers: int | None = None
-    ray: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields of `GRPOConfig`, which override those of `train`."""
 
     def open(self) -> tuple[RunWriter, TrainPlan]:
         """Start a new run or resume a stopped one; return its writer and its plan.
@@ -159,11 +159,13 @@ class TrainRequest:
         """Return the trainer's configuration; the arguments of `train()` override the fields of `train=`."""
         weights, engine = weights_and_engine(self.model)
         named = {"model": weights or None, "max_steps": self.steps, "num_generations": self.group_size}
-        named |= {"seed": self.seed, "workers": self.workers, "ray": self.ray}
-        given = {name: value for name, value in named.items() if value is not None}
-        config = (
-            self.train if isinstance(self.train, GRPOConfig) else build(GRPOConfig, self.train or {}, given)
-        )
+        given = {name: value for name, value in {**named, "seed": self.seed}.items() if value is not None}
+        config = self.train
+        if not isinstance(config, GRPOConfig):
+            config = build(GRPOConfig, config or {}, self.settings, given)
+        elif self.settings:
+            held = {item.name: getattr(config, item.name) for item in fields(config)}
+            config = build(GRPOConfig, held, self.settings)
         rollout = self.rollout or config.rollout
         return replace(config, **given, engine=config.engine or engine, rollout=rollout)
 
@@ -210,7 +212,7 @@ class TrainRequest:
         """Return the settings that a resumed run takes from the caller: notices, and where it plays."""
         train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
         changed = {name: train[name] for name in ("workers", "ray") if name in train}
-        changed |= {name: value for name in ("workers", "ray") if (value := getattr(self, name)) is not None}
+        changed |= {name: self.settings[name] for name in ("workers", "ray") if name in self.settings}
         return {"notify": train.get("notify", ()), **changed}
 
 

@@ -91,8 +91,6 @@ def train(
     demos: DemonstrationPolicy | str = "",
     num_demos: int = 128,
     rollout: RolloutFunction | str = "",
-    workers: int | None = None,
-    ray: str | None = None,
     runs_dir: str | Path = "runs",
     resume: str | Path = "",
     trust: bool = False,
@@ -104,10 +102,9 @@ def train(
     on_start: Callable[[TrainPlan], None] | None = None,
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+    **settings: Any,
 ) -> TrainResult:
     """Train a model with GRPO on episodes of environments, and return the result.
-
-    Ctrl-C saves a checkpoint of the last whole step. All processes of torchrun belong to one run.
 
     Args:
         envs: an id, a file, a module or an `EnvSpec`; a list of these; or a mapping of names to weights.
@@ -118,9 +115,7 @@ def train(
         demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
         num_demos: number of tasks that the scripted policy plays, over all environments.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
-        workers: number of worker processes that play; the engine must be a server.
-        ray: address of a Ray cluster for the workers, or `auto`.
-        runs_dir: directory of all runs.
+        runs_dir: directory of all runs; the processes of torchrun write one run.
         resume: id or path of a stopped run, which continues with the settings that it has.
         trust: execute what the resumed run names, although another user or machine made the run.
         train: the trainer's options; `model`, `steps`, `group_size` and `seed` override them.
@@ -131,16 +126,21 @@ def train(
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
         on_metrics: called after each step with its number and metrics.
+        settings: further fields of `GRPOConfig`, such as `workers`, which override those of `train`.
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
         TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
     """
     (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
-    settings = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
-    request = TrainRequest(envs, model, steps, group_size, seed, *settings, workers, ray)
+    given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
+    request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
-        return _Training(run, request, function, on_start, on_metrics).play(policy, num_demos, on_warmup)
+        training = _Training(run, request, function, on_start, on_metrics)
+        training.begin(policy, num_demos, on_warmup)
+        with training.saved_if_it_ends_early():
+            blocking()(training.trainer.run())
+        return training.finish()
 
 
 class _Training:
@@ -262,16 +262,8 @@ class _Training:
                 self.trainer.save_step()
             raise
 
-    def play(
-        self,
-        policy: DemonstrationPolicy | None,
-        num_demos: int,
-        on_warmup: Callable[[Sequence[Trajectory]], None] | None,
-    ) -> TrainResult:
-        """Imitate the demonstrations, train, close the run and return the result."""
-        self.begin(policy, num_demos, on_warmup)
-        with self.saved_if_it_ends_early():
-            blocking()(self.trainer.run())
+    def finish(self) -> TrainResult:
+        """Close the run and return the result."""
         self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
         path = self._run.plan.path
         return TrainResult(

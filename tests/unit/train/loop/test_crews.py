@@ -75,6 +75,28 @@ def test_two_workers_play_a_training_as_its_own_process_does(model: str):
     assert together.run.info.config["train"]["workers"] == 2
 
 
+@pytest.mark.slow
+def test_a_training_is_resumed_with_another_number_of_workers(model: str):
+    first = trained(model, "runs", save_steps=1)
+
+    with model_server(model) as server:
+        url, old = f"{server.url}/v1", first.run.info.config["train"]["engine"]
+        record = Path(first.run.path, "run.json")
+        record.write_text(record.read_text().replace(old, url))
+        plans = []
+        again = ae.train(resume=first.run.path, steps=4, workers=1, trust=True, on_start=plans.append)
+
+    assert (plans[0].config.workers, again.steps_done, len(again.history)) == (1, 4, 1)
+
+
+def test_further_fields_of_the_configuration_are_arguments_too(model: str):
+    with pytest.raises(UsageError, match="did you mean 'workers'"):
+        ae.train(DEADLY, model, worker=2)
+    for train in (None, {}, GRPOConfig(learning_rate=0.1)):
+        with pytest.raises(UsageError, match="cannot be used with workers"):
+            ae.train(DEADLY, model, train=train, workers=2)
+
+
 def test_workers_need_a_server(model: str):
     with pytest.raises(UsageError, match="cannot be used with workers"):
         ae.train(DEADLY, model, workers=2)
