@@ -288,7 +288,8 @@ class Evaluation:
             full_outputs=None if self._outputs is None else str(self._outputs.resolve()),
             encode="" if self._writer is None else ENCODE,
         )
-        self.crew = crew_of(recipe, self.specs, workers=config.workers, ray=config.ray)
+        tell = None if self._writer is None else self._writer.log_workers
+        self.crew = crew_of(recipe, self.specs, workers=config.workers, ray=config.ray, tell=tell)
         return self.crew
 
     @property

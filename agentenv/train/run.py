@@ -173,6 +173,7 @@ class _Training:
             on_trajectory=run.append,
             on_held_out=self._keep_held_out,
             on_trained=run.annotate,
+            on_workers=run.log_workers,
         )
         run.keep_texts(self.trainer.renderer.tokenizer.backend)
 

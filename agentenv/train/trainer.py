@@ -52,6 +52,7 @@ from agentenv.train.watch.notes import episode_notes
 from agentenv.train.watch.toptokens import TokenKL, top_tokens
 from agentenv.train.watch.warn import TaskLedger
 from agentenv.train.world import World, own_device
+from agentenv.workers.reports import Tell
 
 __all__ = ["GRPOTrainer"]
 
@@ -84,6 +85,7 @@ class GRPOTrainer:
         on_trajectory: Callable[[Trajectory], None] | None = None,
         on_held_out: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
+        on_workers: Tell | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -96,7 +98,9 @@ class GRPOTrainer:
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
-        self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out, play)
+        self._play_options = PlayOptions(
+            limits, runner, on_trajectory, on_held_out, play, on_workers=on_workers
+        )
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from agentenv.runner.ledger import Ledger
 from agentenv.runner.stage import Stage
 from agentenv.workers.crew_stage import CrewStage
 from agentenv.workers.episode_worker import Order, Played
+from agentenv.workers.reports import Reports, Tell
 
 __all__ = ["Crew", "Worker", "WorkerLost"]
 
@@ -36,6 +38,8 @@ MAX_REPLAYS = 2
 """Times that an episode whose worker died is played again; the last time it has a worker of its own."""
 MAX_STARTS = 3
 """Attempts in a row at replacing a worker, after which it stays away."""
+ANSWER_S = 5.0
+"""Time after which a worker that does not say how it is doing counts as silent."""
 TELL_EVERY_S = 10.0
 """Time between two notices of what the crew waits for."""
 
@@ -46,6 +50,11 @@ class WorkerLost(AgentEnvError, RuntimeError):
 
 class Worker(Protocol):
     """One process that plays episodes."""
+
+    @property
+    def name(self) -> str:
+        """Name of the worker, which no other worker of the run has."""
+        ...
 
     async def start(self) -> None:
         """Start the process and wait until the recipe is open in it.
@@ -98,13 +107,18 @@ class Crew:
         hire: makes a worker from its name; the second argument is true for one beside the crew's places.
         num_workers: number of workers.
         specs: the environments of the recipe, in its order.
+        tell: called from time to time with how the driver and each worker are doing.
     """
 
     # Invariant: `_places` has `num_workers` entries while the crew is open. `_changed` is notified whenever
     # a place gets its worker, or loses the hope for one.
 
     def __init__(
-        self, hire: Callable[[str, bool], Worker], num_workers: int, specs: Sequence[EnvSpec]
+        self,
+        hire: Callable[[str, bool], Worker],
+        num_workers: int,
+        specs: Sequence[EnvSpec],
+        tell: Tell | None = None,
     ) -> None:
         self.num_workers = num_workers
         self.lost = 0
@@ -113,6 +127,9 @@ class Crew:
         """Number of times that a lost episode was played again."""
         self.deaths = 0
         """Number of workers that died."""
+        self.done = 0
+        """Number of finished episodes."""
+        self._reports = None if tell is None else Reports(self.stats, self._counts, tell)
         self._hire = hire
         self._specs = specs
         self._names = 0
@@ -146,10 +163,14 @@ class Crew:
             there = [start.result() for start in starts if not start.cancelled() and not start.exception()]
             await asyncio.gather(*(worker.close() for worker in there))
             raise
+        if self._reports is not None:
+            await self._reports.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """End the workers, and wait until their environments are closed."""
+        if self._reports is not None:
+            await self._reports.__aexit__()
         for task in self._replacing:
             task.cancel()
         await asyncio.gather(*self._replacing, return_exceptions=True)
@@ -183,10 +204,20 @@ class Crew:
         await asyncio.gather(*(worker.expect_weights(version) for worker in (*workers, *self._spare)))
 
     async def stats(self) -> list[dict[str, Any]]:
-        """Return how each worker is doing; workers that are being replaced are left out."""
+        """Return how each worker is doing, or that it is silent; those being replaced are left out."""
         workers = [place.worker for place in self._places if place.worker is not None]
-        rows = await asyncio.gather(*(worker.stats() for worker in workers), return_exceptions=True)
-        return [row for row in rows if not isinstance(row, BaseException)]
+        return [row for row in await asyncio.gather(*map(_stats, workers)) if row]
+
+    def summary(self) -> str:
+        """Return in a few words how many workers are alive, and what died so far."""
+        alive = sum(place.worker is not None for place in self._places)
+        died = f", {self.deaths} died, {self.replayed} episodes played again" if self.deaths else ""
+        return f"{alive}/{self.num_workers} workers{died}"
+
+    def _counts(self) -> dict[str, int]:
+        live = sum(place.busy for place in self._places)
+        counts = {"live": live, "done": self.done, "lost": self.lost}
+        return {**counts, "replayed": self.replayed, "deaths": self.deaths}
 
     async def play(self, order: Order, env_id: str) -> Trajectory:
         """Play one episode and return its record, whichever workers die meanwhile.
@@ -211,6 +242,7 @@ class Crew:
 
     def _kept(self, played: Played) -> Trajectory:
         record = played.record
+        self.done += 1
         if played.encoded is not None:
             self._encoded[record.env_id, record.group_id, record.member] = played.encoded
         return record
@@ -327,6 +359,17 @@ class Crew:
                 _log.warning("%d workers have been starting for %.0f s", number, waited)
         finally:
             future.cancel()
+
+
+async def _stats(worker: Worker) -> dict[str, Any]:
+    """Return how a worker is doing; nothing if it has died, and that it is silent if it does not answer."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await worker.stats()
+    except TimeoutError:
+        return {"worker": worker.name, "time": time.time(), "silent": True}
+    except WorkerLost:
+        return {}
 
 
 def _aborted(order: Order, env_id: str, lost: WorkerLost) -> Trajectory:

@@ -11,6 +11,7 @@ from agentenv.workers.crew import Crew, Worker
 from agentenv.workers.current import refuse_in_worker
 from agentenv.workers.local import LocalWorker
 from agentenv.workers.recipe import Recipe, require_remote
+from agentenv.workers.reports import Tell
 
 __all__ = ["check_workers", "crew_of"]
 
@@ -39,7 +40,9 @@ def check_workers(workers: int, ray: str, model: str) -> None:
         DependencyMissing.require("ray", extra="ray", purpose="playing on a Ray cluster")
 
 
-def crew_of(recipe: Recipe, specs: Sequence[EnvSpec], *, workers: int, ray: str = "") -> Crew:
+def crew_of(
+    recipe: Recipe, specs: Sequence[EnvSpec], *, workers: int, ray: str = "", tell: Tell | None = None
+) -> Crew:
     """Return the crew of a run; it starts when it is entered.
 
     Args:
@@ -47,14 +50,15 @@ def crew_of(recipe: Recipe, specs: Sequence[EnvSpec], *, workers: int, ray: str 
         specs: the environments of the recipe, in its order.
         workers: number of workers.
         ray: address of a Ray cluster, or `auto`; empty for processes of this machine.
+        tell: called from time to time with how the driver and each worker are doing.
     """
     check_workers(workers, ray, recipe.model)
     text = recipe.to_json()
     if ray:
         hire = importlib.import_module("agentenv.workers.on_ray").hire(ray, text, workers)
-        return Crew(hire, workers, specs)
+        return Crew(hire, workers, specs, tell)
 
     def hire_process(name: str, beside: bool) -> Worker:
         return LocalWorker(text, name)
 
-    return Crew(hire_process, workers, specs)
+    return Crew(hire_process, workers, specs, tell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from agentenv.runs.store.index import (
     METRICS,
     NOTES,
     NOTES_OF_TOKENS,
+    WORKERS,
     end_of_whole_lines,
     index_line,
     latest,
@@ -143,6 +144,14 @@ class RunWriter:
             StoreError: The file cannot be written.
         """
         self._append(METRICS, dumps(dict(metrics)).encode() + b"\n")
+
+    def log_workers(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Append one line for each row to `workers.jsonl`: how the driver and the workers are doing.
+
+        Raises:
+            StoreError: The file cannot be written.
+        """
+        self._append(WORKERS, b"".join(dumps(dict(row)).encode() + b"\n" for row in rows))
 
     def annotate(self, trajectory: Trajectory, **values: object) -> None:
         """Record what a trainer computed for an episode: `step`, `advantage`, `entropy`, `new_logprobs`.
@@ -315,7 +324,7 @@ class RunWriter:
         os.ftruncate(episodes, index.end)
         self._ends[EPISODES] = index.end
         self._summaries = index.summaries
-        for name in (METRICS, NOTES, NOTES_OF_TOKENS):
+        for name in (METRICS, NOTES, NOTES_OF_TOKENS, WORKERS):
             if (self.path / name).exists():
                 os.truncate(self.path / name, end_of_whole_lines(self.path / name))
         self._handle(INDEX)

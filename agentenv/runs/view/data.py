@@ -76,6 +76,7 @@ def run_data(
         "damaged": run.num_damaged,
         "report": report.as_json(),
         "metrics": run.metrics(),
+        "workers": run.workers(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
         "episodes": [_row(index, episode, notes) for index, episode in enumerate(episodes)],
     }

@@ -55,5 +55,5 @@ def with_crew(
         tokenizer=config.model or None,
         run_seed=config.seed,
     )
-    crew = crew_of(recipe, specs, workers=config.workers, ray=config.ray)
+    crew = crew_of(recipe, specs, workers=config.workers, ray=config.ray, tell=options.on_workers)
     return replace(options, crew=crew)

@@ -32,6 +32,7 @@ from agentenv.train.loop.prompts import LongPrompt, too_long
 from agentenv.train.loop.sync import WeightSync
 from agentenv.train.model.adapters import adapter_of
 from agentenv.workers.crew import Crew
+from agentenv.workers.reports import Tell
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Rollouts"]
 
@@ -52,6 +53,8 @@ class PlayOptions:
     """Function that plays the episodes of each step; None means the runner."""
     crew: Crew | None = None
     """Workers that play the episodes; None plays them in this process."""
+    on_workers: Tell | None = None
+    """Called from time to time with how the driver and each worker are doing."""
 
 
 class EpisodeBatch:

@@ -220,6 +220,45 @@ async def test_a_worker_that_cannot_open_the_run_ends_it_at_once(monkeypatch: py
     assert all(worker.closed for worker in hired.workers)
 
 
+async def test_a_crew_tells_how_it_is_doing_at_its_end_at_the_latest():
+    deaths = iter([True])
+    told: list[Any] = []
+    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
+
+    async with Crew(hired, 2, [SPEC], told.append) as crew:
+        await played(crew)
+        await until(lambda: crew.summary().startswith("2/2"))
+        summary = crew.summary()
+
+    driver, *workers = told[-1]
+    assert (driver["worker"], driver["done"], driver["live"], driver["deaths"]) == ("driver", 12, 0, 1)
+    assert driver["replayed"] == crew.replayed > 0
+    assert len(workers) == 2
+    assert {"node", "pid", "rss_mb", "cpu_s", "lag_p99_s", "threads", "waits"} <= workers[0].keys()
+    assert summary == f"2/2 workers, 1 died, {crew.replayed} episodes played again"
+
+
+async def test_a_worker_that_does_not_answer_is_told_to_be_silent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentenv.workers.crew.ANSWER_S", 0.0)
+    monkeypatch.setattr(Here, "stats", lambda self: asyncio.Event().wait())
+
+    async with Crew(Hired(), 1, [SPEC]) as crew:
+        (row,) = await crew.stats()
+
+    assert (row["worker"], row["silent"]) == ("w1", True)
+
+
+async def test_a_report_that_cannot_be_written_ends_nothing(caplog: pytest.LogCaptureFixture):
+    def fail(rows: object) -> None:
+        raise OSError("the disk is full")
+
+    async with Crew(Hired(), 1, [SPEC], fail) as crew:
+        together = await played(crew)
+
+    assert len(together) == 12
+    assert "the disk is full" in caplog.text
+
+
 async def test_a_user_that_is_an_object_is_refused():
     async with Crew(Hired(), 1, [SPEC]) as crew:
         with pytest.raises(UsageError, match=r"runner\.score"):

@@ -13,6 +13,7 @@ import pytest
 
 from agentenv.core import StopReason, UsageError
 from agentenv.runs import evaluate, find_run, rollout
+from agentenv.runs.view.data import run_data
 from agentenv.workers.current import mark_as_worker
 from helpers.waiting import wait_until
 from helpers.worker_runs import DEADLY, truth
@@ -58,6 +59,10 @@ def test_two_processes_play_and_write_the_episodes_of_one(tmp_path: Path):
     assert truth(two) == truth(one)
     assert len(two) == 20
     assert two.vocabulary() == one.vocabulary()
+    assert [row["worker"] for row in two.workers()] == ["driver", "w1", "w2"]
+    assert len({row["pid"] for row in two.workers()}) == 3
+    assert run_data(two, vocabulary={})["workers"] == two.workers()
+    assert one.workers() == []
     assert {row.key: row.answer for row in two.summaries} == {row.key: row.answer for row in one.summaries}
 
 

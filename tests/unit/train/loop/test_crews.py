@@ -73,6 +73,7 @@ def test_two_workers_play_a_training_as_its_own_process_does(model: str):
     assert {version for one in together.run for version in one.weights_versions} == {0, 1, 2}
     assert [line["reward"] for line in together.history] == [line["reward"] for line in alone.history]
     assert together.run.info.config["train"]["workers"] == 2
+    assert {"driver", "w1", "w2"} <= {row["worker"] for row in together.run.workers()}
 
 
 @pytest.mark.slow
