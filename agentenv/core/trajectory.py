@@ -101,7 +101,9 @@ _LIBRARIES = (str(Path(__file__).parents[1]) + os.sep, str(Path(os.__file__).par
 class EpisodeError:
     """What went wrong in an episode, and in which part."""
 
-    boundary: Literal["env", "tool", "engine", "reward", "parser", "sandbox", "user", "render", "agent"]
+    boundary: Literal[
+        "env", "tool", "engine", "reward", "parser", "sandbox", "user", "render", "agent", "worker"
+    ]
     type: str
     """Class name of the exception."""
     message: str

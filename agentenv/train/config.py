@@ -70,6 +70,13 @@ class GRPOConfig:
     engine: str = ""
     """Engine that generates episodes: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; empty means the
     trained model."""
+    workers: NonNegativeInt = 0
+    """Number of worker processes, for each process of a launch, that play the episodes; 0 plays them in the
+    trainer's process. The engine must be a server. `runner.concurrency` limits the episodes of all workers
+    together."""
+    ray: str = ""
+    """Address of a Ray cluster on which the workers are placed, or `auto`; empty for processes of this
+    machine."""
     output_dir: str = "runs/train"
     """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
     seed: int = 0

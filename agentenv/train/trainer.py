@@ -37,6 +37,7 @@ from agentenv.train.learner import Learner
 from agentenv.train.loading import find_model, load_tokenizer
 from agentenv.train.loop.batches import Batch, open_batches
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.train.loop.crews import with_crew
 from agentenv.train.loop.custom import RolloutFunction, rollout_of
 from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.train.loop.journal import Journal
@@ -53,6 +54,7 @@ from agentenv.train.watch.notes import episode_notes
 from agentenv.train.watch.toptokens import TokenKL, top_tokens
 from agentenv.train.watch.warn import TaskLedger
 from agentenv.train.world import World, own_device
+from agentenv.workers.reports import Tell
 
 __all__ = ["GRPOTrainer"]
 
@@ -85,6 +87,7 @@ class GRPOTrainer:
         on_trajectory: Callable[[Trajectory], None] | None = None,
         on_held_out: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
+        on_workers: Tell | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -97,7 +100,9 @@ class GRPOTrainer:
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
-        self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out, play)
+        self._play_options = PlayOptions(
+            limits, runner, on_trajectory, on_held_out, play, on_workers=on_workers
+        )
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None
@@ -319,9 +324,8 @@ class GRPOTrainer:
                 tokenizer=self.renderer.tokenizer,
                 options=self._engine_options,
             )
-            self._rollouts = Rollouts(
-                self.learner, self.engine, self.renderer, self._mixture, self._play_options
-            )
+            options = with_crew(self._play_options, self.learner, self._mixture.specs, self._engine_options)
+            self._rollouts = Rollouts(self.learner, self.engine, self.renderer, self._mixture, options)
         return self._rollouts
 
     @property

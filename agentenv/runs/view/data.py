@@ -91,6 +91,7 @@ def run_data(
         "damaged": run.num_damaged,
         "report": report.as_json(),
         "metrics": run.metrics(),
+        "workers": run.workers(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
         "tasks": list(tasks),
         "episodes": rows,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
@@ -189,10 +189,17 @@ class WeightSync:
         learner: the learner whose weights are brought to the engine.
         engine: the engine that plays.
         renderer: renderer of the model, for the questions of the check.
+        tell: told the version of weights that were pushed to servers, for other processes that use them.
     """
 
-    def __init__(self, learner: Learner, engine: Engine, renderer: Renderer) -> None:
-        self._learner, self._engine, self._renderer = learner, engine, renderer
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine,
+        renderer: Renderer,
+        tell: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
+        self._learner, self._engine, self._renderer, self._tell = learner, engine, renderer, tell
         self._version: int | None = None
         self._check: asyncio.Task[SyncReport] | None = None
         self._may_score: asyncio.Event | None = None
@@ -238,6 +245,8 @@ class WeightSync:
         adapter = adapter_of(self._learner.model)
         await push(self._learner, engine, adapter)
         engine.weights_version = version
+        if self._tell is not None:
+            await self._tell(version)
         self._may_score = asyncio.Event()
         self._check = asyncio.create_task(self._compare(engine, version, adapter, self._may_score))
 
