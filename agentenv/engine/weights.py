@@ -24,8 +24,8 @@ from agentenv.engine.base import Engine, Sampling
 __all__ = [
     "HasServers",
     "HoldsModel",
+    "Rests",
     "SendsWeights",
-    "Sleeps",
     "SyncReport",
     "WeightReader",
     "check_sync",
@@ -72,10 +72,10 @@ class WeightReader(Protocol):
 
 
 @runtime_checkable
-class Sleeps(Protocol):
+class Rests(Protocol):
     """An engine that can free its memory while nothing is sampled."""
 
-    async def sleep(self) -> None:
+    async def rest(self) -> None:
         """Free the memory, if the user wants it; no request may be in flight."""
         ...
 

@@ -191,14 +191,14 @@ class VLLMEngine:
         if thread is not None:
             await asyncio.to_thread(thread.stop)
 
-    async def sleep(self) -> None:
+    async def rest(self) -> None:
         """Free the memory of weights and cache, with the option `sleep`; no request may be in flight."""
         if self._sleeps and self._engine is not None:
             # At level 1 the weights wait in the machine's memory, so that adapters keep their base model.
             await self._on_own_loop(lambda: self._engine.sleep(level=1))
 
     async def wake(self) -> None:
-        """Take back the memory that `sleep` freed, if it did."""
+        """Take back the memory that `rest` freed, if it did."""
         if self._sleeps and self._engine is not None:
             await self._on_own_loop(self._wake)
 

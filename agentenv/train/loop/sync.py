@@ -28,7 +28,7 @@ from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
-    Sleeps,
+    Rests,
     SyncReport,
     WeightReader,
     check_sync,
@@ -220,8 +220,8 @@ class WeightSync:
     async def rest(self) -> None:
         """Have the engine free its memory, if it can, until the next weights are brought."""
         policy = _policy_of(self._engine)
-        if isinstance(policy, Sleeps):
-            await policy.sleep()
+        if isinstance(policy, Rests):
+            await policy.rest()
 
     async def bring(self) -> None:
         """Bring the weights to the engine as `follow` does, but only begin the check.
@@ -231,7 +231,7 @@ class WeightSync:
         """
         version = self._learner.weights_version
         policy = _policy_of(self._engine)
-        if isinstance(policy, Sleeps):
+        if isinstance(policy, Rests):
             await policy.wake()
         if self._version == version:
             return

@@ -208,12 +208,12 @@ async def test_weights_that_were_half_loaded_are_never_sampled(tmp_path, stand_i
     await engine.close()
 
 
-async def test_with_its_option_it_sleeps_until_it_is_woken(tmp_path, stand_in):
+async def test_with_its_option_it_rests_until_it_is_woken(tmp_path, stand_in):
     engine = VLLMEngine(ModelFiles(str(tmp_path)), sleep=True)
-    await engine.sleep()  # nothing was started yet
+    await engine.rest()  # nothing was started yet
     await one_token(engine)
     slept = []
-    for step in (engine.sleep, engine.wake, engine.wake):
+    for step in (engine.rest, engine.wake, engine.wake):
         await step()
         slept.append(stand_in.asleep)
     await one_token(engine)
@@ -224,10 +224,10 @@ async def test_with_its_option_it_sleeps_until_it_is_woken(tmp_path, stand_in):
     assert engine._arguments["enable_sleep_mode"] is True
 
 
-async def test_without_the_option_it_never_sleeps(tmp_path, stand_in):
+async def test_without_the_option_it_never_rests(tmp_path, stand_in):
     engine = VLLMEngine(ModelFiles(str(tmp_path)))
     await one_token(engine)
-    await engine.sleep()
+    await engine.rest()
     assert stand_in.asleep == 0
     await engine.wake()
     await engine.close()
