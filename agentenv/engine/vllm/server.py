@@ -29,6 +29,7 @@ from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
 from agentenv.engine.vllm.server_weights import ExpectedWeights, ServerWeights
+from agentenv.engine.vllm.streams import MemoryDirectory, WeightStreams
 from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
@@ -47,10 +48,12 @@ class VLLMServerEngine:
         request_timeout_s: time limit of one request; it must suffice for the longest completion.
         hang_s: seconds without any answer after which a server counts as hung and is taken out of use.
         min_servers: number of servers that must take new weights; with fewer the update fails.
+        transfer: how full weights reach the servers: they read a directory that they share with this process
+            ("disk"), or this process sends the weights to them ("gloo" between CPUs, "nccl" between GPUs).
         api_key: key that is sent as a bearer token.
 
     Raises:
-        UsageError: `min_servers` is more than there are servers.
+        UsageError: `min_servers` is more than there are servers, or there is no such `transfer`.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class VLLMServerEngine:
         request_timeout_s: float = 1800.0,
         hang_s: float = 120.0,
         min_servers: int = 1,
+        transfer: str = "disk",
         api_key: str | None = None,
     ) -> None:
         urls = urls or [report.url]
@@ -82,7 +86,11 @@ class VLLMServerEngine:
             confirm=report.route == "completions" and report.weights_label is not None,
         )
         self._prompts = PromptJSON()
-        self._weights = ServerWeights(self._pool, report, min_servers=min_servers, sample=self._sample_token)
+        streams = None if transfer == "disk" else WeightStreams(self._pool, transfer)
+        self._staged = None if streams is None else MemoryDirectory()
+        self._weights = ServerWeights(
+            self._pool, report, min_servers=min_servers, sample=self._sample_token, streams=streams
+        )
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
 
@@ -90,6 +98,11 @@ class VLLMServerEngine:
     def num_servers(self) -> int:
         """Number of servers, those out of use included."""
         return len(self._pool.servers)
+
+    @property
+    def weights_directory(self) -> Path | None:
+        """Directory of this machine in which weights wait to be sent; None if the servers must read them."""
+        return None if self._staged is None else self._staged.path
 
     @property
     def weights_version(self) -> int:
@@ -159,6 +172,8 @@ class VLLMServerEngine:
     async def close(self) -> None:
         """Close the connections; the servers keep running."""
         await self._pool.close()
+        if self._staged is not None:
+            self._staged.delete()
 
     async def disconnect(self) -> None:
         """Close the connections of this event loop."""
@@ -184,7 +199,7 @@ class VLLMServerEngine:
         return await self._weights.update(change, lambda server: self._weights.load_lora(server, name, path))
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
-        """Load the full weights from a directory that the servers can read.
+        """Load the full weights from a directory that the servers can read, or send them (`transfer`).
 
         Requests in flight are paused meanwhile and continue with the new weights. The prefix cache is
         dropped, because it holds keys and values of the old weights.
@@ -204,7 +219,7 @@ class VLLMServerEngine:
             new = now.of_version(now.version + 1 if version is None else version)
             return replace(new, path=str(path))
 
-        new = await self._weights.update(change, lambda server: self._weights.load_full(server, path))
+        new = await self._weights.update(change, lambda server: self._weights.load_new(server, path))
         _log.info("loaded weights %s from %s in %.2f s", new, path, monotonic() - began)
         return new
 
@@ -303,6 +318,7 @@ def connect(
     request_timeout_s: float = 1800.0,
     hang_s: float = 120.0,
     min_servers: int = 1,
+    transfer: str = "disk",
     timeout_s: float = 180.0,
 ) -> tuple[Engine | ChatEngine, str | None]:
     """Connect to one server, or to several servers whose URLs are separated by commas.
@@ -338,6 +354,7 @@ def connect(
         request_timeout_s=request_timeout_s,
         hang_s=hang_s,
         min_servers=min_servers,
+        transfer=transfer,
         api_key=api_key,
     )
     for lack in report.missing:

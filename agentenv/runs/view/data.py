@@ -26,6 +26,7 @@ from agentenv.runs.verify.record import check_record
 __all__ = ["episode_data", "pack", "page_json", "run_data", "run_json", "safe_json"]
 
 _log = logging.getLogger(__name__)
+_MAX_ANSWER_CHARS = 80
 
 
 def safe_json(value: object) -> str:
@@ -69,11 +70,17 @@ def run_data(
     # What the trainer was shown, and what it was tested on, are no results of the training.
     own = [episode for episode in episodes if "role" not in _note_of(episode, notes)]
     report = report_on(own, success_at=_success_at(run))
+    user_note = run.user_note
+    tasks: dict[tuple[str, str], int] = {}
+    rows = [_row(index, episode, notes, tasks) for index, episode in enumerate(episodes)]
     return {
         "id": run.id,
         "kind": run.info.kind,
         "status": run.status.value,
         "created": run.info.created,
+        "closed": run.info.closed,
+        "text": user_note.text,
+        "tags": user_note.tags,
         "model": run.info.model,
         "seed": run.info.seed,
         "envs": list(run.info.env_ids),
@@ -84,8 +91,10 @@ def run_data(
         "damaged": run.num_damaged,
         "report": report.as_json(),
         "metrics": run.metrics(),
+        "workers": run.workers(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
-        "episodes": [_row(index, episode, notes) for index, episode in enumerate(episodes)],
+        "tasks": list(tasks),
+        "episodes": rows,
     }
 
 
@@ -103,8 +112,16 @@ def _success_at(run: Run) -> float:
     return float(value) if isinstance(value, (int, float)) else 1.0
 
 
-def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return an episode's row; its keys are single letters, because a page may have very many rows."""
+def _row(
+    index: int,
+    episode: EpisodeSummary,
+    notes: Mapping[str, Mapping[str, Any]],
+    tasks: dict[tuple[str, str], int],
+) -> dict[str, Any]:
+    """Return an episode's row; its keys are single letters, because a page may have very many rows.
+
+    The text of a task stands once in the page, in the order of `tasks`, and each row has its number.
+    """
     note = _note_of(episode, notes)
     return {
         "i": index,
@@ -120,7 +137,8 @@ def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, A
         "p": episode.parts,
         "x": episode.error,
         "u": episode.untrainable_reason,
-        "A": episode.answer,
+        "A": episode.answer[:_MAX_ANSWER_CHARS],
+        "Q": tasks.setdefault((episode.question, episode.expected), len(tasks)),
         "T": episode.tools,
         "a": note.get("advantage"),
         "w": note.get("step"),
@@ -140,6 +158,10 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
         "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
         "turns": [_turn(turn) for turn in trajectory.turns],
         "messages": trajectory.messages,
+        "rewrites": [
+            {"turn": rewrite.turn, "cause": rewrite.cause, "messages": rewrite.messages}
+            for rewrite in trajectory.rewrites
+        ],
         "tools": trajectory.tools,
         "task": trajectory.task,
         "seed": str(trajectory.seed),
@@ -185,6 +207,8 @@ def _span(span: TokenSpan) -> dict[str, Any]:
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
         "num_tokens": turn.num_tokens,
+        "sequence": turn.sequence,
+        "start": turn.start,
         "reward": turn.reward,
         "finish_reason": turn.finish_reason,
         "tool_calls": [_call(call) for call in turn.tool_calls],
@@ -196,6 +220,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 def _result(result: ToolResult) -> dict[str, Any]:
     return {
+        "id": result.tool_call_id,
         "name": result.name,
         "content": result.content,
         "error_kind": result.error_kind.value if result.error_kind else None,

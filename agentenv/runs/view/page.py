@@ -26,7 +26,21 @@ _log = logging.getLogger(__name__)
 DEFAULT_BYTES = 16_000_000
 """Most bytes of episode data in a page; episodes beyond that are listed without their tokens."""
 
-SCRIPTS = ("dom", "words", "state", "charts", "parts", "runs", "run", "tokens", "episode", "main")
+SCRIPTS = (
+    "dom",
+    "words",
+    "state",
+    "figures",
+    "charts",
+    "grid",
+    "parts",
+    "runs",
+    "run",
+    "tokens",
+    "messages",
+    "episode",
+    "main",
+)
 """Parts of the page's script, in the order in which they are joined; each part uses earlier ones."""
 
 
