@@ -1,7 +1,7 @@
 // Navigation, keyboard keys, and updates of running runs.
 
 const KEYS = [
-  ["← →", "previous or next episode"],
+  ["← →", "previous or next episode, or step"],
   ["j k", "next or previous turn"],
   ["l m e r a d", "colour by logprob, mask, entropy, ratio, advantage or difference"],
   ["s", "show the messages"],
@@ -35,8 +35,15 @@ function render() {
   state.token = d === "t" ? +token : null;
   state.repaint = null;
   showing = null;
-  if (kind === "r" && runs[+a]) return b === "e" ? pageEpisode(+a, +c) : pageRun(+a);
-  if (kind === "compare" && runs[+a] && runs[+b]) return pageCompare(+a, +b);
+  state.recolour = state.moveStep = null;
+  if (kind === "r" && runs[+a]) {
+    if (b === "e") return pageEpisode(+a, +c);
+    if (b === "step") return pageStep(+a, +c);
+    return b === "steps" ? pageSteps(+a, +c, +d) : pageRun(+a);
+  }
+  const chosen = address().slice(1).map(Number);
+  if (kind === "compare" && chosen.length > 1 && chosen.every((r) => runs[r])) return pageCompare(chosen);
+  if (kind === "side" && runs[+a] && runs[+c]) return pageSide([+a, +b], [+c, +d]);
   if (!page.single || runs.length !== 1) return pageRuns();
   const alone = !page.live && runs[0].episodes.length === 1 && !runs[0].metrics.length;
   return alone ? pageEpisode(0, 0) : pageRun(0);
@@ -61,6 +68,7 @@ function startTheme() {
 
 function toggleTheme() {
   useTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  if (state.recolour) state.recolour();
   try {
     localStorage.setItem(THEME, document.documentElement.dataset.theme);
   } catch {
@@ -130,7 +138,9 @@ const ANYWHERE = {
   t: toggleTheme,
   "?": showKeys,
   Escape: clear,
-  u: () => go(onEpisode() && address()[0] === "r" ? "#/r/" + address()[1] : "#/"),
+  u: () => go(address()[0] === "r" && address()[2] ? "#/r/" + address()[1] : "#/"),
+  ArrowRight: () => state.moveStep && state.moveStep(1),
+  ArrowLeft: () => state.moveStep && state.moveStep(-1),
 };
 const IN_EPISODE = {
   ArrowRight: () => moveEpisode(1),
@@ -152,7 +162,7 @@ function keyed(event) {
   const tab = onEpisode() && TAB_KEYS[event.key];
   const act = tab
     ? () => chooseTab(tab)
-    : ANYWHERE[event.key] || (onEpisode() ? IN_EPISODE : IN_LISTS)[event.key];
+    : (onEpisode() ? IN_EPISODE : IN_LISTS)[event.key] || ANYWHERE[event.key];
   if (!act || (event.key === "Enter" && event.target !== document.body)) return;
   act();
   event.preventDefault();

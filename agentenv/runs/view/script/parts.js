@@ -10,6 +10,7 @@ function head(left, keys) {
 
 const card = (title, value, more) =>
   div("card", div("dim", title), div("big", value), more && div("dim", more));
+const section = (title, ...kids) => h("section", {}, h("h2", {}, title), ...kids);
 const limits = (found) =>
   Number.isFinite(found.low) ? `${fix(found.low, 3)} to ${fix(found.high, 3)}` : "one task alone";
 
@@ -35,7 +36,8 @@ function filterBy(text) {
 // The columns of the list: their width, what they show, and the least width of the window that has them.
 const COLUMNS = {
   place: ["52px", 700, (e) => span("dim", "#" + e.i)],
-  step: ["44px", 900, (e) => span("num", e.w ?? "–")],
+  step: ["44px", 900, (e) => span("num", stepOf(e) ?? "–")],
+  role: ["92px", 900, (e) => span("dim", safe(e.o ?? ""))],
   task: [
     "minmax(110px, 2fr)",
     0,
@@ -54,7 +56,8 @@ const COLUMNS = {
 
 function columnsOf(run) {
   const absent = {
-    step: run.episodes.every((e) => e.w === null),
+    step: run.episodes.every((e) => stepOf(e) === null),
+    role: run.episodes.every(isOwn),
     expected: run.tasks.every(([, expected]) => !expected),
     end: innerWidth >= COLUMNS.stop[1],
   };
