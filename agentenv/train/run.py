@@ -21,6 +21,7 @@ from agentenv.core.threads import blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
+from agentenv.runner.watchdog import Waiting
 from agentenv.runs.frames import frame
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
@@ -158,9 +159,10 @@ class _Training:
         self._run, self._envs, self._on_metrics = run, envs, on_metrics
         self._history: list[Mapping[str, float]] = []
         self._interrupted = False
+        self._waiting: Callable[[], Sequence[Waiting]] = tuple  # nothing, until there is a trainer
         plan = run.plan
         if run.is_first and on_start is not None:
-            on_start(plan)
+            on_start(replace(plan, waiting=self.waiting))
         self.trainer = GRPOTrainer(
             plan.config,
             engine_options=plan.engine,
@@ -173,7 +175,12 @@ class _Training:
             on_held_out=self._keep_held_out,
             on_trained=run.annotate,
         )
+        self._waiting = self.trainer.waiting
         run.keep_texts(self.trainer.renderer.tokenizer.backend)
+
+    def waiting(self) -> Sequence[Waiting]:
+        """Return what the episodes being played wait for."""
+        return self._waiting()
 
     def begin(
         self,

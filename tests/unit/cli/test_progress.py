@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import agentenv as ae
 from agentenv.cli import main
+from agentenv.cli.dashboard import Dashboard
 from agentenv.cli.tally import Tally, waiting_text
 from agentenv.core import EpisodeError, StopReason
 from agentenv.envs import registry
 from agentenv.runner import Waiting
-from agentenv.runs.store import summarize
+from agentenv.runs.store import RunWriter, summarize
 from helpers.sample_runs import episode
 
 LINE = threading.Event()
@@ -106,3 +109,34 @@ def test_a_terminal_shows_a_table_with_a_row_for_each_environment(monkeypatch):
     shown = screen.getvalue()
     assert [word for word in (*names, "tasks", "95 %", "tok/s", "0/2") if word not in shown] == []
     assert "2/2" in shown
+
+
+def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
+    def waiting() -> list[Waiting]:
+        return [Waiting("a", "engine", 3.2)]
+
+    with RunWriter.create("t", kind="train", runs_dir=tmp_path, run_id="t") as writer:
+        writer.append(episode(9, 0))
+        plan = SimpleNamespace(
+            id="t",
+            path=writer.path,
+            envs={"shop/Math-v0": 1.0},
+            resumed_step=2,
+            waiting=waiting,
+            config=SimpleNamespace(model="m", max_steps=20, groups_per_step=4, num_generations=8, seed=0),
+        )
+        board = Dashboard()
+        with board:
+            board.begin(plan)
+            for member, reward in enumerate((1.0, 0.0)):
+                writer.append(episode(0, member, reward=reward))
+            writer.append(replace(episode(1, 0), group_id="held-out-2:order-0001"))
+            line = board.line()
+            board.step(3, {"reward": 0.5})
+            after = board.line()
+
+    assert line.startswith("step 3/20  2 episodes (32 a step)")
+    assert "reward 0.500 [" in line
+    assert line.endswith("waiting for engine 1 (3 s)")
+    assert after.startswith("step 4/20  0 episodes")
+    assert " resumed at step 2" in capsys.readouterr().out
