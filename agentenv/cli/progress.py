@@ -37,7 +37,7 @@ class EvalProgress:
         names = ", ".join(spec.id for spec in evaluation.specs)
         print(
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
-            f" · {config.runner.concurrency} at once · seed {config.seed}   run {run_id}"
+            f" · {config.runner.concurrency} at once{_workers(config)} · seed {config.seed}   run {run_id}"
         )
         self._evaluation = evaluation
         self._all = Tally(config.group_size)
@@ -87,8 +87,13 @@ class EvalProgress:
             f"{self._all.tasks_done} of {tasks} tasks",
             self._all.facts(),
         ]
+        return "  ".join([*parts, *self._elsewhere()])
+
+    def _elsewhere(self) -> list[str]:
+        """Return what the episodes wait for, and how many workers are alive, as far as there are any."""
         waits = waiting_text(self._evaluation.waiting())
-        return "  ".join([*parts, *([f"waiting for {waits}"] if waits else [])])
+        crew = self._evaluation.crew
+        return [*([f"waiting for {waits}"] if waits else []), *([crew.summary()] if crew else [])]
 
     def _print_line(self) -> None:
         if self._all.episodes < self._evaluation.num_episodes:
@@ -107,9 +112,7 @@ class EvalProgress:
             mean = f"{tally.reward.mean:.3f}" if tally.reward.count else "-"
             row = (f"{tally.tasks_done}/{len(tasks)}", str(tally.episodes), mean, interval_text(tally.reward))
             table.add_row(Text(name), *row, str(tally.failed))
-        waits = waiting_text(self._evaluation.waiting())
-        below = f" {self._all.speed()}" + (f" · waiting for {waits}" if waits else "")
-        return Group(self._bar, table, Text(below))
+        return Group(self._bar, table, Text(" " + " · ".join([self._all.speed(), *self._elsewhere()])))
 
     def _say(self, text: str) -> None:
         if self._live is not None:
@@ -128,3 +131,10 @@ class EvalProgress:
         for shown in (self._live, self._ticker):
             if shown is not None:
                 shown.stop()
+
+
+def _workers(config: Any) -> str:
+    """Return where the episodes are played, if not in this process."""
+    if not config.workers:
+        return ""
+    return f" on {config.workers} " + (f"workers of Ray ({config.ray})" if config.ray else "workers")

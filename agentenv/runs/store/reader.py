@@ -17,6 +17,7 @@ from agentenv.runs.store.index import (
     METRICS,
     NOTES,
     NOTES_OF_TOKENS,
+    WORKERS,
     Index,
     latest,
     read_index,
@@ -127,6 +128,11 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of `metrics.jsonl`, without those that cannot be read."""
         return _json_lines(self.path / METRICS)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the latest line of `workers.jsonl` for the driver and each worker; none without workers."""
+        latest = {str(row.get("worker")): row for row in _json_lines(self.path / WORKERS)}
+        return list(latest.values())
 
     @cached_property
     def _notes(self) -> dict[str, dict[str, Any]]:

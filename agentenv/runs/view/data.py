@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+import numpy as np
+from pydantic_core import to_json
+
 from agentenv.core.messages import ToolCall, ToolResult
 from agentenv.core.sequence import TokenSpan
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.runs.report import report_on
-from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.codec import dumps, loads
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
 from agentenv.runs.verify.findings import Verification
@@ -28,16 +31,20 @@ _MAX_ANSWER_CHARS = 80
 
 def safe_json(value: object) -> str:
     """Return JSON that a browser can read, without NaN and without text that would end a script element."""
+    return _safe_bytes(value).decode()
+
+
+def _safe_bytes(value: object) -> bytes:
     try:
-        text = json.dumps(json.loads(dumps(value)), separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(json.loads(dumps(value))), separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+        text = to_json(value, inf_nan_mode="strings")
+    except ValueError:  # values that are not JSON, lone surrogates, cycles
+        text = json.dumps(_finite(loads(dumps(value))), separators=(",", ":")).encode()
+    return text.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
-        return value if isfinite(value) else str(value)
+        return value if isfinite(value) else to_json(value, inf_nan_mode="strings").decode().strip('"')
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -47,9 +54,10 @@ def _finite(value: Any) -> Any:
 
 def pack(value: object) -> str:
     """Return a value as compressed text, for a data block of the page."""
-    # Negative window bits make a raw deflate stream, which the browser's "deflate-raw" decodes.
-    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
-    data = compressor.compress(safe_json(value).encode()) + compressor.flush()
+    # Negative window bits make a raw deflate stream, which the browser's "deflate-raw" decodes. Level 1 takes
+    # half the time of the default, for 6 % more bytes.
+    compressor = zlib.compressobj(1, zlib.DEFLATED, -15)
+    data = compressor.compress(_safe_bytes(value)) + compressor.flush()
     return base64.b64encode(data).decode()
 
 
@@ -83,6 +91,7 @@ def run_data(
         "damaged": run.num_damaged,
         "report": report.as_json(),
         "metrics": run.metrics(),
+        "workers": run.workers(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
         "tasks": list(tasks),
         "episodes": rows,
@@ -191,7 +200,7 @@ def _span(span: TokenSpan) -> dict[str, Any]:
         "t": span.turn,
         "v": span.weights_version,
         "ids": span.token_ids,
-        "lp": None if span.logprobs is None else [round(value, 4) for value in span.logprobs],
+        "lp": None if span.logprobs is None else np.asarray(span.logprobs, float).round(4).tolist(),
     }
 
 

@@ -23,7 +23,7 @@ __all__ = ["DEFAULT_BYTES", "Show", "build_page", "frame", "page_script", "show"
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_BYTES = 32_000_000
+DEFAULT_BYTES = 16_000_000
 """Most bytes of episode data in a page; episodes beyond that are listed without their tokens."""
 
 SCRIPTS = (
@@ -139,7 +139,8 @@ def _episodes(run: Run, only: Sequence[EpisodeSummary], room: int) -> tuple[dict
 
 
 def _ids(trajectory: Trajectory) -> set[int]:
-    return {token for sequence in trajectory.sequences for span in sequence.spans for token in span.token_ids}
+    spans = [span.token_ids for sequence in trajectory.sequences for span in sequence.spans]
+    return set[int]().union(*spans)
 
 
 def _first(run: Run, only: Sequence[EpisodeSummary]) -> Iterable[EpisodeSummary]:

@@ -123,7 +123,9 @@ def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
             envs={"shop/Math-v0": 1.0},
             resumed_step=2,
             waiting=waiting,
-            config=SimpleNamespace(model="m", max_steps=20, groups_per_step=4, num_generations=8, seed=0),
+            config=SimpleNamespace(
+                model="m", max_steps=20, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
+            ),
         )
         board = Dashboard()
         with board:

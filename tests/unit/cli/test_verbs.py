@@ -344,9 +344,35 @@ def test_export_and_import_through_files(guesser, tmp_path, capsys):
     assert [one.reward for one in imported.summaries] == [one.reward for one in find_run(name).summaries]
 
 
+def test_a_directory_of_documents_is_imported_whole(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+    assert run("export", name, "--as", "atif", "--output", "documents") == 0
+    assert run("import", "documents") == 0
+
+    assert [(one.reward, one.task_id) for one in find_run("last").summaries] == [
+        (one.reward, one.task_id) for one in find_run(name).summaries
+    ]
+
+
+def test_a_directory_without_documents_is_named(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+
+    assert run("import", "empty") == 2
+    assert "there is no .json file in empty" in capsys.readouterr().err
+
+
+def test_equal_rows_become_members_of_a_group(tmp_path, capsys):
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 3))
+
+    assert run("import", "rows.jsonl") == 0
+    assert [one.member for one in find_run("last").summaries] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ('{"eval": {}, "samples": []}', "logs of Inspect are not read"),
         ('{"messages": []}', "has no list `messages`"),
         ('{"messages": [{"role": "elf"}]}', "no known role"),
         ('{"messages": 1}\nnonsense', "line 2 is not JSON"),
@@ -379,8 +405,13 @@ def test_new_package_has_entry_point_test_readme_and_ci():
         "shop_math.py",
         "test_shop_math.py",
         "README.md",
+        ".gitignore",
         ".github/workflows/test.yml",
     } == set(files)
+    assert (
+        "json?url=https://raw.githubusercontent.com/OWNER/shop-math/main/check.json&query="
+        in files["README.md"]
+    )
     assert '"shop/ShopMath-v0" = "shop_math:SPEC"' in files["pyproject.toml"]
     assert "@" not in files["shop_math.py"].replace("@ae.tool", "")
 

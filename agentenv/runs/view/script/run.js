@@ -86,6 +86,44 @@ function timeTable(report) {
   return total > 0 && section("time", table([], rows));
 }
 
+function workerTable(run) {
+  const rows = (run.workers ?? []).map((worker) => {
+    const waits = Object.entries(worker.waits ?? {})
+      .map(([what, wait]) => `${what} ${wait.episodes} (${seconds(wait.longest_s)})`)
+      .join(", ");
+    const died =
+      worker.deaths > 0 && `${worker.deaths} workers died, ${worker.replayed} episodes played again`;
+    return row(
+      [
+        safe(worker.worker),
+        safe(`${worker.node ?? "?"} ${worker.pid ?? ""}`),
+        num(worker.live ?? "–"),
+        num(worker.done ?? "–"),
+        num(there(worker.rss_mb) ? big(worker.rss_mb * 1e6) : "–"),
+        num(there(worker.cpu_s) ? seconds(worker.cpu_s) : "–"),
+        num(there(worker.lag_p99_s) ? seconds(worker.lag_p99_s) : "–"),
+        num(worker.abandoned ? `${worker.threads} (${worker.abandoned} hang)` : (worker.threads ?? "–")),
+        span("dim", safe(worker.silent ? "does not answer" : died || waits)),
+      ],
+      "",
+    );
+  });
+  const head = [
+    "worker",
+    "node, process",
+    ["live"],
+    ["done"],
+    ["bytes"],
+    ["CPU"],
+    ["loop delay p99"],
+    ["threads"],
+    "waits for",
+  ];
+  const found = section("workers", div("scroll", table(head, rows)));
+  found.className = "wide";
+  return rows.length > 0 && found;
+}
+
 function failureTable(report) {
   const rows = report.errors.map((failure) => {
     const word = failure.error.split(/\s+/).slice(0, 2).join(" error:");
@@ -146,6 +184,7 @@ function episodeSections(r, run, figures, count) {
       stopTable(report),
       failureTable(report),
       all && toolTable(run.report),
+      all && workerTable(run),
       all && timeTable(run.report),
     );
     put(grid, h("h2", {}, "task × episode"), found.length > 0 && heat(r, run, found));
