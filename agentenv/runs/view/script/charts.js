@@ -173,7 +173,15 @@ function curveCard(title, series, { onStep, unit = unitOf(title) } = {}) {
 }
 
 // ---- how the curves are drawn: smoothing and scale, for all charts of the page
-function curveControls(again) {
+function stepChooser(found, onStep) {
+  const steps = onStep ? [...new Set(found[0].metrics.map((m, n) => m.step ?? n + 1))] : [];
+  if (!steps.length) return null;
+  const options = ["open a step", ...steps].map((step) => h("option", { value: step }, String(step)));
+  const onchange = (event) => event.target.value && onStep(+event.target.value);
+  return h("select", { "aria-label": "open a step", onchange }, options);
+}
+
+function curveControls(again, found, onStep) {
   const smooth = h("input", {
     type: "range",
     min: 0,
@@ -191,6 +199,7 @@ function curveControls(again) {
     "tools dim",
     h("label", {}, "smoothing ", smooth),
     h("label", {}, log, " logarithmic"),
+    stepChooser(found, onStep),
     span("", "click a step for its episodes, drag to zoom, double-click for all"),
   );
 }
@@ -275,7 +284,7 @@ function curveSection(found, onStep, first = () => []) {
   };
   again();
   state.recolour = again;
-  return h("section", {}, h("h2", {}, "training"), legend(found), curveControls(again), box);
+  return h("section", {}, h("h2", {}, "training"), legend(found), curveControls(again, found, onStep), box);
 }
 
 const BINS = 20;

@@ -200,6 +200,7 @@ function searchBox(repaint) {
     id: "search",
     type: "search",
     placeholder: "search",
+    "aria-label": "search in the episode",
     value: state.search,
     onchange: typed,
     onkeydown: keys,

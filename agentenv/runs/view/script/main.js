@@ -7,7 +7,7 @@ const KEYS = [
   ["s", "show the messages"],
   ["/", "filter the list, or search in an episode"],
   ["u", "go up"],
-  ["n p", "next or previous token, after a click on one"],
+  ["n p", "next or previous token"],
   ["c", "copy the episode as JSON"],
   ["t", "switch between light and dark"],
   ["Esc", "clear the filter or the search"],
@@ -124,6 +124,13 @@ function clear() {
   if (again) again();
 }
 
+// The first token of the chosen box, or else of the first one.
+function firstToken() {
+  const box = document.querySelector(".box.now") || document.querySelector(".centre .box");
+  const chunk = box && box.querySelector(".chunk");
+  return chunk ? +chunk.dataset.from : null;
+}
+
 function click(selector) {
   const node = document.querySelector(selector);
   if (node) node.click();
@@ -147,7 +154,7 @@ const IN_EPISODE = {
   ArrowLeft: () => moveEpisode(-1),
   j: () => moveBox(1),
   k: () => moveBox(-1),
-  n: () => state.token !== null && chooseToken(state.token + 1),
+  n: () => chooseToken(state.token === null ? firstToken() : state.token + 1),
   p: () => state.token !== null && chooseToken(Math.max(0, state.token - 1)),
   c: () => click("#copy-json"),
   "/": () => focus("search"),
@@ -169,31 +176,75 @@ function keyed(event) {
 }
 
 // ---- updates of running runs, which the live server sends
+const RETRY_MS = 1000;
+let later = 0;
+
+// The indexes of the runs that the page shows; null for the list of all.
+function shownRuns() {
+  const [kind, ...rest] = address();
+  if (kind === "r") return [+rest[0]];
+  if (kind === "compare") return rest.map(Number);
+  if (kind === "side") return [+rest[0], +rest[2]];
+  return page.single && runs.length === 1 ? [0] : null;
+}
+
+// A new run comes last, so that the indexes in addresses keep their meaning; the list is sorted by time.
 function takeNews(event) {
   const news = JSON.parse(event.data);
-  const index = runs.findIndex((run) => run.id === news.id);
-  if (index < 0) runs.unshift(news);
-  else {
-    news.vocab = { ...runs[index].vocab, ...news.vocab };
-    runs[index] = news;
+  const shown = shownRuns();
+  const known = runs.findIndex((run) => run.id === news.id);
+  if (known < 0) {
+    if (shown && !address().length) history.replaceState(null, "", "#/r/0");
+    state.fresh = runs.push(news) - 1;
+  } else {
+    news.vocab = { ...runs[known].vocab, ...news.vocab };
+    runs[known] = news;
   }
-  const reading = onEpisode() || (document.activeElement && document.activeElement.id === "filter");
-  if (!reading) renderInPlace();
+  if (known < 0) return refresh();
+  if (!shown || shown.includes(known)) refresh();
+}
+
+// Draws the page again, unless its reader is at something that this would take away; then it tries later.
+function refresh() {
+  clearTimeout(later);
+  if (onEpisode() || document.querySelector(".side")) return;
+  const typing = document.activeElement && document.activeElement.id === "filter";
+  if (typing || document.querySelector(".plot:hover, dialog[open]")) later = setTimeout(refresh, RETRY_MS);
+  else renderInPlace();
+}
+
+const SCROLLED = ".vlist, .grid, .scroll";
+const summaryOf = (fold) => fold.querySelector("summary").textContent.replace(/[\d.,]+/g, "#");
+
+// What has the focus, in words that find it in a page that was drawn again.
+function focused() {
+  const node = document.activeElement;
+  if (!node || node === document.body) return null;
+  if (node.id) return "#" + node.id;
+  const href = node.getAttribute("href");
+  return href ? `a[href="${CSS.escape(href)}"]` : null;
 }
 
 function renderInPlace() {
-  const offset = (node) => (node ? node.scrollTop : 0);
   const outer = document.scrollingElement.scrollTop;
-  const inner = offset(document.querySelector(".vlist"));
+  const inner = [...document.querySelectorAll(SCROLLED)].map((node) => [node.scrollLeft, node.scrollTop]);
+  const open = new Set([...document.querySelectorAll("details[open]")].map(summaryOf));
+  const focus = focused();
   render();
+  for (const fold of document.querySelectorAll("details")) if (open.has(summaryOf(fold))) fold.open = true;
+  document.querySelectorAll(SCROLLED).forEach((node, n) => inner[n] && node.scrollTo(...inner[n]));
   document.scrollingElement.scrollTop = outer;
-  const list = document.querySelector(".vlist");
-  if (list) list.scrollTop = inner;
+  const node = focus && document.querySelector(focus);
+  if (node) node.focus({ preventScroll: true });
 }
 
 startTheme();
 document.addEventListener("keydown", keyed);
 window.addEventListener("hashchange", render);
+for (const [, width] of [...Object.values(COLUMNS), ...RUN_COLUMNS])
+  // a turned phone has other columns
+  if (width)
+    matchMedia(`(min-width: ${width}px)`).addEventListener("change", () => onEpisode() || renderInPlace());
 if (page.live && window.EventSource)
   new EventSource("events?page=" + page.number + pass).onmessage = takeNews;
 render();

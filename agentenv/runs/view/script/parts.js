@@ -3,9 +3,20 @@
 const ROW_PX = 28;
 
 function head(left, keys) {
-  const theme = h("button", { onclick: toggleTheme, title: "switch between light and dark (t)" }, "◐");
-  const help = h("button", { onclick: showKeys, title: "show the keys (?)" }, "?");
-  return h("header", {}, left, span("keys", keys), theme, help);
+  const theme = h(
+    "button",
+    { onclick: toggleTheme, title: "switch between light and dark (t)", "aria-label": "light or dark" },
+    "◐",
+  );
+  const help = h("button", { onclick: showKeys, title: "show the keys (?)", "aria-label": "keys" }, "?");
+  document.title =
+    left
+      .map((part) => part && part.textContent)
+      .filter(Boolean)
+      .join(" · ") + " · agentenv";
+  const isNew = state.fresh !== null && address()[1] !== String(state.fresh) && runs[state.fresh];
+  const fresh = isNew && h("a", { href: "#/r/" + state.fresh, class: "pill ok" }, "new run ", isNew.id);
+  return h("header", {}, left, fresh, span("keys", keys), theme, help);
 }
 
 const card = (title, value, more) =>
@@ -96,17 +107,11 @@ function virtualList(r, run) {
     state.sort = name;
     refill();
   };
-  const names = columns.map((name) =>
-    h(
-      "button",
-      {
-        class: NUMBERS.has(name) ? "plain num" : "plain",
-        title: "sort by " + name,
-        onclick: () => sortBy(name),
-      },
-      HEADS[name] ?? name,
-    ),
-  );
+  const names = columns.map((name) => {
+    const about = { title: "sort by " + name, "aria-label": "sort by " + name };
+    const kind = NUMBERS.has(name) ? "plain num" : "plain";
+    return h("button", { class: kind, ...about, onclick: () => sortBy(name) }, HEADS[name] ?? name);
+  });
   const widths = "--columns:" + columns.map((name) => COLUMNS[name][0]).join(" ");
   const box = h("div", { class: "list", style: widths }, div("vhead", names), list);
   list.append(inner);

@@ -16,6 +16,7 @@ const state = {
   log: false,
   recolour: null,
   moveStep: null,
+  fresh: null,
   search: "",
 };
 const MAX_KEPT = 60;

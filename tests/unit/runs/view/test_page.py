@@ -682,3 +682,139 @@ async def test_runs_without_the_usual_are_shown_sensibly(tmp_path, kind):
             await tab.until("document.body.innerText.includes('agentenv view partial#1')")
         assert tab.complaints == []
     await asyncio.sleep(0)
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_live_page_keeps_its_place_when_a_run_appears(tmp_path):
+    with (
+        RunWriter.create("x", runs_dir=tmp_path, run_id="first", env_ids=("shop/Math-v0",)) as writer,
+        live(tmp_path) as server,
+    ):
+        for task in range(60):
+            writer.append(episode(task, 0))
+        async with open_browser() as tab:
+            await tab.open(server.url)
+            await tab.until("document.querySelectorAll('.vrow').length > 10")
+            await tab.js("document.querySelector('details > summary').click()")
+            await tab.js("document.querySelector('.vlist').scrollTop = 700; scrollTo(0, 300)")
+            await tab.until("document.querySelector('.vlist').scrollTop === 700 && scrollY === 300")
+
+            write_run(tmp_path, "second", [episode(0, 0)])
+            await tab.until("document.querySelector('header').innerText.includes('new run second')")
+            assert await tab.js("document.querySelector('header').innerText.includes('first')")
+            assert await tab.js("document.querySelector('details').open")
+            assert await tab.js("document.querySelector('.vlist').scrollTop") == 700
+            assert await tab.js("scrollY") == 300
+            assert await tab.js("location.hash") == "#/r/0"
+
+            await tab.js("location.hash = '#/r/0/e/3'")
+            await tab.until("document.querySelectorAll('.box').length >= 4")
+            write_run(tmp_path, "third", [episode(0, 0)])
+            await tab.js("location.hash = '#/r/1'")
+            await tab.until("document.querySelector('header').innerText.includes('second')")
+            await tab.js("location.hash = '#/'")
+            await tab.until("document.querySelectorAll('tr.row').length === 3")
+            assert tab.complaints == []
+
+
+CONTRAST = """(() => {
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
+  const over = (top, under) => top.slice(0, 3).map((c, n) => c * top[3] + under[n] * (1 - top[3]));
+  const light = (rgb) => rgb.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const backOf = (node) => {
+    const layers = [];
+    for (let one = node; one; one = one.parentElement) layers.push(parse(getComputedStyle(one).backgroundColor));
+    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255]);
+  };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !node.getClientRects().length) continue;
+    if (node.closest("button:disabled, script, .same")) continue;
+    const back = backOf(node);
+    const [a, b] = [light(over(parse(getComputedStyle(node).color), back)), light(back)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.push(ratio.toFixed(2) + " " + node.className + " " + walker.currentNode.textContent.slice(0, 30));
+  }
+  return [...new Set(bad)].slice(0, 8);
+})()"""
+UNREACHABLE = """[...document.querySelectorAll("a, button, input, select, summary")]
+  .filter((node) => !(node.textContent.trim() || node.getAttribute("aria-label") || node.closest("label")))
+  .map((node) => node.outerHTML.slice(0, 100))"""
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_pages_fit_small_screens_and_can_be_read(tmp_path, theme):
+    runs = [
+        write_run(tmp_path, "a-run-with-quite-a-long-name-0", varied()),
+        write_training(tmp_path, "t", steps=4),
+        write_training(tmp_path, "u", steps=5),
+        write_run(tmp_path, "talk", [talk()]),
+        write_run(tmp_path, "wide", [episode(0, member, reward=member / 80) for member in range(80)]),
+    ]
+    UserNote("a note " * 60, ("baseline", "a-tag-of-some-length", "lr")).write(runs[0].path)
+    page = tmp_path / "view.html"
+    page.write_text(build_page(runs))
+    routes = [
+        "#/",
+        "#/r/0",
+        "#/r/1",
+        "#/r/4",
+        "#/compare/1/2",
+        "#/r/1/step/2",
+        "#/r/1/steps/1/3",
+        "#/side/1/3/1/9",
+    ]
+    async with open_browser() as tab:
+        for width in (390, 768, 1280):
+            await tab.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=844,
+                deviceScaleFactor=1,
+                mobile=width < 500,
+            )
+            await tab.open(page.as_uri())
+            await tab.js(f"document.documentElement.dataset.theme = '{theme}'")
+            await tab.js("location.hash = '#/none'")
+            for route in [*routes, "#/r/0/e/2", "#/r/3/e/0", "#/r/3/e/0/t/70", "messages"]:
+                if route == "messages":
+                    await tab.key("s")
+                    await tab.until("document.querySelectorAll('.call').length > 0")
+                else:
+                    await tab.js(
+                        f"document.querySelector('header').dataset.old = 1; location.hash = '{route}'"
+                    )
+                    await tab.until("!document.querySelector('header').dataset.old")
+                overflow = "document.documentElement.scrollWidth - innerWidth"
+                assert (route, width, await tab.js(overflow)) == (route, width, 0)
+                assert (route, width, await tab.js(CONTRAST)) == (route, width, [])
+                assert (route, await tab.js(UNREACHABLE)) == (route, [])
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_a_token_and_a_step_are_reached_by_the_keyboard(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_training(tmp_path, "t")]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('select option').length === 4")
+        await tab.js(
+            "(() => { const box = document.querySelector('select'); box.value = '2';"
+            " box.dispatchEvent(new Event('change')); })()"
+        )
+        await tab.until("location.hash === '#/r/0/step/2'")
+        await tab.js("location.hash = '#/r/0/e/2'")
+        await tab.until("document.querySelectorAll('.box').length >= 4")
+        await tab.key("j")
+        await tab.key("j")
+        await tab.key("n")
+        await tab.until("location.hash === '#/r/0/e/2/t/66'")
+        assert tab.complaints == []
