@@ -116,6 +116,19 @@ def _bfcl(category: str) -> EnvSpec:
     )
 
 
+def _tau2(domain: str) -> EnvSpec:
+    from agentenv.envs.adapters.tau2 import Tau2, check_domain, rows, splits
+
+    check_domain(domain)
+    return EnvSpec.of(
+        f"tau2/{domain}-v0",
+        Tau2,
+        kwargs={"domain": domain},
+        tasks={split: partial(rows, domain, split) for split in splits(domain)},
+        description=f"customer service of tau2, {domain}",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """How environments of another library are named, and what they need."""
@@ -162,6 +175,13 @@ PEERS: Mapping[str, Peer] = {
         ("bfcl_eval", "mpmath"),
         "pip install mpmath && pip install --no-deps bfcl-eval",
         "the Berkeley Function-Calling Leaderboard, multi-turn and single-turn",
+    ),
+    "tau2": Peer(
+        _tau2,
+        "DOMAIN",
+        ("inspect_evals",),
+        "pip install --no-deps inspect-evals",
+        "customer service: retail, airline, telecom, banking_knowledge",
     ),
 }
 """Libraries whose environments have names, by the prefix before the colon."""
