@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentenv.engine.base import Sampling as Sampling
     from agentenv.engine.factory import load_engine as load_engine
     from agentenv.envs.env import Env as Env
+    from agentenv.envs.multi_env import MultiEnv as MultiEnv
     from agentenv.envs.registry import make as make
     from agentenv.envs.registry import register as register
     from agentenv.envs.registry import registry as registry
@@ -77,6 +78,7 @@ __all__ = sorted(
                 "engine.base": ["Sampling"],
                 "engine.factory": ["load_engine"],
                 "envs.env": ["Env"],
+                "envs.multi_env": ["MultiEnv"],
                 "envs.registry": ["make", "register", "registry", "spec"],
                 "envs.rewards.group": ["GroupReward"],
                 "envs.rewards.judge": ["Judge"],

@@ -96,16 +96,30 @@ async def test_a_scripted_user_acts_only_when_the_agent_names_the_action():
     ]
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("domain", DOMAINS)
-async def test_tau2_accepts_its_ground_truth_on_every_task(domain):
-    needs_tau2()
+async def refused(domain, every):
+    """Return how many tasks a domain has, and which of each `every`-th the ground truth is refused."""
     entry = spec(f"tau2:{domain}")
     tasks = [task for split in entry.task_set().splits for task in entry.task_set(split)]
+    played = [(task.id, await play(entry, oracle_of(entry), task)) for task in tasks[::every]]
+    return len(tasks), [id for id, episode in played if episode.reward != 1.0]
 
-    refused = [task.id for task in tasks if (await play(entry, oracle_of(entry), task)).reward != 1.0]
 
-    assert (len(tasks), refused) == (DOMAINS[domain], [])
+@pytest.mark.engine
+@pytest.mark.parametrize("domain", DOMAINS)
+async def test_tau2_accepts_its_ground_truth(domain):
+    needs_tau2()
+    # The large databases of these two are copied and hashed in each episode.
+    every = 8 if domain in {"retail", "airline"} else 1
+
+    assert await refused(domain, every) == (DOMAINS[domain], [])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("domain", ["retail", "airline"])
+async def test_tau2_accepts_its_ground_truth_on_every_task(domain):
+    needs_tau2()
+
+    assert await refused(domain, 1) == (DOMAINS[domain], [])
 
 
 @pytest.mark.engine
