@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.envs.agent_env import AgentEnv as AgentEnv
+    from agentenv.envs.agent_process import AgentFailed as AgentFailed
     from agentenv.envs.env import Env as Env
     from agentenv.envs.multi_env import MultiEnv as MultiEnv
     from agentenv.envs.multi_env import for_each_seat as for_each_seat
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
+        "agent_env": ["AgentEnv"],
+        "agent_process": ["AgentFailed"],
         "env": ["Env"],
         "multi_env": ["MultiEnv", "for_each_seat"],
         "opponents": ["Move"],

@@ -15,7 +15,7 @@ from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["PEERS", "Peer", "test_seats", "test_seeds", "train_seats", "train_seeds"]
+__all__ = ["PEERS", "Peer", "held_out_seats", "held_out_seeds", "train_seats", "train_seeds"]
 
 
 def train_seeds(seed: int) -> dict[str, object]:
@@ -23,7 +23,7 @@ def train_seeds(seed: int) -> dict[str, object]:
     return {"seed": 2 * seed}
 
 
-def test_seeds(seed: int) -> dict[str, object]:
+def held_out_seeds(seed: int) -> dict[str, object]:
     """Return the held-out task of a seed; held-out tasks use odd seeds."""
     return {"seed": 2 * seed + 1}
 
@@ -33,9 +33,9 @@ def train_seats(players: int, seed: int) -> dict[str, object]:
     return {**train_seeds(seed // players), "seat": f"player-{seed % players}"}
 
 
-def test_seats(players: int, seed: int) -> dict[str, object]:
+def held_out_seats(players: int, seed: int) -> dict[str, object]:
     """Return the held-out task of a seed in a game for several players."""
-    return {**test_seeds(seed // players), "seat": f"player-{seed % players}"}
+    return {**held_out_seeds(seed // players), "seat": f"player-{seed % players}"}
 
 
 def _gymnasium(id: str) -> EnvSpec:
@@ -46,7 +46,7 @@ def _gymnasium(id: str) -> EnvSpec:
         f"gymnasium/{id.replace('/', '.')}",
         GymnasiumText,
         kwargs={"env": id},
-        tasks={"train": train_seeds, "test": test_seeds},
+        tasks={"train": train_seeds, "test": held_out_seeds},
         description=f"{id} of Gymnasium, played in text",
     )
 
@@ -74,10 +74,10 @@ def _textarena(game: str) -> EnvSpec:
         raise UnknownEnvironment(f"textarena has no game {game!r}", remedy=did_you_mean(game, known))
     players = players_of(game)
     if players == 1:
-        tasks: dict[str, object] = {"train": train_seeds, "test": test_seeds}
+        tasks: dict[str, object] = {"train": train_seeds, "test": held_out_seeds}
         kwargs: dict[str, object] = {"game": game}
     else:
-        tasks = {"train": partial(train_seats, players), "test": partial(test_seats, players)}
+        tasks = {"train": partial(train_seats, players), "test": partial(held_out_seats, players)}
         kwargs = {"game": game, "players": players}
     return EnvSpec.of(
         f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",
@@ -101,7 +101,7 @@ def _openenv(url: str) -> EnvSpec:
         f"openenv/{name}-v0",
         OpenEnv,
         kwargs={"source": url},
-        tasks={"train": train_seeds, "test": test_seeds},
+        tasks={"train": train_seeds, "test": held_out_seeds},
         description=f"the OpenEnv environment at {url}",
     )
 
