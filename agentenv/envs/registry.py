@@ -286,7 +286,7 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return registry[id]
     peer, _, name = id.partition(":")
     if peer in PEERS:
-        return PEERS[peer](name)
+        return PEERS[peer].spec(name)
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
         return _choose(load_file(source, UnknownEnvironment), attribute, id)

@@ -6,7 +6,7 @@ does not fit the engine) raises at once; a failure while an episode is played ne
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -270,6 +270,35 @@ class Runner:
             policy=policy,
             concurrency=self.options.concurrency,
             finished=finished,
+            on_trajectory=on_trajectory,
+        )
+
+    def run_jobs(
+        self,
+        spec: PlayableSpec,
+        jobs: Iterator[Job],
+        group_size: int = 1,
+        *,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        """Play a group of episodes for each job; yield the groups as they finish.
+
+        Args:
+            spec: specification that makes the environments, one for each attempt.
+            jobs: the groups; a `JobFeed` may get further ones while others are played.
+            group_size: number of episodes of each job.
+            on_trajectory: called with each episode as it finishes.
+
+        Raises:
+            UsageError: Groups of this size cannot satisfy the policy of the options.
+        """
+        (policy := self.options.group_policy).check(group_size)
+        return play_groups(
+            self.stage(spec),
+            jobs,
+            group_size=group_size,
+            policy=policy,
+            concurrency=self.options.concurrency,
             on_trajectory=on_trajectory,
         )
 

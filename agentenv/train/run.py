@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from agentenv.train.loop.sft import DemonstrationPolicy, demonstrate, policy_of,
 from agentenv.train.loop.shared_run import SharedRun
 from agentenv.train.plan import TrainPlan, TrainRequest
 from agentenv.train.trainer import GRPOTrainer
+from agentenv.train.watch.bounds import busiest_bound
 
 __all__ = ["TrainResult", "train"]
 
@@ -55,12 +56,19 @@ class TrainResult:
     """The newest checkpoint, a plain Hugging Face directory; None if no checkpoint was saved."""
     interrupted: bool = False
     """Whether Ctrl-C stopped the run. A checkpoint of the last whole step was written then."""
+    evaluation_on_start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores before the first step, with `eval_on_start`; empty otherwise."""
 
     @property
     def evaluation(self) -> dict[str, float]:
         """The last step's scores on held-out tasks, such as `eval/success`; empty if there are none."""
         last = self.history[-1] if self.history else {}
         return {name: value for name, value in last.items() if name.startswith("eval/")}
+
+    @property
+    def busiest(self) -> str:
+        """What this call spent most of its time on, as a sentence; empty if it made no step."""
+        return busiest_bound(self.history)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` of the metrics, with a row for each step of this call.
@@ -125,7 +133,7 @@ def train(
         engine: keyword arguments of the engine.
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
-        on_metrics: called after each step with its number and metrics.
+        on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
         settings: further fields of `GRPOConfig`, such as `workers`, which override those of `train`.
 
     Raises:
@@ -158,6 +166,7 @@ class _Training:
         self._envs = request.mixture(run.plan)
         self._asked_for_demos = bool(request.demos)
         self._history: list[Mapping[str, float]] = []
+        self._start: Mapping[str, float] = {}
         self._interrupted = False
         plan = run.plan
         if run.is_first and on_start is not None:
@@ -245,7 +254,10 @@ class _Training:
 
     def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.collect()
-        self._history.append(metrics)
+        if step:
+            self._history.append(metrics)
+        else:
+            self._start = metrics
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
@@ -273,4 +285,5 @@ class _Training:
             self.trainer.steps_done,
             last_checkpoint(path),
             self._interrupted,
+            self._start,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.runs.store.codec import dumps, encode_trajectory
+from agentenv.runs.store.codec import encode_line
 from agentenv.runs.store.summary import EpisodeSummary, summarize
 
 __all__ = ["ENCODE", "Encoded", "encode"]
@@ -26,5 +26,5 @@ class Encoded:
 
 def encode(trajectory: Trajectory) -> Encoded:
     """Return what a run stores of an episode."""
-    line = dumps(encode_trajectory(trajectory)).encode() + b"\n"
+    line = encode_line(trajectory)
     return Encoded(line, summarize(trajectory, size=len(line)))

@@ -243,8 +243,8 @@ class RunWriter:
     def _append_texts(self, trajectory: Trajectory) -> None:
         if self._texts is None:
             return
-        spans = (span for sequence in trajectory.sequences for span in sequence.spans)
-        texts = self._texts.fresh(token for span in spans for token in span.token_ids)
+        spans = [span for sequence in trajectory.sequences for span in sequence.spans]
+        texts = self._texts.fresh(span.token_ids for span in spans)
         if texts:
             self._append(
                 "vocab.jsonl", dumps({str(key): text for key, text in texts.items()}).encode() + b"\n"

@@ -263,7 +263,8 @@ def _state(run: Run) -> str:
         (run.path / name).stat().st_size if (run.path / name).exists() else 0
         for name in ("trajectories.jsonl", "metrics.jsonl", "annotations.jsonl", "workers.jsonl")
     ]
-    return json.dumps([*sizes, run.status.value])
+    user_note = run.user_note
+    return json.dumps([*sizes, run.status.value, user_note.text, user_note.tags])
 
 
 def serve(paths: Sequence[Path], root: Path, *, port: int = 0, open_browser: bool = True) -> None:
