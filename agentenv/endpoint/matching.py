@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from agentenv.core.messages import JsonValue, Message, ToolCall
+from agentenv.core.messages import JsonValue, Message, ToolCall, text_of
 from agentenv.endpoint.canonical import digest, echoes_of, next_digest, same_thinking
 
 __all__ = ["Match", "Node", "ReplyTree"]
@@ -84,9 +84,19 @@ class ReplyTree:
                     return Match(keys[-1], nodes[-1], messages[index + 1 :], len(nodes) > 1)
         return Match(keys[-1], None, messages)
 
-    def add(self, key: bytes, node: Node) -> None:
-        """File a reply to the request that has this digest."""
-        self._index.setdefault(next_digest(key, node.reply), []).append(node)
+    def add(self, key: bytes, node: Node, *, stop: str | None = None) -> None:
+        """File a reply.
+
+        Args:
+            key: digest of the request.
+            node: the reply.
+            stop: the stop string that ended the reply, which some clients put back at its end.
+        """
+        forms = [node.reply]
+        if stop is not None:
+            forms.append({**node.reply, "content": text_of(node.reply) + stop})
+        for form in forms:
+            self._index.setdefault(next_digest(key, form), []).append(node)
 
     def _nodes(self, key: bytes, returned: Message) -> list[Node]:
         return [node for node in self._index.get(key, ()) if same_thinking(node.reply, returned)]

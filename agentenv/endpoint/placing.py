@@ -75,8 +75,10 @@ class Placer:
         place.sequence.busy = True
         return place
 
-    def file(self, place: Place, turn: CapturedTurn, ids: Sequence[int], node: Node) -> None:
-        """Append the tokens of a request and of its reply, and file the reply."""
+    def file(
+        self, place: Place, turn: CapturedTurn, ids: Sequence[int], node: Node, *, stop: str | None
+    ) -> None:
+        """Append the tokens of a request and its reply, and file the reply, which `stop` may end."""
         sequence, match = place.sequence, place.match
         before = match.node.turn if match.node is not None else -1
         if self.turns and not sequence.turns:
@@ -86,7 +88,7 @@ class Placer:
         sequence.turns.append(turn)
         sequence.tail = node
         self.turns.append(turn)
-        self._tree.add(match.key, node)
+        self._tree.add(match.key, node, stop=stop)
 
     def free(self, place: Place) -> None:
         """Let others go on from the place."""

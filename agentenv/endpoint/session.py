@@ -360,7 +360,7 @@ class Session:
             calls=taken.calls,
             history=place.shown,
         )
-        placer.file(place, turn, ids, node)
+        placer.file(place, turn, ids, node, stop=stop)
         self._sampled += turn.num_tokens
         if isinstance(sampled, ChatCompletion):
             prompt_tokens = sampled.usage.prompt_tokens
