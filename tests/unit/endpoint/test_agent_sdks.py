@@ -9,9 +9,12 @@ import asyncio
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+import agentenv as ae
+from agentenv.core import StopReason
 from helpers.agents import by_turn, call, check_tokens, served
 
 pytestmark = [
@@ -188,6 +191,28 @@ async def test_a_linear_conversation_is_one_sequence(name, stream, turns):
     assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
     assert [result.content for result in captured.turns[0].tool_results] == ["5", "café ü"]
     assert {name for name in agent.session.counts if name.startswith("forks_")} == set()
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
+NEEDS = {
+    "with_langgraph": "langgraph",
+    "with_mini_swe_agent": "minisweagent",
+    "with_openai": "openai",
+    "with_openai_agents": "agents",
+    "with_pydantic_ai": "pydantic_ai",
+    "with_smolagents": "smolagents",
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_is_evaluated_as_any_environment(name):
+    if find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+
+    result = ae.evaluate(str(EXAMPLES / f"{name}.py"), "mock", num_tasks=3)
+
+    assert {summary.stop_reason for summary in result.summaries} == {StopReason.FINAL_ANSWER}
+    assert all(trajectory.sequences for group in result.groups for trajectory in group)
 
 
 def smolagents_tools():
