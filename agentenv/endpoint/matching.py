@@ -31,7 +31,7 @@ class Node:
     calls: tuple[ToolCall, ...] = ()
     """The calls with the ids that the model's tokens say; the client may have been sent others."""
     history: Sequence[Message] = ()
-    """The conversation before the reply, as the renderer was given it."""
+    """The conversation before the reply, as the client sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Match:
         return self.node is not None and bool(self.rest) and not foreign
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Read:
     """A request that was read, so that the next one, which begins with the same messages, is read faster."""
 
@@ -129,11 +129,11 @@ class ReplyTree:
 
         Comparing messages is much cheaper than writing each as JSON again for its digest.
         """
-        fitting = [
-            read
-            for read in self._reads
-            if len(read.messages) <= len(messages)
-            and read.tools == tools
-            and messages[: len(read.messages)] == read.messages
-        ]
-        return max(fitting, key=lambda read: len(read.messages), default=None)
+        for read in sorted(self._reads, key=lambda read: -len(read.messages)):
+            size = len(read.messages)
+            # The last message differs most often, so it is compared first.
+            if not 0 < size <= len(messages) or messages[size - 1] != read.messages[-1]:
+                continue
+            if read.tools == tools and messages[:size] == read.messages:
+                return read
+        return None
