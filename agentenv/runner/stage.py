@@ -260,7 +260,9 @@ class Stage:
             return ChatConversation(chat, limits)
         engine = cast("Engine", shared.engine)
         if branch is not None:
-            engine = ReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
+            engine = ReplayEngine(
+                branch.record, turns=branch.turns, live=engine, shared=True, trained=branch.trained
+            )
         rewrite = shared.options.history == "rewrite"
         return TokenConversation(engine, shared.renderer, limits, name, rewrite=rewrite)
 
