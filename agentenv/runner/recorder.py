@@ -13,7 +13,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message, ToolResult
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory, Turn
 from agentenv.engine.base import Sampling
-from agentenv.runner.conversation.base import Conversation, Reply
+from agentenv.runner.conversation.base import Recorded, Reply
 from agentenv.runner.plan import Plan
 
 __all__ = ["OpenTurn", "Record"]
@@ -57,7 +57,7 @@ class Record:
     """The data of one attempt; every attempt has its own."""
 
     plan: Plan
-    conversation: Conversation
+    conversation: Recorded
     attempt: int = 0
     started: float = field(default_factory=time.perf_counter)
     turns: list[OpenTurn] = field(default_factory=list[OpenTurn])

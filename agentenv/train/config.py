@@ -70,6 +70,13 @@ class GRPOConfig:
     engine: str = ""
     """Engine that generates episodes: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; empty means the
     trained model."""
+    workers: NonNegativeInt = 0
+    """Number of worker processes, for each process of a launch, that play the episodes; 0 plays them in the
+    trainer's process. The engine must be a server. `runner.concurrency` limits the episodes of all workers
+    together."""
+    ray: str = ""
+    """Address of a Ray cluster on which the workers are placed, or `auto`; empty for processes of this
+    machine."""
     output_dir: str = "runs/train"
     """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
     seed: int = 0
@@ -264,6 +271,8 @@ class GRPOConfig:
     out."""
     eval_steps: NonNegativeInt = 0
     """Number of steps between evaluations on held-out tasks; 0 evaluates only at the end."""
+    eval_on_start: bool = False
+    """Evaluate before the first step, too, after the warm-up; its metrics are those of step 0."""
     eval_tasks: NonNegativeInt = 0
     """Number of held-out tasks to evaluate on; 0 means all."""
     eval_temperature: NonNegativeFloat = 0.0
@@ -328,7 +337,7 @@ class GRPOConfig:
             )
 
     def _check_partial(self) -> None:
-        names = ("asynchronous", "max_ahead", "refill_rounds", "branches", "rollout")
+        names = ("asynchronous", "max_ahead", "refill_rounds", "branches", "rollout", "workers")
         for name in names if self.partial_turns is not None else ():
             if value := getattr(self, name):
                 raise UsageError(

@@ -6,6 +6,7 @@ raises their log-probability. Reinforcement learning then reinforces the better 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ __all__ = [
     "sort_out",
     "warm_up",
 ]
+
+log = logging.getLogger(__name__)
 
 DemonstrationPolicy: TypeAlias = MessagePolicy
 """Function of the messages so far, the task's fields and the episode's random generator, which returns
@@ -200,6 +203,7 @@ def warm_up(
             metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
             metrics["time/update"] = time.perf_counter() - started
             history.append(metrics if step else metrics | dropped)
+            log.info("warm-up step %d of %d: %.2f nats a token", step + 1, steps, metrics["sft/nll"])
             if on_metrics is not None:
                 on_metrics(step + 1, history[-1])
     return history
