@@ -33,6 +33,8 @@ class FakeVLLM:
     model_path: str = "/srv/model"
     plan: list[object] = field(default_factory=list)
     seen: list[dict] = field(default_factory=list)
+    sessions: list[str | None] = field(default_factory=list)
+    """The session header of each generation."""
     posts: list[str] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
     version: str = "default"
@@ -138,6 +140,7 @@ class FakeVLLM:
     async def sample(self, request, body, prompt, drawn):
         """Return tokens and top logprobs of a fixed toy model, or play a fault."""
         self.seen.append(body)
+        self.sessions.append(request.headers.get("x-session-id"))
         fault = self.plan.pop(0) if self.plan else None
         await self.count(1)
         try:

@@ -114,7 +114,9 @@ class ServerPool:
             server = await self._take(session_id, failing)
             waited = monotonic() - began
             try:
-                return await self._ask(server, path, data, lambda answer, waited=waited: read(answer, waited))
+                return await self._ask(
+                    server, path, data, lambda answer, waited=waited: read(answer, waited), session_id
+                )
             except EngineUnavailable as error:
                 now = monotonic()
                 failing = now if failing is None else failing
@@ -127,11 +129,20 @@ class ServerPool:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _ask(self, server: Server, path: str, data: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+    async def _ask(
+        self,
+        server: Server,
+        path: str,
+        data: bytes,
+        read: Callable[[dict[str, Any]], T],
+        session_id: str | None,
+    ) -> T:
         """Post to one server, once; what its failure says about the server decides whether it is used on."""
         sent = monotonic()
         try:
-            answer = await self._client.post(server, path, data, limit_s=self.request_timeout_s)
+            answer = await self._client.post(
+                server, path, data, limit_s=self.request_timeout_s, session_id=session_id
+            )
             if self._confirm:
                 await self._confirmed(server, sent)
         except Unreachable as error:
