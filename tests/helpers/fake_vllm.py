@@ -27,6 +27,10 @@ class FakeVLLM:
     pausable: bool = True
     torn: str = ""
     """Path of weights that cannot be loaded."""
+    stale: str = ""
+    """Path of weights of which an older file is read."""
+    hardware: str = ""
+    """What the checksums depend on beside the weights."""
     dies_of: str = ""
     """Path of weights while loading which the connection breaks."""
     max_model_len: int = 64
@@ -58,6 +62,7 @@ class FakeVLLM:
             "/collective_rpc": self.rpc,
             "/update_weight_version": self.set_version,
             "/v1/load_lora_adapter": self.lora,
+            "/weight_checker": self.checksum,
             "/reset_prefix_cache": self.note({"success": True}),
             "/pause": self.note({"status": "paused"}),
             "/resume": self.note({"status": "resumed"}),
@@ -113,7 +118,12 @@ class FakeVLLM:
             self.dies_of = ""
             request.transport.close()
         self.weights = body["kwargs"]["weights_path"]
+        if path == self.stale:
+            self.weights = "an older " + path
         return web.json_response({"results": [None]})
+
+    async def checksum(self, _):
+        return web.json_response({"checksums": {"embed": "1", "head": self.weights + self.hardware}})
 
     async def set_version(self, request):
         self.version = (await request.json())["new_version"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.engine.exact import VERSION_LABEL, version_of
+from agentenv.engine.vllm.checksums import Checksums
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import ServerReport
@@ -43,6 +44,8 @@ class ExpectedWeights:
     """Directory of each adapter, by its name."""
     pushed: bool = False
     """Whether this process pushed them, and so can restore them."""
+    checksum: str | None = None
+    """Checksum of the full weights on all servers; None if they cannot be compared."""
 
     def of_version(self, version: int) -> ExpectedWeights:
         """Return the same weights under another version."""
@@ -72,6 +75,7 @@ class ServerWeights:
         """Whether this process has paused servers, so that one which returns may still be paused."""
         self._half_loaded: set[Server] = set()
         """Servers whose full weights may be mixed, because loading others failed."""
+        self._checksums = Checksums(pool, available=report.checksums)
         pool.check = self.check
 
     def expect(self, version: int) -> None:
@@ -137,6 +141,8 @@ class ServerWeights:
             path = expected.path or self._first_path(server)
             if path is not None:
                 await self.load_full(server, path)
+                if not expected.adapters:  # these may be counted too, and come after
+                    await self._checksums.require(server, expected.checksum, path)
             for name, directory in expected.adapters.items():
                 await self.load_lora(server, name, directory)
             await self._label(server, expected.label)
@@ -205,14 +211,26 @@ class ServerWeights:
         try:
             # This is inside the try block: if one server cannot be paused, the others must still be resumed.
             await _each(members, self._pause)
+            full = self.expected.path != before.path
             try:
-                await _each(members, load)
+                if full and not self.expected.adapters:
+                    await self._load_and_compare(members, load)
+                else:
+                    await _each(members, load)
                 await _each(members, self._name)
             except BaseException as error:
-                await self._taint(members, error, full=self.expected.path != before.path)
+                await self._taint(members, error, full=full)
                 raise
         finally:
             await _each(members, self._resume)
+
+    async def _load_and_compare(self, members: Sequence[Server], load: Step) -> None:
+        """Load full weights, and check that they are the same on all servers."""
+        await self._checksums.begin([server for server in members if server.alive])
+        await _each(members, load)
+        loaded = [server for server in members if server.alive]
+        checksum = await self._checksums.agree(loaded, self.expected.path)
+        self.expected = replace(self.expected, checksum=checksum)
 
     async def _taint(self, members: Sequence[Server], error: BaseException, *, full: bool) -> None:
         """Stop using servers whose weights are not known after an update that failed."""
