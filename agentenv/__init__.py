@@ -12,6 +12,16 @@ from agentenv.core.door import door
 from agentenv.envs import gym_hook
 
 if TYPE_CHECKING:
+    from agentenv import core as core
+    from agentenv import engine as engine
+    from agentenv import envs as envs
+    from agentenv import interop as interop
+    from agentenv import render as render
+    from agentenv import runner as runner
+    from agentenv import runs as runs
+    from agentenv import sandbox as sandbox
+    from agentenv import testing as testing
+    from agentenv import tools as tools
     from agentenv.core.context import Context as Context
     from agentenv.core.errors import AgentEnvError as AgentEnvError
     from agentenv.core.errors import ToolError as ToolError
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
     from agentenv.core.trajectory import Turn as Turn
     from agentenv.engine.base import Sampling as Sampling
     from agentenv.engine.factory import load_engine as load_engine
+    from agentenv.envs.agent_env import AgentEnv as AgentEnv
     from agentenv.envs.env import Env as Env
     from agentenv.envs.registry import make as make
     from agentenv.envs.registry import register as register
@@ -76,6 +87,7 @@ __all__ = sorted(
                 "core.trajectory": ["StopReason", "Trajectory", "TrajectoryGroup", "Turn"],
                 "engine.base": ["Sampling"],
                 "engine.factory": ["load_engine"],
+                "envs.agent_env": ["AgentEnv"],
                 "envs.env": ["Env"],
                 "envs.registry": ["make", "register", "registry", "spec"],
                 "envs.rewards.group": ["GroupReward"],
@@ -97,7 +109,21 @@ __all__ = sorted(
                 "tools.tool": ["Tool", "tool"],
                 "tools.toolbox": ["Toolbox"],
             },
-            packages=["train"],  # agentenv.train stays the package, and calling it is calling `train`
+            # Without them, `ae.testing` would work only where something else has imported it already.
+            # agentenv.train stays the package, and calling it is calling `train`.
+            packages=[
+                "core",
+                "engine",
+                "envs",
+                "interop",
+                "render",
+                "runner",
+                "runs",
+                "sandbox",
+                "testing",
+                "tools",
+                "train",
+            ],
         ),
     ]
 )

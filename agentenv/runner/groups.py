@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.runner.elsewhere import Playing
 from agentenv.runner.feed import JobFeed, NoJobYet
 from agentenv.runner.options import GroupPolicy
 from agentenv.runner.plan import Job
-from agentenv.runner.stage import Stage
 
 __all__ = ["play_groups"]
 
@@ -62,7 +62,7 @@ class _InFlight:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: Playing,
         jobs: Iterator[Job],
         *,
         group_size: int,
@@ -195,7 +195,7 @@ class _InFlight:
 
 
 async def play_groups(
-    stage: Stage,
+    stage: Playing,
     jobs: Iterator[Job],
     *,
     group_size: int,

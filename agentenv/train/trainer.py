@@ -37,6 +37,7 @@ from agentenv.train.learner import Learner
 from agentenv.train.loading import find_model, load_tokenizer
 from agentenv.train.loop.batches import Batch, open_batches
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.train.loop.crews import with_crew
 from agentenv.train.loop.custom import RolloutFunction, rollout_of
 from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.train.loop.journal import Journal
@@ -53,6 +54,7 @@ from agentenv.train.watch.notes import episode_notes
 from agentenv.train.watch.toptokens import TokenKL, top_tokens
 from agentenv.train.watch.warn import TaskLedger
 from agentenv.train.world import World, own_device
+from agentenv.workers.reports import Tell
 
 __all__ = ["GRPOTrainer"]
 
@@ -85,6 +87,7 @@ class GRPOTrainer:
         on_trajectory: Callable[[Trajectory], None] | None = None,
         on_held_out: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
+        on_workers: Tell | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -97,7 +100,9 @@ class GRPOTrainer:
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
-        self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out, play)
+        self._play_options = PlayOptions(
+            limits, runner, on_trajectory, on_held_out, play, on_workers=on_workers
+        )
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None
@@ -180,6 +185,7 @@ class GRPOTrainer:
             async with self.rollouts as rollouts:
                 found = await rollouts.sync.follow()
                 found |= await rollouts.leave_out_long_prompts(self.place.cursors)
+                await self._score_start(rollouts, journal)
                 usable = UsableEpisodes(self.world)
                 batches = open_batches(rollouts, self.place)
                 while learner.steps_done < config.max_steps:
@@ -192,6 +198,8 @@ class GRPOTrainer:
                     await beside_the_loop(partial(usable.check, learner.steps_done + 1, batch.groups))
                     checked = await rollouts.sync.checked()
                     ahead = batches.go_on()
+                    if not ahead:
+                        await rollouts.sync.rest()
                     metrics: dict[str, float] = {}
                     train = partial(self._train_on, batch, metrics)
                     try:
@@ -222,6 +230,13 @@ class GRPOTrainer:
                     found = {}
             usable.finish()
         return history
+
+    async def _score_start(self, rollouts: Rollouts, journal: Journal) -> None:
+        """Score the held-out tasks before the first step, as step 0, if `eval_on_start` asks for it."""
+        if not self.config.eval_on_start or self.steps_done:
+            return
+        if scores := await rollouts.evaluate():
+            self._tell([scores], journal)
 
     def _train_on(self, batch: Batch, metrics: dict[str, float]) -> None:
         """Train on a batch and add the metrics of the step, which an interruption must not lose."""
@@ -309,9 +324,8 @@ class GRPOTrainer:
                 tokenizer=self.renderer.tokenizer,
                 options=self._engine_options,
             )
-            self._rollouts = Rollouts(
-                self.learner, self.engine, self.renderer, self._mixture, self._play_options
-            )
+            options = with_crew(self._play_options, self.learner, self._mixture.specs, self._engine_options)
+            self._rollouts = Rollouts(self.learner, self.engine, self.renderer, self._mixture, options)
         return self._rollouts
 
     @property

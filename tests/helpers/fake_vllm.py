@@ -62,7 +62,7 @@ class FakeVLLM:
             "/collective_rpc": self.rpc,
             "/update_weight_version": self.set_version,
             "/v1/load_lora_adapter": self.lora,
-            "/weight_checker": self.checksum,
+            "/weight_checker": self.checker,
             "/reset_prefix_cache": self.note({"success": True}),
             "/pause": self.note({"status": "paused"}),
             "/resume": self.note({"status": "resumed"}),
@@ -122,7 +122,7 @@ class FakeVLLM:
             self.weights = "an older " + path
         return web.json_response({"results": [None]})
 
-    async def checksum(self, _):
+    async def checker(self, _):
         return web.json_response({"checksums": {"embed": "1", "head": self.weights + self.hardware}})
 
     async def set_version(self, request):

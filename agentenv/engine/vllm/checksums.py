@@ -29,11 +29,12 @@ class Checksums:
     Args:
         pool: the servers.
         available: whether the servers compute checksums.
+        sent: whether the weights are sent to the servers, which must then be equal in any case.
     """
 
-    def __init__(self, pool: ServerPool, *, available: bool) -> None:
+    def __init__(self, pool: ServerPool, *, available: bool, sent: bool = False) -> None:
         self._pool = pool
-        self._comparable: bool | None = None if available else False
+        self._comparable: bool | None = sent or (None if available else False)
         """Whether equal weights have equal checksums on all servers; None while that is not known."""
 
     async def begin(self, servers: Sequence[Server]) -> None:
@@ -69,7 +70,7 @@ class Checksums:
             EngineError: It has others.
         """
         if self._comparable and checksum is not None and await self._sum_of(server) != checksum:
-            raise self._different(server, "those that the other servers read", path)
+            raise self._different(server, "those that the other servers have", path)
 
     async def _sums_of(self, servers: Sequence[Server]) -> dict[Server, str]:
         """Return the checksums of the servers that can be reached; the pool takes the others out of use."""
@@ -90,6 +91,6 @@ class Checksums:
     @staticmethod
     def _different(server: Server, others: str, path: str | None) -> EngineError:
         return EngineError(
-            f"the weights that {server.url} read from {path} are not {others}: their checksums differ",
-            remedy="check that all servers see the same files there",
+            f"the weights that {server.url} got from {path} are not {others}: their checksums differ",
+            remedy="check that all servers are started alike and see the same files",
         )

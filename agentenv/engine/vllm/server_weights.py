@@ -20,6 +20,7 @@ from agentenv.engine.vllm.checksums import Checksums
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import ServerReport
+from agentenv.engine.vllm.streams import WeightStreams
 
 __all__ = ["ExpectedWeights", "ServerWeights"]
 
@@ -61,13 +62,23 @@ class ServerWeights:
         report: report of the probe; it must hold for all servers.
         min_servers: number of servers that must have the new weights after an update.
         sample: function that makes a server sample one token.
+        streams: sends full weights to the servers; None if they read them from a directory.
     """
 
-    def __init__(self, pool: ServerPool, report: ServerReport, *, min_servers: int, sample: Step) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        report: ServerReport,
+        *,
+        min_servers: int,
+        sample: Step,
+        streams: WeightStreams | None = None,
+    ) -> None:
         self._pool = pool
         self._report = report
         self._min_servers = min_servers
         self._sample = sample
+        self._streams = streams
         self.expected = ExpectedWeights(report.weights_version, report.weights_label)
         self.sampled_adapters: set[str] = set()
         """Adapters that servers have sampled from, which they must therefore have."""
@@ -75,7 +86,7 @@ class ServerWeights:
         """Whether this process has paused servers, so that one which returns may still be paused."""
         self._half_loaded: set[Server] = set()
         """Servers whose full weights may be mixed, because loading others failed."""
-        self._checksums = Checksums(pool, available=report.checksums)
+        self._checksums = Checksums(pool, available=report.checksums, sent=streams is not None)
         pool.check = self.check
 
     def expect(self, version: int) -> None:
@@ -138,11 +149,12 @@ class ServerWeights:
         await self._pool.take_out(server, lost, end_requests=True)
         server.restoring = True
         try:
-            path = expected.path or self._first_path(server)
-            if path is not None:
-                await self.load_full(server, path)
+            if expected.path is not None:
+                await self._load(server, expected.path, expected.label)
                 if not expected.adapters:  # these may be counted too, and come after
-                    await self._checksums.require(server, expected.checksum, path)
+                    await self._checksums.require(server, expected.checksum, expected.path)
+            elif (path := self._first_path(server)) is not None:
+                await self._read(server, path)
             for name, directory in expected.adapters.items():
                 await self.load_lora(server, name, directory)
             await self._label(server, expected.label)
@@ -242,10 +254,24 @@ class ServerWeights:
             with suppress(EngineError):  # so that no other process takes them for the weights before
                 await self._label(server, BROKEN_LABEL)
 
-    async def load_full(self, server: Server, path: str | Path) -> None:
-        """Load full weights from a directory, and drop the prefix cache of the old ones."""
+    async def load_new(self, server: Server, path: str | Path) -> None:
+        """Load the full weights that are expected now, and drop the prefix cache of the old ones."""
+        await self._load(server, path, self.expected.label)
+
+    async def _load(self, server: Server, path: str | Path, label: str | None) -> None:
+        if self._streams is None:
+            await self._read(server, path)
+        else:
+            await self._streams.send(server, path, label)
+            await self._drop_cache(server)
+
+    async def _read(self, server: Server, path: str | Path) -> None:
+        """Have a server read full weights from a directory of its own."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._pool.command(server, "/collective_rpc", body, limit_s=self._pool.request_timeout_s)
+        await self._drop_cache(server)
+
+    async def _drop_cache(self, server: Server) -> None:
         answer = await self._pool.command(server, "/reset_prefix_cache?reset_running_requests=true", {})
         if answer.get("success") is False:
             raise EngineError(

@@ -22,6 +22,7 @@ from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
 from agentenv.train.learner import Learner
+from agentenv.train.loop.branches import with_branches
 from agentenv.train.loop.custom import RolloutFunction, RolloutRequest, play_with
 from agentenv.train.loop.held_out import play_held_out
 from agentenv.train.loop.mixture import Mixture
@@ -29,6 +30,8 @@ from agentenv.train.loop.place import Place
 from agentenv.train.loop.prompts import LongPrompt, too_long
 from agentenv.train.loop.sync import WeightSync
 from agentenv.train.model.adapters import adapter_of
+from agentenv.workers.crew import Crew
+from agentenv.workers.reports import Tell
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
 
@@ -47,6 +50,10 @@ class PlayOptions:
     """Called with each episode of an evaluation as it finishes."""
     rollout: RolloutFunction | None = None
     """Function that plays the episodes of each step; None means the runner."""
+    crew: Crew | None = None
+    """Workers that play the episodes; None plays them in this process."""
+    on_workers: Tell | None = None
+    """Called from time to time with how the driver and each worker are doing."""
 
 
 class Playing(Protocol):
@@ -158,7 +165,8 @@ class Rollouts:
         self.learner, self.mixture = learner, mixture
         self.config, self.options = learner.config, options
         self._engine, self._renderer = engine, renderer
-        self.sync = WeightSync(learner, engine, renderer)
+        tell = None if options.crew is None else options.crew.expect_weights
+        self.sync = WeightSync(learner, engine, renderer, tell)
         self.runner = Runner(
             engine,
             renderer,
@@ -170,24 +178,30 @@ class Rollouts:
                 adapter=adapter_of(learner.model),
             ),
             run_seed=self.config.seed,
+            elsewhere=options.crew,
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""
         self._playing: list[Playing] = []
 
     async def __aenter__(self) -> Self:
+        """Start the workers, if there are any."""
+        if self.options.crew is not None:
+            await self.options.crew.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the running batches, and close the engine's connections on this event loop."""
+        """Stop the running batches and the workers, and close the engine's connections on this event loop."""
         try:
             for playing in self._playing:
                 await playing.stop()
         finally:
             self._playing.clear()
             await self.sync.stop()
+            if self.options.crew is not None:
+                await self.options.crew.__aexit__(None, None, None)
             if isinstance(self.runner.engine, Connected):
                 await self.runner.engine.disconnect()
 
@@ -258,7 +272,8 @@ class Rollouts:
         size, keep = self.config.num_generations, self.options.on_trajectory
         played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
         # Sorted, so that the order does not depend on which episode finished first.
-        return sorted([group async for group in played], key=lambda group: group.group_id)
+        groups = sorted([group async for group in played], key=lambda group: group.group_id)
+        return await with_branches(self.runner, entry, groups, self.config, keep)
 
     async def play_with(
         self, function: RolloutFunction, entry: EnvSpec, chosen: tuple[Task, ...], given: Mapping[str, Any]
@@ -275,7 +290,8 @@ class Rollouts:
         async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
             size = group_size or self.config.num_generations
             played = self.runner.run_groups(entry, chosen, size, **given)
-            return sorted([group async for group in played], key=lambda group: group.group_id)
+            groups = sorted([group async for group in played], key=lambda group: group.group_id)
+            return await with_branches(self.runner, entry, groups, self.config)
 
         request = RolloutRequest(
             engine=self._engine,

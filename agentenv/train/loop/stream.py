@@ -30,8 +30,10 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.core.task import Task
 from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.envs.spec import EnvSpec
 from agentenv.runner.feed import JobFeed
 from agentenv.runner.plan import Job, jobs_of
+from agentenv.train.loop.branches import with_branches
 from agentenv.train.loop.custom import RolloutFunction
 from agentenv.train.loop.event_loop import beside_the_loop
 from agentenv.train.loop.place import DealtGroup, Place
@@ -318,8 +320,21 @@ class GroupStream:
         jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
         async with aclosing(jobs) as played:
             async for group in played:
-                if group.group_id in self._by_id:  # otherwise it was dropped
+                if group.group_id not in self._by_id:  # it was dropped
+                    continue
+                if self._config.branches:
+                    self._start(self._grow(spec, group))
+                else:
                     self._end(self._by_id[group.group_id], [group])
+
+    async def _grow(self, spec: EnvSpec, group: TrajectoryGroup) -> None:
+        """Play the branches of a group, whose members are finished, beside other groups."""
+        rollouts = self._rollouts
+        async with self._room:
+            keep = rollouts.options.on_trajectory
+            grown = await with_branches(rollouts.runner, spec, [group], self._config, keep)
+        if group.group_id in self._by_id:
+            self._end(self._by_id[group.group_id], grown)
 
     async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
         """Let a function of the user play one group."""

@@ -36,7 +36,7 @@ from agentenv.engine.hf import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.train.batch import Row
+from agentenv.train.rows import Row
 from agentenv.train.loop.sync import open_engine, push
 from agentenv.train.model.shards import whole
 from agentenv.train.update import accumulate, assign_weights
