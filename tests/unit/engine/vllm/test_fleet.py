@@ -12,6 +12,7 @@ from aiohttp import web
 
 from agentenv.engine import VLLMServerEngine
 from agentenv.engine.vllm import probe
+from agentenv.engine.vllm.assigned import assigned_server, on_server
 from helpers.fake_vllm import engine_on, say, serving
 
 STRANGE = "env:täsk\n\ud800/0#1"
@@ -62,6 +63,40 @@ async def test_a_router_can_keep_each_episode_on_one_server(route):
     assert Counter(one.sessions).most_common() == [(session, 3) for session in dict.fromkeys(one.sessions)]
     assert len(set(one.sessions)) == len(set(two.sessions)) == 2
     assert not set(one.sessions) & set(two.sessions)
+
+
+async def test_an_episode_keeps_to_the_server_that_a_driver_assigned():
+    async with serving() as one, serving() as two, engine_on(one, two) as engine:
+        for turn in range(2):
+            for session in "abc":
+                with on_server(1):
+                    await say(engine, session=session, seed=turn)
+        with on_server(1):
+            await say(engine)  # a request of no episode goes where there is room
+        assert two.sessions.count(None) + len(set(two.sessions) - {None}) >= 3
+        assert len(two.seen) >= 6
+        assert len(one.seen) <= 1
+
+        await two.stop()
+        with on_server(1):
+            done = await say(engine, session="a")
+
+        assert len(done.token_ids) == 4
+        assert set(one.sessions[-1:]) <= set(two.sessions)
+
+
+async def test_an_assignment_holds_for_the_tasks_of_an_episode_only():
+    seen = []
+
+    async def episode(number):
+        with on_server(number):
+            await asyncio.sleep(0)
+            seen.append(await asyncio.create_task(asyncio.to_thread(assigned_server)))
+
+    await asyncio.gather(*(episode(number) for number in range(4)))
+
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert assigned_server() is None
 
 
 async def test_a_request_of_no_episode_has_no_session():
