@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from itertools import chain
 from random import Random
+from zlib import crc32
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ GROUPS = 2
 
 
 class Parrot(ToolEnv):
-    """Rewards answers by their length. The tasks in `held` begin only when their event is set."""
+    """Rewards answers so that hardly two are worth the same. The tasks in `held` begin only when their event is set."""
 
     held: dict[int, asyncio.Event] = {}  # noqa: RUF012 - replaced by each test
     alive = 0
@@ -36,7 +37,7 @@ class Parrot(ToolEnv):
         return f"say {n}"
 
     def reward(self, answer: str) -> float:
-        return len(answer) / 10
+        return crc32(answer.encode()) / 2**32
 
     def close(self) -> None:
         type(self).alive -= 1
