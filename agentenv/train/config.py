@@ -189,6 +189,9 @@ class GRPOConfig:
     """Weight of the cross entropy on the demonstrations that are passed to `step`."""
     demo_min_reward: float | None = None
     """Least reward of a demonstration that the warm-up of `ae.train` imitates; None takes any."""
+    demo_epochs: PositiveInt = 1
+    """Number of times that the warm-up of `ae.train` goes through the demonstrations, in steps of 8. A
+    small set of tasks needs several."""
 
     # Differences between sampler and trainer
     old_logprobs: Literal["sampler", "recompute"] = "sampler"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 
 import pytest
 
+from agentenv.core import Context
+from agentenv.envs import spec
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+AGENTS = sorted((EXAMPLES / "agents").glob("*.py"))
+"""Agents of other SDKs; tests/unit/endpoint/test_agent_sdks.py plays those whose SDK is installed."""
 SHOWS = {
     "condense": ["condensed 2 times, reward 1.0"],
     "done_policy": ["stop: 1 turns", "explain: 2 turns", "of assistant: I have opened the door."],
@@ -51,6 +57,33 @@ def test_every_example_is_listed_and_tried():
 
     assert [name for name in sorted(names) if f"[{name}.py]({name}.py)" not in listed] == []
     assert names - {"demo", "plot_demo"} == set(SHOWS)
+
+
+def test_every_agent_is_listed_and_short():
+    page = (EXAMPLES / "README.md").read_text()
+
+    for path in AGENTS:
+        assert f"[{path.name}](agents/{path.name})" in page
+        assert len(path.read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("program", ["claude", "codex"])
+async def test_the_agents_that_are_programs_are_started_in_their_workspace(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stand_in = tmp_path / program
+    stand_in.write_text('#!/bin/sh\ncd "$PWD" && sed -i "s/return .*/return a + b/" add.py\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (path,) = [path for path in AGENTS if program in path.name]
+    entry = spec(str(path))
+    env = entry.make()
+
+    await env.begin({"wrong": "a - b"}, seed=0, context=Context())
+    await env.run_agent("http://127.0.0.1:1/s/x")
+
+    assert (await env.end("final_answer")).reward == 1.0
+    await env.shutdown()
 
 
 @pytest.mark.parametrize("name", sorted(SHOWS.keys() - WHOLE_ENVIRONMENTS))
