@@ -99,6 +99,17 @@ async def test_groups_of_an_agent_are_played_at_once():
     assert played.ledger.balanced
 
 
+async def test_an_episode_of_an_agent_cannot_be_continued_from_a_turn():
+    """The agent has a state of its own, which a replay of the environment does not bring back."""
+    spec = ae.EnvSpec.of("demo/Adder-v0", Adder, tasks=[{"x": 2, "y": 3}])
+    record = await play(Adder())
+
+    (group,) = [group async for group in runner().run_branches(spec, [record], 2, from_turn=1)]
+
+    assert all(member.stop_reason is StopReason.ERROR for member in group)
+    assert "cannot be continued from one of its turns" in group[0].error.message
+
+
 async def test_an_agent_that_raises_fails_its_episode():
     class Broken(Adder):
         async def agent(self, url, task):

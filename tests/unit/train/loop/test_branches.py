@@ -119,3 +119,13 @@ def test_a_rollout_of_ones_own_gets_the_branches_with_play(tmp_path):
 
     assert [len(group) for group in lent] == [6, 6]
     assert len(kept) == 12
+
+
+def test_the_groups_of_a_stream_branch_too(tmp_path):
+    trainer, kept, _ = make_trainer(tmp_path, max_ahead=1, max_steps=2, groups_per_step=1)
+
+    history = trainer.train()
+
+    assert [step["branch_episodes"] for step in history] == [4, 4]
+    assert all(one.shared_turns == 1 for one in kept if one.branch_of is not None)
+    assert all({turn for turn, _ in sampled(one)} == {1, 2} for one in kept if one.branch_of is not None)

@@ -172,6 +172,7 @@ def test_an_environment_that_answers_differently_aborts_its_episodes(tmp_path):
         ({"asynchronous": True}, "asynchronous=True"),
         ({"refill_rounds": 1}, "refill_rounds=1"),
         ({"branches": 2}, "branches=2"),
+        ({"workers": 2, "engine": "http://localhost:1/v1"}, "workers=2"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings, said):
