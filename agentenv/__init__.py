@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agentenv.core.trajectory import Turn as Turn
     from agentenv.engine.base import Sampling as Sampling
     from agentenv.engine.factory import load_engine as load_engine
+    from agentenv.envs.agent_env import AgentEnv as AgentEnv
     from agentenv.envs.env import Env as Env
     from agentenv.envs.registry import make as make
     from agentenv.envs.registry import register as register
@@ -86,6 +87,7 @@ __all__ = sorted(
                 "core.trajectory": ["StopReason", "Trajectory", "TrajectoryGroup", "Turn"],
                 "engine.base": ["Sampling"],
                 "engine.factory": ["load_engine"],
+                "envs.agent_env": ["AgentEnv"],
                 "envs.env": ["Env"],
                 "envs.registry": ["make", "register", "registry", "spec"],
                 "envs.rewards.group": ["GroupReward"],

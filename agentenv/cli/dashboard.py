@@ -47,7 +47,9 @@ def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]])
         f"gap max {shown('mismatch/abs_max', '.2g')}",
         f"trained {share}",
         f"truncated {shown('completions/clipped_ratio', '.0%')}",
-        f"play {shown('time/rollout', '.1f')} s, update {shown('time/update', '.1f')} s",
+        f"play {shown('time/rollout', '.1f')} s",
+        f"wait {shown('time/wait', '.1f')} s",
+        f"update {shown('time/update', '.1f')} s",
     ]
     if "kl" in last:
         parts.insert(3, f"KL {shown('kl', '.3f')}")

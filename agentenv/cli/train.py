@@ -14,10 +14,12 @@ from agentenv.cli.dashboard import Dashboard, held_out_lines
 from agentenv.cli.options import (
     ConfigOption,
     JsonOption,
+    RayOption,
     RunsDirOption,
     SeedOption,
     SettingsOption,
     TrustOption,
+    WorkersOption,
     in_runs_dir,
     typed,
 )
@@ -62,6 +64,8 @@ def run(
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,
     config: str = ConfigOption,
+    workers: int = WorkersOption,
+    ray: str = RayOption,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Go on with a stopped run from its last checkpoint."),
     trust: bool = TrustOption,
@@ -82,6 +86,7 @@ def run(
     given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
     chosen = _typed(ctx, given)
     sources = [read_toml(config), chosen] if config else []
+    sources.append(typed(ctx, {"workers": workers, "ray": ray}, {}))
     options: dict[str, Any] = dict(
         read_settings([given, *sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
     )
@@ -160,4 +165,6 @@ def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None
     else:
         for line in held_out_lines(result.evaluation, drawn):
             print(f" {line}")
+        if result.busiest:
+            print(f" {result.busiest}")
         print(f" view: agentenv view {run_id}{where}")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Protocol, Self, cast
+from typing import Protocol, Self, cast, runtime_checkable
 
 from agentenv.core.context import Context
 from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.messages import JsonValue, Message, ToolCall, ToolResult
 
-__all__ = ["Action", "EpisodeEnv", "Outcome", "ResetResult", "StepResult", "check_step"]
+__all__ = ["Action", "AgentDriven", "EpisodeEnv", "Outcome", "ResetResult", "StepResult", "check_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,23 @@ class EpisodeEnv(Protocol):
 
     async def shutdown(self) -> None:
         """Close the environment; may be called twice, and without `begin` before it."""
+        ...
+
+
+@runtime_checkable
+class AgentDriven(Protocol):
+    """An environment whose model is asked by an agent with a loop of its own, and not by the runner.
+
+    The runner begins and ends its episodes as those of any environment. In between it never calls `advance`.
+    """
+
+    @property
+    def trained_sequences(self) -> object:
+        """Which sequences are trained; see `agentenv.endpoint.Choice`."""
+        ...
+
+    async def run_agent(self, url: str) -> None:
+        """Run the agent to its end; it reaches the model at this address."""
         ...
 
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from agentenv.core.bounds import NonNegativeInt, PositiveInt, PositiveSeconds, check_bounds
 
-__all__ = ["DonePolicy", "RunLimits"]
+__all__ = ["DonePolicy", "RunLimits", "least", "max_tokens_left"]
 
 DonePolicy: TypeAlias = Literal["stop", "explain"]
 """What the runner does when `is_done()` is true: it stops, or it tells the model and lets it answer once."""
@@ -81,3 +81,25 @@ class RunLimits:
             else:
                 merged[field.name] = min(mine, theirs)
         return RunLimits(**merged)  # pyright: ignore[reportArgumentType]
+
+
+def least(*bounds: int | None) -> int | None:
+    """Return the smallest of the bounds; None if there is none."""
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def max_tokens_left(limits: RunLimits, asked: int, room: int | None, sampled: int) -> int:
+    """Return how many tokens the next completion may have; 0 or less means none.
+
+    Args:
+        limits: limits of the episode.
+        asked: `max_tokens` of the sampling settings.
+        room: tokens left in the context; None if it has no limit.
+        sampled: tokens sampled so far in the episode.
+    """
+    left = asked
+    if limits.max_tokens_per_turn is not None:
+        left = min(left, limits.max_tokens_per_turn)
+    if limits.max_total_tokens is not None:
+        left = min(left, limits.max_total_tokens - sampled)
+    return left if room is None else min(left, room)

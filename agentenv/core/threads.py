@@ -270,8 +270,7 @@ class ThreadPool:
         call = ThreadCall(function, name, self)
         if call.nested:
             # The calling thread is busy until this call ends, so waiting for a free one could deadlock.
-            thread_name = f"{self.name} {name} (nested)"
-            threading.Thread(target=_run_alone, args=(call,), name=thread_name, daemon=True).start()
+            _start_alone(call, f"{self.name} {name} (nested)")
             return call
         with self._lock:
             if self._idle <= 0 and self._threads < self.max_threads:
@@ -364,8 +363,13 @@ class OwnThread:
         return call
 
     def lose_thread(self) -> None:
-        """Note that the thread hangs in an abandoned call."""
+        """Note that the thread hangs in an abandoned call; the calls that wait for it run without it."""
         self.alive = False
+        with suppress(queue.Empty):
+            while True:
+                call = self._calls.get_nowait()
+                if call is not None:
+                    _start_alone(call, f"{self.name} {call.name} (alone)")
 
     def close(self) -> None:
         """End the thread after the calls that are queued."""
@@ -384,6 +388,10 @@ class OwnThread:
 
 own_thread: contextvars.ContextVar[OwnThread | None] = contextvars.ContextVar("agentenv_thread", default=None)
 """The thread in which synchronous functions must run; None means any thread of a pool."""
+
+
+def _start_alone(call: ThreadCall, thread_name: str) -> None:
+    threading.Thread(target=_run_alone, args=(call,), name=thread_name, daemon=True).start()
 
 
 def _run_alone(call: ThreadCall) -> None:

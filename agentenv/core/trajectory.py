@@ -101,7 +101,9 @@ _LIBRARIES = (str(Path(__file__).parents[1]) + os.sep, str(Path(os.__file__).par
 class EpisodeError:
     """What went wrong in an episode, and in which part."""
 
-    boundary: Literal["env", "tool", "engine", "reward", "parser", "sandbox", "user", "render"]
+    boundary: Literal[
+        "env", "tool", "engine", "reward", "parser", "sandbox", "user", "render", "agent", "worker"
+    ]
     type: str
     """Class name of the exception."""
     message: str
@@ -146,6 +148,9 @@ class Turn:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent in the parts of the turn: `generate_s`, `queue_s`, `env_s`, `tools_s`, `user_s`,
     `render_s`."""
+    attempt: int = 0
+    """Index of the model's attempt at the task, where the environment marks attempts (`Context.attempt`). All
+    of them are in one episode; `Trajectory.attempt` counts episodes that were played again."""
 
     @property
     def end(self) -> int:
@@ -155,13 +160,23 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A place where the conversation was condensed; later turns saw `messages` instead of the record's."""
+    """A place where another conversation begins; later turns saw `messages` instead of the record's.
+
+    The runner condenses a long conversation. An agent with a loop of its own begins as many conversations as
+    it likes: the turns of each stand together in the record, and each after the first begins with a rewrite.
+    """
 
     turn: int
-    """Index of the first turn that saw the condensed conversation."""
+    """Index of the first turn that saw the other conversation."""
     cause: str
+    """Name of the condenser, or how the request of an agent differs from what was recorded: `new`, `edited`,
+    `forked` or `parallel`; see `agentenv.endpoint.Session`."""
     messages: tuple[Message, ...]
     """Messages that this turn saw; later messages of the record follow them."""
+    parent: int | None = None
+    """Index of the sequence whose tokens the new one begins with; None if it shares none."""
+    shared_tokens: int = 0
+    """Number of tokens at the beginning of the sequence that were taken over from the parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +196,11 @@ class Trajectory:
     """Index of the episode in its group, from 0."""
     attempt: int = 0
     """Number of earlier attempts at this episode that were aborted."""
+    branch_of: int | None = None
+    """Member that sampled the first turns of this episode, which were played again here and are not trained
+    on; None if the episode sampled all its turns."""
+    shared_turns: int = 0
+    """Number of these turns."""
     turns: tuple[Turn, ...] = ()
     sequences: tuple[TokenSequence, ...] = ()
     """The tokens: one sequence, several if the history was rewritten, none if the engine works with text."""
@@ -196,7 +216,7 @@ class Trajectory:
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     """Schemas of the tools that the model was shown."""
     rewrites: tuple[Rewrite, ...] = ()
-    """Places where the conversation was condensed; usually empty."""
+    """Places where the conversation was condensed or an agent began another one; usually empty."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent in each part, summed over the turns, and `total_s` for the whole episode."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.envs.agent_env import AgentEnv as AgentEnv
+    from agentenv.envs.agent_process import AgentFailed as AgentFailed
     from agentenv.envs.env import Env as Env
     from agentenv.envs.registry import Listing as Listing
     from agentenv.envs.registry import Registry as Registry
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
+        "agent_env": ["AgentEnv"],
+        "agent_process": ["AgentFailed"],
         "env": ["Env"],
         "registry": ["Listing", "Registry", "make", "register", "registry", "spec"],
         "snapshots": ["Snapshot"],

@@ -15,23 +15,42 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
 
-from agentenv.core.context import Context
-from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, StepResult, check_step
+from agentenv.core.context import Context, check_attempt
+from agentenv.core.episode_env import (
+    Action,
+    AgentDriven,
+    EpisodeEnv,
+    Outcome,
+    ResetResult,
+    StepResult,
+    check_step,
+)
 from agentenv.core.errors import EngineUnavailable, UsageError
 from agentenv.core.faults import must_pass
-from agentenv.core.messages import CallStatus, Message, ToolCall, ToolResult, copy_of, malformed, not_run
+from agentenv.core.limits import max_tokens_left
+from agentenv.core.messages import (
+    CallStatus,
+    JsonValue,
+    Message,
+    ToolCall,
+    ToolResult,
+    copy_of,
+    malformed,
+    not_run,
+)
 from agentenv.core.playing import Playing, playing
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
+from agentenv.runner.agent import AgentRecord, OpenAgent, play_agent, session_options
 from agentenv.runner.condense import Condenser, View, with_recall
 from agentenv.runner.conversation.base import Conversation
-from agentenv.runner.conversation.fit import TurnAnswer, max_tokens_left
+from agentenv.runner.conversation.fit import TurnAnswer
 from agentenv.runner.guard import Failure, Guard, Halt, at
 from agentenv.runner.held import Lease
 from agentenv.runner.outputs import FullOutputs
@@ -57,6 +76,7 @@ class Episode:
         open_user: makes the simulated user, or returns None.
         conversation: the conversation with the model.
         context: the context that the environment gets.
+        open_agent: opens the conversation of an agent with its own loop, in place of `conversation`.
         condenser: shortens the conversation; a fresh copy is used.
         lease: the sandbox to wait for.
         full_outputs: keeps the full text of cut tool outputs.
@@ -71,6 +91,7 @@ class Episode:
         conversation: Conversation,
         context: Context,
         *,
+        open_agent: OpenAgent,
         condenser: Condenser | None = None,
         lease: Lease | None = None,
         full_outputs: FullOutputs | None = None,
@@ -83,6 +104,7 @@ class Episode:
         self._env: EpisodeEnv
         self._conversation = conversation
         self._context = context
+        self._open_agent = open_agent
         self._user: User | None = None
         self._condenser = condenser
         self._lease = lease
@@ -98,11 +120,11 @@ class Episode:
 
     async def play(self) -> Trajectory:
         """Play to the end and return the record."""
-        record = self._record
         reason: StopReason | None = None
         try:
             try:
-                await self._begin()
+                reason = await self._begin()
+                record = self._record
                 while reason is None:
                     index = len(record.turns)
                     sampling = self._sampling(index)
@@ -115,7 +137,7 @@ class Episode:
                     reason = await self._answer(turn)
             except Halt as halt:
                 reason = halt.reason
-            return record.freeze(reason, outcome=await self._score(reason))
+            return self._record.freeze(reason, outcome=await self._score(reason))
         except Failure as failure:
             return self.give_up(failure)
         except BaseException as error:
@@ -134,7 +156,8 @@ class Episode:
 
     # The beginning ------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
+    async def _begin(self) -> StopReason | None:
+        """Begin the episode; play it to its end if an agent plays it, and return why it ended."""
         plan, limits, spare = self._plan, self._limits, self._record.spare
         with at("env"):
             self._env = self._open_env()
@@ -156,9 +179,29 @@ class Episode:
         async with self.guard.waiting("env", limits.env_timeout_s):
             reset = await self._env.begin(plan.task, seed=plan.seed, context=self._context)
         self._begun = True
+        spare["env_s"] += time.perf_counter() - began
+        if isinstance(self._env, AgentDriven):
+            return await self._play_agent(self._env)
+        await self._start(reset)
+        return None
+
+    async def _play_agent(self, env: AgentDriven) -> StopReason:
+        name = self._context.episode_id
+        with at("env"):
+            options = session_options(env, self._plan, name, self._known, self._time_left)
+        conversation = self._open_agent(options)
+        self._record = AgentRecord(self._plan, conversation, self._record.attempt, self._record.started)
+        return await play_agent(env, conversation, self.guard, self._limits)
+
+    def _time_left(self) -> float | None:
+        """Return the seconds that a generation may take."""
+        return self.guard.left(self._limits.turn_timeout_s)[0]
+
+    async def _start(self, reset: ResetResult) -> None:
+        """Start the conversation with the first messages of the environment and the user."""
+        plan, limits, spare = self._plan, self._limits, self._record.spare
         self._repair_json = reset.repair_json
         messages = list(reset.messages)
-        spare["env_s"] += time.perf_counter() - began
         if (user := self._user) is not None:
             began = time.perf_counter()
             async with self.guard.waiting("user", limits.env_timeout_s):
@@ -183,16 +226,18 @@ class Episode:
 
     def _tell_engine(self) -> None:
         """Let engines without a model see the episode; the task of the episode ends with it."""
-        plan, record = self._plan, self._record
-        playing.set(
-            Playing(
-                env=self._env,
-                env_id=plan.env_id,
-                task=plan.task,
-                seed=plan.seed,
-                messages=record.messages,
-                tools=record.tools,
-            )
+        playing.set(self._known(self._record.messages, self._record.tools))
+
+    def _known(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> Playing:
+        """Return what engines without a model may know."""
+        plan = self._plan
+        return Playing(
+            env=self._env,
+            env_id=plan.env_id,
+            task=plan.task,
+            seed=plan.seed,
+            messages=messages,
+            tools=tools,
         )
 
     # A turn -------------------------------------------------------------------------------
@@ -225,7 +270,7 @@ class Episode:
         """Parse and record a completion that took `took` seconds."""
         began = time.perf_counter()
         reply = self._conversation.read(sampled, turn=index)
-        turn = OpenTurn(index, reply, sampling)
+        turn = OpenTurn(index, reply, sampling, attempt=self._context.attempt)
         turn.timings["render_s"] += time.perf_counter() - began
         turn.timings["queue_s"] = min(reply.queue_s, took)
         turn.timings["generate_s"] = took - turn.timings["queue_s"]
@@ -338,6 +383,7 @@ class Episode:
         took = time.perf_counter() - began
         with at("env"):
             check_step(step, calls)
+            check_attempt(context.attempt)
         tools = max((result.duration_s for result in step.tool_results), default=0.0)
         turn.timings["tools_s"] += min(tools, took)
         turn.timings["env_s"] += took - min(tools, took)

@@ -33,7 +33,9 @@ from agentenv.core.trajectory import EpisodeError, StopReason
 
 __all__ = ["Boundary", "Failure", "Guard", "Halt", "at"]
 
-Boundary: TypeAlias = Literal["env", "tool", "engine", "reward", "parser", "sandbox", "user", "render"]
+Boundary: TypeAlias = Literal[
+    "env", "tool", "engine", "reward", "parser", "sandbox", "user", "render", "agent"
+]
 """Part of the system whose code was running."""
 
 MAX_MESSAGE_CHARS = 4_000

@@ -23,11 +23,13 @@ from agentenv.core.context import Context
 from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
+from agentenv.endpoint.session import SessionOptions
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.render.base import RendererProtocol
+from agentenv.runner.agent import AgentConversation
 from agentenv.runner.condense import Condenser
-from agentenv.runner.conversation.base import Conversation
+from agentenv.runner.conversation.base import Conversation, Recorded
 from agentenv.runner.conversation.text import ChatConversation
 from agentenv.runner.conversation.tokens import TokenConversation
 from agentenv.runner.episode import Episode
@@ -72,6 +74,8 @@ class Shared:
     sandbox: SandboxPool | None
     condenser: Condenser | None
     full_outputs: FullOutputs | None
+    name: str = ""
+    """Begins the number of each attempt, so that runners on one engine have different sessions."""
     sessions: Iterator[int] = field(default_factory=itertools.count)
     """Numbers the attempts, so that no two attempts have the same name."""
 
@@ -80,7 +84,7 @@ class Shared:
 class _Held:
     """Resources that one attempt holds so far; they are closed in this order."""
 
-    conversation: Conversation
+    conversation: Recorded
     user: User | None = None
     env: EpisodeEnv | None = None
     lease: Lease | None = None
@@ -121,7 +125,7 @@ class Stage:
         self.template = template
         self._shared = shared
         self._user = cast("UserLike", spec.user) if user is None else user
-        self._env_kwargs = dict(env_kwargs or {})
+        self.env_kwargs = dict(env_kwargs or {})
         self._close_envs = close_envs
         self._one_object = one_object
         self._sandbox = shared.sandbox
@@ -213,27 +217,35 @@ class Stage:
         self, plan: Plan, attempt: int
     ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory]]]:
         """Start an attempt; yield its episode and the future of its record; then close its resources."""
-        name = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._shared.sessions)}"
-        held = _Held(self._conversation(plan, name))
+        name = f"{plan.group_id}/{plan.member}/{attempt}#{self._shared.name}{next(self._shared.sessions)}"
+        conversation = self._conversation(plan, name)
+        held = _Held(conversation)
         try:
-            episode = self._episode(plan, attempt, name, held)
+            episode = self._episode(plan, attempt, name, held, conversation)
             async with self._shared.watchdog.playing(name, episode) as record:
                 yield episode, record
         finally:
             await self._closing.settle(self._close(held))
 
-    def _episode(self, plan: Plan, attempt: int, name: str, held: _Held) -> Episode:
+    def _episode(
+        self, plan: Plan, attempt: int, name: str, held: _Held, conversation: Conversation
+    ) -> Episode:
         """Return the episode of an attempt, which makes its environment and user itself."""
         shared, limits = self._shared, plan.limits
 
         def open_env() -> EpisodeEnv:
-            env = self.spec.make(**self._env_kwargs)
+            env = self.spec.make(**self.env_kwargs)
             held.env = env if self._close_envs else None
             return env
 
         def open_user() -> User | None:
             held.user = user_for(self._user, plan.task)
             return held.user
+
+        def open_agent(options: SessionOptions) -> AgentConversation:
+            conversation = AgentConversation(self._engine(plan), shared.renderer, options)
+            held.conversation = conversation
+            return conversation
 
         if self._sandbox is not None:
             held.lease = Lease(self._sandbox, shared.options.lease_timeout_s)
@@ -243,8 +255,9 @@ class Stage:
             plan,
             open_env,
             open_user,
-            held.conversation,
+            conversation,
             context,
+            open_agent=open_agent,
             condenser=shared.condenser,
             lease=held.lease,
             full_outputs=shared.full_outputs,
@@ -252,17 +265,21 @@ class Stage:
         )
 
     def _conversation(self, plan: Plan, name: str) -> Conversation:
-        shared, limits, branch = self._shared, plan.limits, plan.branch
+        shared, limits = self._shared, plan.limits
+        engine = self._engine(plan)
         if shared.renderer is None:
-            chat = cast("ChatEngine", shared.engine)
-            if branch is not None:
-                chat = ChatReplayEngine(branch.record, turns=branch.turns, live=chat, shared=True)
-            return ChatConversation(chat, limits)
-        engine = cast("Engine", shared.engine)
-        if branch is not None:
-            engine = ReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
+            return ChatConversation(cast("ChatEngine", engine), limits)
         rewrite = shared.options.history == "rewrite"
-        return TokenConversation(engine, shared.renderer, limits, name, rewrite=rewrite)
+        return TokenConversation(cast("Engine", engine), shared.renderer, limits, name, rewrite=rewrite)
+
+    def _engine(self, plan: Plan) -> Engine | ChatEngine:
+        """Return the engine of an attempt, which begins with the turns that the plan shares."""
+        engine, branch = self._shared.engine, plan.branch
+        if branch is None:
+            return engine
+        if isinstance(engine, ChatEngine):
+            return ChatReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
+        return ReplayEngine(branch.record, turns=branch.turns, live=engine, shared=True)
 
     async def _close(self, held: _Held) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.

@@ -23,6 +23,7 @@ from agentenv.runner.runner import Runner
 from agentenv.runs.recorded import env_of, model_of, tokenizer_of
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
+from agentenv.runs.store.trust import names_parts, require_trust
 from agentenv.runs.store.writer import RunWriter
 
 __all__ = ["Branching", "branch_run"]
@@ -155,6 +156,7 @@ def branch_run(
     *,
     from_turn: int,
     runs_dir: str | Path | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> list[TrajectoryGroup]:
     """Continue episodes of a run several times from one of their turns; return a group for each episode.
@@ -165,12 +167,15 @@ def branch_run(
         group_size: number of continuations of each episode.
         from_turn: number of recorded turns that the continuations of an episode share.
         runs_dir: directory in which to store the continuations as a run; None keeps them in memory.
+        trust: whether to execute what a run names that this user did not make on this machine.
         settings: `seed`, and `episode`, `env` and `tokenizer`, which replace what the run says.
 
     Raises:
-        UsageError: No episode has such a turn.
+        UsageError: No episode has such a turn, or the run came from elsewhere and `trust` is not given.
     """
     branching = Branching(source=source, model=model, group_size=group_size, from_turn=from_turn, **settings)
+    if not (branching.env and model) or names_parts(source.info.config):
+        require_trust(source.info, trust=trust, purpose="branching")
     live = branching.load_model()
     if runs_dir is None:
         return run_sync(branching.play(live))

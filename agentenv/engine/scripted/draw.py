@@ -18,6 +18,8 @@ __all__ = ["Draw"]
 
 DEEPEST = 6
 """Depth of a value below which lists are as short as possible and optional fields are left out."""
+MOST_VALUES = 5_000
+"""Number of values in a draw after which each further one is null: this ends schemas of endless values."""
 FORMATS = {
     "date": "2026-0{a}-1{b}",
     "date-time": "2026-0{a}-1{b}T0{b}:30:00Z",
@@ -45,7 +47,7 @@ _CATEGORIES = {
 
 
 class Draw:
-    """Draws values for the parts of one schema.
+    """Draws one value that a schema allows.
 
     Args:
         random: the random generator.
@@ -57,13 +59,15 @@ class Draw:
         self.random = random
         self._root = root
         self._optional = optional
+        self._num_values = 0
 
     def value(self, schema: Any, depth: int = 0) -> Any:
         """Return a value that the schema allows; rare kinds of schema may be missed.
 
         A schema that contains itself ends at a depth limit: in an empty list, or in null if allowed.
         """
-        if not isinstance(schema, Mapping) or depth > 3 * DEEPEST:
+        self._num_values += 1
+        if not isinstance(schema, Mapping) or depth > 3 * DEEPEST or self._num_values > MOST_VALUES:
             return None
         node = self._resolved(schema)
         if "const" in node:

@@ -16,7 +16,7 @@ from agentenv.engine.base import ChatCompletion, Completion, Sampling
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.fit import TurnAnswer
 
-__all__ = ["Conversation", "Reply"]
+__all__ = ["Conversation", "Recorded", "Reply"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Reply:
     """Seconds that the request waited before the engine began to generate."""
 
 
-class Conversation(Protocol):
-    """Methods that the episode loop calls on a conversation."""
+class Recorded(Protocol):
+    """What the record of an episode reads from its conversation."""
 
     untrainable_reason: str
     """Why this conversation must not be trained on; empty if it may be."""
@@ -44,6 +44,29 @@ class Conversation(Protocol):
     """True once the policy has sampled a token."""
     rewrites: list[Rewrite]
     """Turns before which the conversation was condensed, and the messages shown from then on."""
+
+    @property
+    def forks(self) -> Mapping[str, int]:
+        """How often the history was rewritten, by cause."""
+        ...
+
+    @property
+    def usage(self) -> Mapping[str, float]:
+        """Totals that a chat API reported for the episode (tokens by kind, and the cost); else empty."""
+        ...
+
+    @property
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """Token sequences of the episode."""
+        ...
+
+    async def release(self) -> None:
+        """Let the engine forget the episode."""
+        ...
+
+
+class Conversation(Recorded, Protocol):
+    """Methods that the episode loop calls on a conversation."""
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
         """Start the conversation with an episode's first messages."""
@@ -83,23 +106,4 @@ class Conversation(Protocol):
 
     def go_on_with(self, view: View) -> None:
         """Append the next answer to a condensed view instead of the messages shown so far."""
-        ...
-
-    @property
-    def forks(self) -> Mapping[str, int]:
-        """How often the history was rewritten, by cause."""
-        ...
-
-    @property
-    def usage(self) -> Mapping[str, float]:
-        """Totals that a chat API reported for the episode (tokens by kind, and the cost); else empty."""
-        ...
-
-    @property
-    def sequences(self) -> tuple[TokenSequence, ...]:
-        """Token sequences of the episode."""
-        ...
-
-    async def release(self) -> None:
-        """Let the engine forget the episode."""
         ...

@@ -1,4 +1,4 @@
-"""Compute the tokens that are left, and cut the answer to a turn so that it fits.
+"""Cut the answer to a turn so that it fits into the tokens that are left.
 
 Rules:
 
@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
-from agentenv.core.limits import RunLimits
+from agentenv.core.limits import least
 from agentenv.core.messages import Message, ToolResult
 from agentenv.runner.conversation.estimate import MAX_CHARS_PER_TOKEN
 
-__all__ = ["Keep", "Measure", "TurnAnswer", "cut", "fit_answer", "least", "max_tokens_left", "share"]
+__all__ = ["Keep", "Measure", "TurnAnswer", "cut", "fit_answer", "share"]
 
 Keep: TypeAlias = Literal["middle", "head", "tail"]
 """How a long text is cut: `middle` removes its middle, `head` and `tail` keep only that end."""
@@ -74,23 +74,6 @@ def _with_text(message: Message, text: str) -> Message:
     if not isinstance(content, str) or content == text:
         return message
     return {**message, "content": text}
-
-
-def max_tokens_left(limits: RunLimits, asked: int, room: int | None, sampled: int) -> int:
-    """Return how many tokens the next completion may have; 0 or less means none.
-
-    Args:
-        limits: limits of the episode.
-        asked: `max_tokens` of the sampling settings.
-        room: tokens left in the context; None if it has no limit.
-        sampled: tokens sampled so far in the episode.
-    """
-    left = asked
-    if limits.max_tokens_per_turn is not None:
-        left = min(left, limits.max_tokens_per_turn)
-    if limits.max_total_tokens is not None:
-        left = min(left, limits.max_total_tokens - sampled)
-    return left if room is None else min(left, room)
 
 
 def share(sizes: Sequence[int], budget: int) -> list[int]:
@@ -156,11 +139,6 @@ def fit_answer(
         measure.count(text) if len(text) <= room * MAX_CHARS_PER_TOKEN else len(text) for text in limited
     ]
     return _fit_context(shorten, sizes, render, room)
-
-
-def least(*bounds: int | None) -> int | None:
-    """Return the smallest of the bounds; None if there is none."""
-    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _cut_results(

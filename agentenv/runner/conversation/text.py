@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from agentenv.core.arguments import MAX_ARGUMENT_CHARS, ArgumentError, decode
 from agentenv.core.errors import EngineError
-from agentenv.core.limits import RunLimits
+from agentenv.core.limits import RunLimits, least
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolCallMessage, ToolErrorKind
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling
@@ -22,7 +22,7 @@ from agentenv.engine.chat_answer import distinct_calls
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
-from agentenv.runner.conversation.fit import TurnAnswer, fit_answer, least
+from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 
 __all__ = ["ChatConversation"]

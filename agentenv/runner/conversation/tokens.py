@@ -9,18 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from agentenv.core.errors import EngineError, EngineUnavailable
-from agentenv.core.limits import RunLimits
+from agentenv.core.limits import RunLimits, least
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import Rewrite, SequenceBuilder, TokenSequence
 from agentenv.engine.base import ChatCompletion, Completion, Engine, MayBeUntrainable, Sampling
-from agentenv.engine.exact import faulty_end, faulty_ids, padded
-from agentenv.engine.stops import faulty_stop
+from agentenv.engine.sampled import checked
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
 from agentenv.runner.conversation.estimate import CHARS_PER_TOKEN
-from agentenv.runner.conversation.fit import TurnAnswer, fit_answer, least
+from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 
 __all__ = ["TokenConversation"]
@@ -92,7 +90,7 @@ class TokenConversation:
     def read(self, sampled: Completion | ChatCompletion, *, turn: int) -> Reply:
         """Append the sampled tokens unchanged and parse them."""
         with at("engine"):
-            sampled = self._checked(sampled, turn)
+            sampled = checked(sampled, self._asked, self._renderer, turn=turn)
         start = len(self._builder)
         # Parse before recording: if parsing fails, the record holds no completion without a turn.
         with at("parser"):
@@ -109,33 +107,6 @@ class TokenConversation:
             len(self._closed),
             sampled.queue_s,
         )
-
-    def _checked(self, sampled: Completion | ChatCompletion, turn: int) -> Completion:
-        """Return the completion if its tokens can be what the policy sampled for this request."""
-        if not isinstance(sampled, Completion):
-            raise EngineError(
-                f"turn {turn}: the engine returned a {type(sampled).__name__}, not a Completion"
-            )
-        ids, reason = sampled.token_ids, sampled.finish_reason
-        if not ids:
-            raise EngineUnavailable(f"turn {turn}: the engine returned no token, not even a stop token")
-        if reason not in {"stop", "length"}:
-            raise EngineError(f"turn {turn}: the engine returned the unknown finish reason {reason!r}")
-        # Models pad the vocabulary of their tokenizer, so its size is only a guess at that of the model.
-        limit = sampled.vocab_size or padded(self._renderer.vocab_size)
-        fault = faulty_ids(ids, None if sampled.replayed else limit)
-        if not fault and sampled.sampled_by_policy and not sampled.replayed:
-            fault = self._faulty_end(ids, reason)
-        if fault:
-            raise EngineError(f"turn {turn}: the engine returned {fault}")
-        return sampled
-
-    def _faulty_end(self, ids: Sequence[int], reason: str) -> str:
-        ends, asked = self._renderer.stop_token_ids, self._asked
-        fault = faulty_end(ids, reason, stop=ends, max_tokens=asked.max_tokens, stop_strings=asked.stop)
-        if fault or not asked.stop:
-            return fault
-        return faulty_stop(ids, reason, ends=ends, stop=asked.stop, decode=self._renderer.decode)
 
     def _append(self, completion: Completion, turn: int) -> None:
         ids = completion.token_ids

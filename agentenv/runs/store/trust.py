@@ -112,11 +112,13 @@ def _parts(config: Mapping[str, Any]) -> list[str]:
 
 
 def _names(config: Mapping[str, Any]) -> list[str]:
-    """Return the Python files among the names of environments, of a policy and of the runner's parts."""
+    """Return the Python files among the names of environments, policies, a rollout and the runner's parts."""
     envs = config.get("envs", ())
     names = [str(name) for name in envs] if isinstance(envs, list | tuple | dict) else []
     names += _parts(config)
-    names.append(str(config.get("model", "")).removeprefix("policy:"))
+    names += [str(config.get(policy, "")).removeprefix("policy:") for policy in ("model", "demos")]
+    train = config.get("train")
+    names.append(str(train.get("rollout", "")) if isinstance(train, dict) else "")
     return [file for file in (name.partition(":")[0] for name in names) if file.endswith(".py")]
 
 

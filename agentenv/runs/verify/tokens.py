@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from dataclasses import replace
+from typing import Literal, TypeAlias, cast
 
 from agentenv.core.errors import RenderError
-from agentenv.core.messages import Message
-from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.core.messages import Message, ToolCallMessage
+from agentenv.core.trajectory import Rewrite, Trajectory, Turn
 from agentenv.render.renderer import Renderer
 from agentenv.runs.verify.findings import Verification
 from agentenv.runs.verify.record import answers_of
@@ -75,10 +76,12 @@ class _Tokens:
         found = self._found
         found.checked["parse"] += 1
         parsed = self._renderer.parse(ids)
-        if parsed.message != turn.message:
-            read, stored = parsed.message, turn.message
+        # An agent is sent a repeated call with another id, so ids do not follow from tokens.
+        if (read := _without_ids(parsed.message)) != (stored := _without_ids(turn.message)):
             found.add("parse", turn.index, f"its tokens say {read!r:.300}, its message {stored!r:.300}")
-        elif parsed.tool_calls != turn.tool_calls:
+        elif [replace(call, id="") for call in parsed.tool_calls] != [
+            replace(call, id="") for call in turn.tool_calls
+        ]:
             read, stored = parsed.tool_calls, turn.tool_calls
             found.add("parse", turn.index, f"its tokens hold the calls {read!r:.300}, not {stored!r:.300}")
         found.checked["tokenisation"] += 1
@@ -99,9 +102,20 @@ class _Tokens:
     def _check_prompt(self, turn: Turn) -> None:
         self._found.checked["prompt"] += 1
         sent = self._tokens[turn.sequence][: turn.start]
+        begun = [rewrite for rewrite in self._record.rewrites if rewrite.turn == turn.index]
+        if begun and begun[-1].shared_tokens:
+            self._check_shared(turn, begun[-1], sent)
+            return
         rendered = self._full_render(turn, "prompt")
         if rendered is not None and rendered != sent:
             self._found.add("prompt", turn.index, self._difference(sent, rendered, "its messages render to"))
+
+    def _check_shared(self, turn: Turn, begun: Rewrite, sent: Sequence[int]) -> None:
+        """Check that a sequence begins with the tokens of the one that it says."""
+        parent = self._tokens[begun.parent or 0][: begun.shared_tokens]
+        if list(sent[: begun.shared_tokens]) != parent:
+            detail = self._difference(sent, parent, f"sequence {begun.parent} has")
+            self._found.add("prompt", turn.index, detail)
 
     def _check_observation(self, before: Turn, turn: Turn) -> None:
         found, renderer = self._found, self._renderer
@@ -160,6 +174,14 @@ class _Tokens:
             f"token {place} of {len(sent)} differs: recorded {decode(recorded)!r} {list(recorded)}, "
             f"{verb} {decode(rest)!r} {list(rest)}"
         )
+
+
+def _without_ids(message: Message) -> Message:
+    """Return a message without the ids of its calls."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [cast("ToolCallMessage", {**call, "id": ""}) for call in calls]}
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import EngineError
-from agentenv.core.limits import RunLimits
+from agentenv.core.limits import RunLimits, least
 from agentenv.core.task import Task
 from agentenv.engine.base import Completion, Sampling
 from agentenv.envs.registry import EnvSpec
-from agentenv.runner.conversation.fit import least
 from agentenv.runner.runner import Runner
 from agentenv.train.config import GRPOConfig
 

@@ -26,9 +26,10 @@ from agentenv.engine.scripted.policy import PolicyEngine, play_oracle
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
-from agentenv.train.batch import Row, TrainBatch, add_demonstrations
+from agentenv.train.batch import TrainBatch, add_demonstrations
 from agentenv.train.learner import Learner
 from agentenv.train.model.optim import learning_rate as scheduled_rate
+from agentenv.train.rows import Row
 from agentenv.train.sums import Meter
 
 __all__ = [

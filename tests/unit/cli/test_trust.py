@@ -10,7 +10,9 @@ from agentenv import train
 from agentenv.cli import main
 from agentenv.core import UsageError
 from agentenv.envs import registry
+from agentenv.runs import branch_run
 from agentenv.runs.store import RunStatus, RunWriter, find_run
+from agentenv.runs.store.trust import executed_files, is_own
 
 ENV = """
 from pathlib import Path
@@ -91,6 +93,37 @@ def test_a_part_of_the_runner_that_a_run_names_needs_trust_in_any_environment(st
 
     assert "--trust" in capsys.readouterr().err
     assert not (stolen / "executed").exists()
+
+
+def test_branches_from_python_need_trust_as_well(stolen):
+    source = find_run("last")
+
+    for settings in ({}, {"env": "agentenv/Calculator-v0"}, {"model": "mock"}):
+        with pytest.raises(UsageError, match=r"branching run .*trust=True"):
+            branch_run(source, group_size=1, from_turn=0, **settings)
+    assert not (stolen / "executed").exists()
+
+    (group,) = branch_run(source, group_size=1, from_turn=0, trust=True)
+    assert (stolen / "executed").exists()
+    assert len(group) == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"train": {"rollout": "mine.py:play"}}, {"demos": "policy:mine.py:show"}],
+    ids=["rollout", "demos"],
+)
+def test_a_file_that_a_training_names_is_told_and_means_another_file_elsewhere(tmp_path, monkeypatch, config):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with RunWriter.create("x", kind="train", run_id="a-run", config=config) as writer:
+        writer.close(RunStatus.INTERRUPTED)
+    info = find_run("a-run").info
+
+    assert executed_files(info.config) == [str(tmp_path / "mine.py")]
+    assert is_own(info)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert not is_own(info)
 
 
 def test_an_own_run_is_resumed_and_says_what_it_executes(stolen, capsys):

@@ -1,0 +1,112 @@
+"""The canonical form of messages, in which what a client sends back equals what it was sent.
+
+Clients change what they were sent: they strip white space, write arguments anew, and drop thinking. Such a
+change does not matter, because the recorded tokens are kept. Every other change makes another message:
+
+1. A message of the assistant is its text without white space at its ends, and its calls with their ids and
+   names. Arguments are compared as values, so `1.0` equals `1` and the order of keys does not matter.
+2. Every other message is its role, its content and the id of the call that it answers.
+3. Thinking is not a part of the form, because most clients drop it. Thinking that comes back changed is
+   found by `same_thinking`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, cast
+
+from agentenv.core.messages import JsonValue, Message, ToolCallMessage, text_of
+
+__all__ = ["canonical", "canonical_arguments", "digest", "echoes_of", "next_digest", "same_thinking"]
+
+_FLATTENED = re.compile(r"(?:^|\n)Calling tools:\n(?=\[)")
+"""What smolagents writes between the text of a message and the Python text of its calls."""
+
+
+def digest(*values: object) -> bytes:
+    """Return a digest of JSON values, in which the order of keys does not matter."""
+    return blake2b(json.dumps(values, sort_keys=True, default=str).encode(), digest_size=16).digest()
+
+
+def next_digest(before: bytes, message: Message) -> bytes:
+    """Return the digest of a conversation that goes on with a message."""
+    return blake2b(before + json.dumps(canonical(message), default=str).encode(), digest_size=16).digest()
+
+
+def canonical(message: Message) -> list[object]:
+    """Return the parts of a message that decide whether it equals another one."""
+    content = message.get("content")
+    if message["role"] != "assistant":
+        # A list is compared as its text if it is nothing but text, because some clients split it anew.
+        if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+            content = text_of(message)
+        return [message["role"], content or "", message.get("tool_call_id") or ""]
+    calls = message.get("tool_calls") or ()
+    return ["assistant", text_of(message).strip(), [_canonical_call(call) for call in calls]]
+
+
+def _canonical_call(call: ToolCallMessage) -> list[str]:
+    function = call["function"]
+    return [call["id"], function["name"], canonical_arguments(function["arguments"])]
+
+
+def canonical_arguments(arguments: str) -> str:
+    """Return arguments as a text that depends on their values only; the text itself if it is not JSON."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value with whole numbers as integers, because JavaScript writes 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def same_thinking(sent: Message, returned: Message) -> bool:
+    """Return whether the thinking of a returned message is what was sent, or was dropped."""
+    thinking = (returned.get("reasoning_content") or "").strip()
+    return not thinking or thinking == (sent.get("reasoning_content") or "").strip()
+
+
+def echoes_of(message: Message) -> Iterator[Message]:
+    """Yield what a message of the assistant may have been before a client wrote its calls into its text.
+
+    smolagents sends calls back as text, after the line `Calling tools:` and as a Python list. Its CodeAgent
+    writes a call there that the model never made, so the text alone is yielded too.
+    """
+    text = text_of(message)
+    if message["role"] != "assistant" or not (found := _FLATTENED.search(text)):
+        return
+    said: Message = {"role": "assistant", "content": text[: found.start()]}
+    if calls := _calls_in(text[found.end() :]):
+        yield {**said, "tool_calls": calls}
+    yield said
+
+
+def _calls_in(text: str) -> list[ToolCallMessage]:
+    """Return the calls that a Python list of them describes; none if it is not such a list."""
+    try:
+        listed = ast.literal_eval(text.strip())
+        return [_call_of(call["id"], call["function"]) for call in cast("Sequence[Any]", listed)]
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        return []
+
+
+def _call_of(id: object, function: Mapping[str, JsonValue]) -> ToolCallMessage:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {
+        "id": str(id),
+        "type": "function",
+        "function": {"name": str(function["name"]), "arguments": text},
+    }

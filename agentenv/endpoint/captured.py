@@ -1,0 +1,243 @@
+"""What a session captured: its sequences while they grow, its turns, and the record of both.
+
+1. Every completion stands in exactly one sequence as what the model sampled. A sequence that begins with
+   tokens of another one has them as its prompt, so each sampled token is trained at most once.
+2. Completions that are left out of training (a reply that no client received, an auxiliary conversation) are
+   recorded with the source `other`, and counted by their cause.
+3. In the record the turns of a sequence stand together. The sequence that was used last stands last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolResult, not_run
+from agentenv.core.sequence import SequenceBuilder, Source, TokenSequence
+from agentenv.core.trajectory import Rewrite, Turn
+from agentenv.endpoint.matching import Node
+from agentenv.engine.base import Completion, FinishReason, Sampling
+
+__all__ = ["Captured", "CapturedTurn", "Choice", "OpenSequence", "capture", "results_of"]
+
+
+@dataclass(slots=True, kw_only=True)
+class CapturedTurn:
+    """One reply of the model, with what came before it and what the client answered."""
+
+    number: int
+    """Number of the reply in the order in which replies were recorded."""
+    sequence: int
+    start: int
+    num_tokens: int
+    message: Message
+    """The reply as the client was sent it."""
+    calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    asked: tuple[Message, ...]
+    """Messages since the reply before it in the sequence; for the first reply the whole conversation."""
+    tools: Sequence[Mapping[str, JsonValue]]
+    sampling: Sampling
+    completion: Completion | None = None
+    """The sampled tokens; None if the engine only speaks text."""
+    asked_version: int = 0
+    """Version of the weights when the request was made."""
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    results: tuple[ToolResult, ...] = ()
+    delivered: bool = False
+    """True once a client has received the reply."""
+    repeats: int = 0
+    """How often the reply was sent again to a client that repeated its request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenSequence:
+    """A sequence of tokens that still grows."""
+
+    # Invariant: `token_ids` is the concatenation of the tokens of `pieces`.
+    cause: str
+    """How it began: `new`, `edited`, `forked` or `parallel`."""
+    parent: int | None = None
+    shared_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list[int])
+    pieces: list[tuple[Source, Sequence[int], CapturedTurn | int]] = field(
+        default_factory=list[tuple[Source, Sequence[int], "CapturedTurn | int"]]
+    )
+    """Source, tokens, and the turn itself, or the number of the turn that the tokens follow."""
+    turns: list[CapturedTurn] = field(default_factory=list[CapturedTurn])
+    tail: Node | None = None
+    """The last reply; None while there is none."""
+    busy: bool = False
+    """True while a request that goes on from the tail is being answered."""
+
+    def append(self, source: Source, token_ids: Sequence[int], turn: CapturedTurn | int) -> None:
+        """Append tokens."""
+        if token_ids:
+            self.pieces.append((source, token_ids, turn))
+            self.token_ids.extend(token_ids)
+
+    @property
+    def has_tools(self) -> bool:
+        """True if the model was offered tools in it."""
+        return any(turn.tools for turn in self.turns)
+
+
+Choice: TypeAlias = Literal["main", "all"] | Callable[[OpenSequence], bool]
+"""Which sequences are trained.
+
+`main` are those that have tools or were continued, or all if there is none of these; a function decides for
+each sequence.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The record of a session."""
+
+    turns: tuple[Turn, ...] = ()
+    sequences: tuple[TokenSequence, ...] = ()
+    messages: tuple[Message, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    tools: tuple[Mapping[str, JsonValue], ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Number of sampled tokens that are not trained, by cause."""
+    has_policy_tokens: bool = False
+    sampling: tuple[Sampling, ...] = ()
+    """Sampling settings of each turn."""
+
+
+def capture(sequences: Sequence[OpenSequence], choice: Choice = "main") -> Captured:
+    """Return the record of the sequences so far.
+
+    Args:
+        sequences: the sequences in the order in which they began.
+        choice: which sequences are trained.
+    """
+    used = [number for number, sequence in enumerate(sequences) if sequence.turns]
+    used.sort(key=lambda number: sequences[number].turns[-1].number)
+    ordered = [sequences[number] for number in used]
+    place = {number: index for index, number in enumerate(used)}
+    index_of = {turn.number: index for index, turn in enumerate(_turns_of(ordered))}
+    out = _left_out(ordered, choice)
+    frozen = tuple(_frozen(sequence, index_of, out) for sequence in ordered)
+    has_tokens = any(sequence.pieces for sequence in ordered)
+    causes = [(out[turn.number], turn.num_tokens) for turn in _turns_of(ordered) if turn.number in out]
+    return Captured(
+        turns=tuple(_turn(turn, ordered, index_of, place) for turn in _turns_of(ordered)),
+        sequences=frozen if has_tokens else (),
+        messages=_messages(ordered),
+        rewrites=tuple(_rewrites(ordered, index_of, place)),
+        tools=_tools(ordered),
+        left_out={name: sum(size for cause, size in causes if cause == name) for name, _ in causes},
+        sampling=tuple(turn.sampling for turn in _turns_of(ordered)),
+        has_policy_tokens=any(sequence.num_trained_tokens for sequence in frozen),
+    )
+
+
+def _turns_of(sequences: Sequence[OpenSequence]) -> list[CapturedTurn]:
+    return [turn for sequence in sequences for turn in sequence.turns]
+
+
+def _left_out(sequences: Sequence[OpenSequence], choice: Choice) -> dict[int, str]:
+    """Return why turns are not trained, by the number of the turn."""
+    chosen = [_is_chosen(sequence, choice) for sequence in sequences]
+    if choice == "main" and not any(chosen):
+        chosen = [True] * len(chosen)
+    out: dict[int, str] = {}
+    for sequence, trained in zip(sequences, chosen, strict=True):
+        for turn in sequence.turns:
+            if not trained:
+                out[turn.number] = "auxiliary"
+            elif not turn.delivered:
+                out[turn.number] = "undelivered"
+    return out
+
+
+def _is_chosen(sequence: OpenSequence, choice: Choice) -> bool:
+    if callable(choice):
+        return choice(sequence)
+    return choice == "all" or sequence.has_tools or len(sequence.turns) > 1
+
+
+def _frozen(sequence: OpenSequence, index_of: Mapping[int, int], out: Mapping[int, str]) -> TokenSequence:
+    builder = SequenceBuilder()
+    for source, token_ids, turn in sequence.pieces:
+        if isinstance(turn, int):
+            builder.append(source, token_ids, turn=index_of.get(turn, -1))
+            continue
+        index, completion = index_of[turn.number], turn.completion
+        if completion is None or turn.number in out or not completion.sampled_by_policy:
+            builder.append("other", token_ids, turn=index)
+            continue
+        ranges = completion.version_ranges or ((turn.asked_version, 0, len(token_ids)),)
+        builder.append_completion(token_ids, completion.logprobs, ranges, turn=index)
+    return builder.freeze()
+
+
+def _turn(
+    turn: CapturedTurn,
+    sequences: Sequence[OpenSequence],
+    index_of: Mapping[int, int],
+    place: Mapping[int, int],
+) -> Turn:
+    return Turn(
+        index=index_of[turn.number],
+        message=turn.message,
+        finish_reason=turn.finish_reason,
+        num_tokens=turn.num_tokens,
+        sequence=place[turn.sequence],
+        start=turn.start,
+        tool_calls=turn.calls,
+        tool_results=turn.results or _unanswered(turn, sequences[place[turn.sequence]]),
+        sampling=turn.sampling.record(),
+        timings=turn.timings,
+    )
+
+
+def _messages(sequences: Sequence[OpenSequence]) -> tuple[Message, ...]:
+    """Return the messages of all sequences; those with which a later one begins stand in its rewrite."""
+    messages: list[Message] = []
+    for number, sequence in enumerate(sequences):
+        for position, turn in enumerate(sequence.turns):
+            if position or not number:
+                messages.extend(turn.asked)
+            messages.append(turn.message)
+            messages.extend(result.to_message() for result in _unanswered(turn, sequence))
+    return tuple(messages)
+
+
+def _unanswered(turn: CapturedTurn, sequence: OpenSequence) -> tuple[ToolResult, ...]:
+    """Return results for the calls of a conversation's last turn, which the agent did not answer."""
+    if turn.results or turn is not sequence.turns[-1]:
+        return ()
+    live = (call for call in turn.calls if call.status is not CallStatus.IN_THINKING)
+    return tuple(not_run(call, "the agent did not go on from here") for call in live)
+
+
+def _rewrites(
+    sequences: Sequence[OpenSequence], index_of: Mapping[int, int], place: Mapping[int, int]
+) -> list[Rewrite]:
+    return [
+        Rewrite(
+            index_of[sequence.turns[0].number],
+            sequence.cause,
+            sequence.turns[0].asked,
+            None if sequence.parent is None else place.get(sequence.parent),
+            sequence.shared_tokens,
+        )
+        for sequence in sequences[1:]
+    ]
+
+
+def _tools(sequences: Sequence[OpenSequence]) -> tuple[Mapping[str, JsonValue], ...]:
+    """Return the tools of all sequences, each once."""
+    tools = {str(tool): tool for turn in _turns_of(sequences) for tool in turn.tools}
+    return tuple(tools.values())
+
+
+def results_of(calls: Sequence[ToolCall], messages: Sequence[Message]) -> tuple[ToolResult, ...]:
+    """Return the results of calls that messages of a client contain, in call order."""
+    said = {message.get("tool_call_id"): message.get("content") or "" for message in messages}
+    live = [call for call in calls if call.status is not CallStatus.IN_THINKING]
+    return tuple(ToolResult(call.id, call.name, said[call.id]) for call in live if call.id in said)

@@ -1,0 +1,129 @@
+"""Find what of a request was recorded: the deepest reply that the request's conversation goes on from.
+
+Each reply is filed under a digest of the whole conversation that led to it, in canonical form. A request is
+looked up by the digests of its own beginnings, so foreign messages in it do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from agentenv.core.messages import JsonValue, Message, ToolCall
+from agentenv.endpoint.canonical import digest, echoes_of, next_digest, same_thinking
+
+__all__ = ["Match", "Node", "ReplyTree"]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Node:
+    """One recorded reply of the model."""
+
+    turn: int
+    """Number of the reply in the order in which replies were recorded."""
+    sequence: int
+    start: int
+    end: int
+    """The reply is the tokens from `start` to `end` of the sequence."""
+    reply: Message
+    """The message as the client was sent it."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls with the ids that the model's tokens say; the client may have been sent others."""
+    history: Sequence[Message] = ()
+    """The conversation before the reply, as the renderer was given it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What of a request was recorded."""
+
+    key: bytes
+    """Digest of the whole request."""
+    node: Node | None
+    """The deepest reply that the request goes on from; None if there is none."""
+    rest: Sequence[Message]
+    """Messages of the request after that reply."""
+    ambiguous: bool = False
+    """True if several equal replies were recorded, of which `node` is the newest."""
+
+    @property
+    def extends(self) -> bool:
+        """True if only messages of others follow the reply, so that its tokens can be appended to."""
+        foreign = any(message["role"] == "assistant" for message in self.rest)
+        return self.node is not None and bool(self.rest) and not foreign
+
+
+@dataclass(slots=True)
+class _Read:
+    """A request that was read, so that the next one, which begins with the same messages, is read faster."""
+
+    tools: Sequence[Mapping[str, JsonValue]]
+    messages: Sequence[Message]
+    keys: list[bytes]
+    """Digest of the tools, and of each beginning of the messages."""
+
+
+@dataclass(slots=True)
+class ReplyTree:
+    """The recorded replies of a session, by the conversations that led to them."""
+
+    _index: dict[bytes, list[Node]] = field(default_factory=dict[bytes, "list[Node]"])
+    _reads: list[_Read] = field(default_factory=list[_Read])
+
+    KEPT_READS = 8
+    """Requests that are kept to compare the next one with; few agents lead more conversations at once."""
+
+    def find(self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]) -> Match:
+        """Return what of a request was recorded."""
+        keys = self._keys(tools, messages)
+        for index in range(len(messages) - 1, -1, -1):
+            if messages[index]["role"] == "assistant":
+                nodes = self._nodes(keys[index + 1], messages[index])
+                if nodes:
+                    return Match(keys[-1], nodes[-1], messages[index + 1 :], len(nodes) > 1)
+        return Match(keys[-1], None, messages)
+
+    def add(self, key: bytes, node: Node) -> None:
+        """File a reply to the request that has this digest."""
+        self._index.setdefault(next_digest(key, node.reply), []).append(node)
+
+    def _nodes(self, key: bytes, returned: Message) -> list[Node]:
+        return [node for node in self._index.get(key, ()) if same_thinking(node.reply, returned)]
+
+    def _keys(self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]) -> list[bytes]:
+        """Return the digests of the tools and of each beginning of the messages."""
+        known = self._longest_read(tools, messages)
+        keys = [digest(tools)] if known is None else list(known.keys)
+        for message in islice(messages, len(keys) - 1, None):
+            keys.append(self._next_key(keys[-1], message))
+        if known is not None:
+            self._reads.remove(known)
+        self._reads = [*self._reads[1 - self.KEPT_READS :], _Read(tools, messages, keys)]
+        return keys
+
+    def _next_key(self, before: bytes, message: Message) -> bytes:
+        key = next_digest(before, message)
+        if message["role"] != "assistant":
+            return key
+        if key in self._index:
+            # Thinking that was changed makes another message, for this reply and for all that follow it.
+            return key if self._nodes(key, message) else digest(key.hex(), message.get("reasoning_content"))
+        echoes = (next_digest(before, echo) for echo in echoes_of(message))
+        return next((echo for echo in echoes if echo in self._index), key)
+
+    def _longest_read(
+        self, tools: Sequence[Mapping[str, JsonValue]], messages: Sequence[Message]
+    ) -> _Read | None:
+        """Return the longest earlier request with which this one begins.
+
+        Comparing messages is much cheaper than writing each as JSON again for its digest.
+        """
+        fitting = [
+            read
+            for read in self._reads
+            if len(read.messages) <= len(messages)
+            and read.tools == tools
+            and messages[: len(read.messages)] == read.messages
+        ]
+        return max(fitting, key=lambda read: len(read.messages), default=None)

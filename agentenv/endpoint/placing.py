@@ -1,0 +1,152 @@
+"""Where the tokens of a request go: after a recorded reply, or into a new sequence.
+
+1. If only messages of others follow a recorded reply, they are appended to the recorded tokens.
+2. If the reply is the last of its sequence and nobody goes on from it, the sequence grows. Otherwise a new
+   one begins with the same tokens: `forked` from an older reply, or `parallel` to a request in progress.
+3. Every other conversation is rendered as a whole: `edited` if it contains replies, and `new` otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentenv.core.errors import RenderError
+from agentenv.core.messages import JsonValue, Message
+from agentenv.endpoint.captured import CapturedTurn, OpenSequence, results_of
+from agentenv.endpoint.matching import Match, Node, ReplyTree
+from agentenv.endpoint.names import CallNames
+from agentenv.endpoint.request import Asked
+from agentenv.render.base import RendererProtocol
+
+__all__ = ["Place", "Placer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the tokens of a request go."""
+
+    number: int
+    """Number of the sequence."""
+    sequence: OpenSequence
+    new_ids: Sequence[int]
+    """Tokens to append before the reply."""
+    match: Match
+    renderer: RendererProtocol | None
+    """Renderer bound to the tools of the request; None if the engine only speaks text."""
+    shown: Sequence[Message]
+    """The conversation as the renderer is given it."""
+
+
+class Placer:
+    """Finds the places of requests and files their replies.
+
+    Args:
+        renderer: turns messages into tokens; None if the engine only speaks text.
+    """
+
+    # Invariant: a sequence is `busy` exactly while a request that goes on from its tail is being answered.
+    # Tokens are appended to it only when the reply has arrived.
+
+    def __init__(self, renderer: RendererProtocol | None) -> None:
+        self.sequences: list[OpenSequence] = []
+        self.turns: list[CapturedTurn] = []
+        self.names = CallNames()
+        self.counts: Counter[str] = Counter()
+        self._renderer = renderer
+        self._bound: dict[str, RendererProtocol] = {}
+        self._tree = ReplyTree()
+
+    def place(self, asked: Asked) -> Place:
+        """Find where the tokens of a request go, and reserve the place until `file` or `free`.
+
+        Raises:
+            RenderError: The template cannot render the conversation.
+        """
+        match = self._tree.find(asked.tools, asked.messages)
+        self.counts["ambiguous_replies"] += match.ambiguous
+        if match.node is not None:
+            self._note_results(match.node, match.rest)
+        renderer = self.bound(asked.tools)
+        named = self.names.named(asked.messages)
+        shown = self.names.shown(named)
+        place = self._appended(match, shown, renderer) or self._begun(asked, match, shown, renderer)
+        place.sequence.busy = True
+        return place
+
+    def file(self, place: Place, turn: CapturedTurn, ids: Sequence[int], node: Node) -> None:
+        """Append the tokens of a request and of its reply, and file the reply."""
+        sequence, match = place.sequence, place.match
+        before = match.node.turn if match.node is not None else -1
+        if self.turns and not sequence.turns:
+            self.counts[f"forks_{sequence.cause}"] += 1
+        sequence.append("env" if sequence.turns else "prompt", place.new_ids, before)
+        sequence.append("model", ids, turn)
+        sequence.turns.append(turn)
+        sequence.tail = node
+        self.turns.append(turn)
+        self._tree.add(match.key, node)
+
+    def free(self, place: Place) -> None:
+        """Let others go on from the place."""
+        place.sequence.busy = False
+        if not place.sequence.turns and self.sequences[-1] is place.sequence:
+            self.sequences.pop()  # its request was not answered
+
+    def bound(self, tools: Sequence[Mapping[str, JsonValue]]) -> RendererProtocol | None:
+        """Return the renderer for these tools."""
+        if self._renderer is None:
+            return None
+        key = str(tools)
+        if (bound := self._bound.get(key)) is None:
+            bound = self._bound[key] = self._renderer.bind(tools)
+        return bound
+
+    def _note_results(self, node: Node, rest: Sequence[Message]) -> None:
+        """Note that a reply arrived, and what its calls returned."""
+        turn = self.turns[node.turn]
+        turn.delivered = True
+        if not turn.results:
+            turn.results = results_of(turn.calls, rest)
+
+    def _appended(
+        self, match: Match, shown: Sequence[Message], renderer: RendererProtocol | None
+    ) -> Place | None:
+        """Return the place after the reply that the request goes on from; None if nothing can be appended."""
+        node = match.node
+        if node is None or not match.extends:
+            return None
+        parent = self.sequences[node.sequence]
+        new: Sequence[int] = ()
+        if renderer is not None:
+            history = node.history if renderer.report.verdict == "history" else None
+            rest = shown[len(shown) - len(match.rest) :]
+            try:
+                new = renderer.extend(parent.token_ids[node.start : node.end], node.calls, rest, history)
+            except RenderError:
+                return None  # the whole conversation may still be rendered
+        if parent.tail is node and not parent.busy:
+            return Place(node.sequence, parent, new, match, renderer, shown)
+        cause = "parallel" if parent.tail is node else "forked"
+        sequence = OpenSequence(cause=cause, parent=node.sequence, shared_tokens=node.end)
+        return self._opened(sequence, [*parent.token_ids[: node.end], *new], match, renderer, shown)
+
+    def _begun(
+        self, asked: Asked, match: Match, shown: Sequence[Message], renderer: RendererProtocol | None
+    ) -> Place:
+        """Return the place of a request whose conversation is rendered as a whole."""
+        ids = [] if renderer is None else renderer.start(shown)
+        answered = any(message["role"] == "assistant" for message in asked.messages)
+        return self._opened(OpenSequence(cause="edited" if answered else "new"), ids, match, renderer, shown)
+
+    def _opened(
+        self,
+        sequence: OpenSequence,
+        ids: Sequence[int],
+        match: Match,
+        renderer: RendererProtocol | None,
+        shown: Sequence[Message],
+    ) -> Place:
+        self.sequences.append(sequence)
+        return Place(len(self.sequences) - 1, sequence, ids, match, renderer, shown)

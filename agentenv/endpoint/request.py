@@ -1,0 +1,87 @@
+"""What an agent asks for, and what it gets, without the form of a wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.messages import JsonValue, Message
+from agentenv.engine.base import FinishReason
+
+__all__ = ["Answer", "Asked", "NotAnswered"]
+
+
+class NotAnswered(AgentEnvError):
+    """A request of an agent is not answered by the model.
+
+    Args:
+        status: the HTTP status of the answer.
+        code: short name of the reason, which SDKs pass on to the agent.
+        args: the message.
+        retry: whether the client should ask again.
+    """
+
+    def __init__(self, status: int, code: str, *args: object, retry: bool = False) -> None:
+        super().__init__(*args)
+        self.status = status
+        self.code = code
+        self.retry = retry
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Rebuild the error with all of its fields, which `args` does not have."""
+        return (type(self), (self.status, self.code, *self.args), {"retry": self.retry, "remedy": ""})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request of an agent."""
+
+    messages: list[Message]
+    """The whole conversation."""
+    tools: list[Mapping[str, JsonValue]] = field(default_factory=list[Mapping[str, JsonValue]])
+    """Schemas of the tools in OpenAI's format; empty if the model is to call none."""
+    model: str = ""
+    """Name of the model as the client wrote it, which is sent back."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Names of settings that the client sent and that the run's own settings replace."""
+    digest: bytes = b""
+    """Digest of the body; equal requests have equal digests."""
+    retry: bool = False
+    """True if the client says that it sent this request before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The model's reply to a request."""
+
+    message: Message
+    """The assistant message, with call ids that are unique in the session."""
+    finish_reason: FinishReason
+    stop: str | None = None
+    """The stop string that ended the reply; None if none did."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Number of tokens of the prompt that were sent before."""
+    number: int = 0
+    """Number of the reply in the session."""
+
+    @property
+    def text(self) -> str:
+        """Text of the reply."""
+        content = self.message.get("content")
+        return content if isinstance(content, str) else ""
+
+    @property
+    def thinking(self) -> str:
+        """Thinking of the reply; empty if there is none."""
+        return self.message.get("reasoning_content") or ""
+
+    @property
+    def calls(self) -> Sequence[tuple[str, str, str]]:
+        """Id, name and arguments of each call."""
+        calls = self.message.get("tool_calls") or ()
+        return [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]

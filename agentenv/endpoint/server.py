@@ -1,0 +1,213 @@
+"""The server of the endpoint: each session has an address of its own, which contains a secret.
+
+1. `URL/v1/chat/completions` and `URL/v1/responses` serve OpenAI's SDK and all that speak its API, and
+   `URL/v1/messages` Anthropic's; `URL` is the session's address.
+2. The secret in the address is what lets a client act. The keys that SDKs send are not read.
+3. The guard of all our servers refuses requests of web pages, of other hosts, and other bodies than JSON.
+4. A reply counts as delivered once it was written to a connection that was open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from aiohttp import web
+
+from agentenv.core.errors import RenderError, UsageError
+from agentenv.core.serving.body import parse_json
+from agentenv.core.serving.guard import Guard, Refused, new_token
+from agentenv.core.serving.listening import guarded, listen, read_body
+from agentenv.endpoint.request import Asked, NotAnswered
+from agentenv.endpoint.session import Session
+from agentenv.endpoint.wire.base import Held, Json, Reply, Wire, new_id
+from agentenv.endpoint.wire.chat import ChatCompletions
+from agentenv.endpoint.wire.messages import Messages
+from agentenv.endpoint.wire.responses import Responses
+
+__all__ = ["Endpoint", "serve_sessions"]
+
+MAX_BODY_BYTES = 256 << 20
+"""Largest body of a request; a request holds the whole conversation."""
+WIRES: Mapping[str, Wire] = {
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/messages": Messages(),
+    "/v1/responses": Responses(),
+}
+_NO_RETRY = {"x-should-retry": "false"}
+"""Tells OpenAI's and Anthropic's SDKs not to send the request again."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A session that is served."""
+
+    session: Session
+    held: Held = field(default_factory=Held)
+
+
+class Endpoint:
+    """Serves sessions to agents.
+
+    Args:
+        guard: rules for whom the server answers; the secrets of the sessions stand in for its token.
+        model: name of the model in the list of models.
+    """
+
+    def __init__(self, guard: Guard | None = None, *, model: str = "agentenv") -> None:
+        self.guard = guard or Guard(token="")
+        self.url = ""
+        """Address of the server, once it listens."""
+        self._model = model
+        self._sessions: dict[str, _Open] = {}
+
+    def open(self, session: Session) -> str:
+        """Serve a session, and return its secret."""
+        secret = new_token()
+        self._sessions[secret] = _Open(session)
+        return secret
+
+    def url_of(self, secret: str) -> str:
+        """Return the address of a session; OpenAI's SDKs get it with `/v1` at its end."""
+        return f"{self.url}/s/{secret}"
+
+    async def close(self, secret: str) -> None:
+        """Serve a session no more, and end its requests."""
+        if (closed := self._sessions.pop(secret, None)) is not None:
+            await closed.session.close()
+
+    async def close_all(self) -> None:
+        """Serve no session any more."""
+        for secret in list(self._sessions):
+            await self.close(secret)
+
+    def app(self) -> web.Application:
+        """Return the aiohttp application of the server."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guarded(self.guard)])
+        for path in WIRES:
+            app.router.add_post("/s/{secret}" + path, self._answer)
+        app.router.add_post("/s/{secret}/v1/messages/count_tokens", self._count)
+        app.router.add_get("/s/{secret}/v1/models", self._models)
+        app.router.add_get("/s/{secret}/v1/models/{model}", self._models)
+        return app
+
+    def _of(self, request: web.Request) -> _Open:
+        found = self._sessions.get(request.match_info["secret"])
+        if found is None:
+            raise Refused(404, "there is no session at this address", remedy="it may be over")
+        return found
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._of(request)
+        name = request.match_info.get("model", self._model)
+        model: Json = {"id": name, "object": "model", "created": 0, "owned_by": "agentenv"}
+        model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        if "model" in request.match_info:
+            return web.json_response(model)
+        return web.json_response({"object": "list", "data": [model], "has_more": False})
+
+    async def _count(self, request: web.Request) -> web.Response:
+        """Count the tokens of a conversation in Anthropic's format."""
+        wire = WIRES["/v1/messages"]
+        found = self._of(request)
+        try:
+            _, asked = await _read(request, wire, found.held)
+            return web.json_response({"input_tokens": found.session.count_tokens(asked)})
+        except RenderError as error:
+            return _refused(wire, NotAnswered(400, "invalid_request", str(error)))
+        except NotAnswered as error:
+            return _refused(wire, error)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request of an agent."""
+        wire = WIRES[request.path.partition(request.match_info["secret"])[2]]
+        try:
+            found = self._of(request)
+        except Refused as error:
+            return _refused(wire, NotAnswered(404, "no_session", str(error)))
+        try:
+            body, asked = await _read(request, wire, found.held)
+            answer = await found.session.ask(asked, lambda: _is_gone(request))
+        except NotAnswered as error:
+            return _refused(wire, error)
+        id = new_id(wire.id_prefix)
+        if wire.holds:
+            found.held[id] = ([*asked.messages, answer.message], asked.tools)
+        sent = await _send(request, wire, Reply(answer, asked, body, id))
+        if not _is_gone(request):
+            found.session.delivered(answer)
+        return sent
+
+
+async def _read(request: web.Request, wire: Wire, held: Held) -> tuple[Json, Asked]:
+    """Return the body of a request, and what it asks for.
+
+    Raises:
+        NotAnswered: It is no request of the wire format.
+    """
+    text = await read_body(request)
+    try:
+        body: Any = parse_json(text)
+        asked = wire.read(body, held)
+    except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
+        told = f"the body has no {error}" if isinstance(error, KeyError) else str(error)
+        raise NotAnswered(400, "invalid_request", told) from error
+    if not asked.messages:
+        raise NotAnswered(400, "invalid_request", "the request has no messages")
+    key = blake2b(request.path.encode() + text, digest_size=16).digest()
+    retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+    return body, replace(asked, digest=key, retry=retry)
+
+
+def _is_gone(request: web.Request) -> bool:
+    """Return whether the client has hung up."""
+    return request.transport is None or request.transport.is_closing()
+
+
+def _refused(wire: Wire, error: NotAnswered) -> web.Response:
+    headers = None if error.retry else _NO_RETRY
+    return web.json_response(wire.error(error), status=error.status, headers=headers)
+
+
+async def _send(request: web.Request, wire: Wire, reply: Reply) -> web.StreamResponse:
+    """Send an answer, as one object or as a stream."""
+    if not reply.body.get("stream"):
+        response = web.json_response(wire.whole(reply))
+        await response.prepare(request)
+        await response.write_eof()
+        return response
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    stream = web.StreamResponse(headers=headers)
+    await stream.prepare(request)
+    for name, data in wire.events(reply):
+        text = data if isinstance(data, str) else json.dumps(data)
+        await stream.write((f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode())
+    await stream.write_eof()
+    return stream
+
+
+@asynccontextmanager
+async def serve_sessions(
+    guard: Guard | None = None, *, port: int = 0, model: str = "agentenv"
+) -> AsyncGenerator[Endpoint]:
+    """Serve sessions while the block runs, and yield the endpoint that opens and closes them.
+
+    Args:
+        guard: rules for whom the server answers; None answers clients of this machine.
+        port: port at which the server listens; 0 chooses a free one.
+        model: name of the model in the list of models.
+
+    Raises:
+        OSError: The port is in use.
+    """
+    endpoint = Endpoint(guard, model=model)
+    async with listen(endpoint.app(), endpoint.guard, port=port) as served:
+        endpoint.url = served.url
+        try:
+            yield endpoint
+        finally:
+            await endpoint.close_all()

@@ -1,0 +1,67 @@
+"""What an engine returned for a request, and what the client is sent of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.core.messages import Message, ToolCall
+from agentenv.endpoint.request import Asked
+from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Engine, FinishReason, Sampling
+
+__all__ = ["Taken", "as_sent", "calls_of", "chat", "size_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the engine returned for a request."""
+
+    sampled: Completion | ChatCompletion
+    reply: Message
+    calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    sampling: Sampling
+    version: int
+    seconds: float
+
+
+def as_sent(taken: Taken) -> tuple[Message, str | None]:
+    """Return the message that the client gets, and the stop string that ended it."""
+    message: Message = {**taken.reply}
+    if taken.finish_reason == "length":
+        message.pop("tool_calls", None)  # a call that was cut off must not run
+    content = message.get("content")
+    stop = None
+    if isinstance(content, str):
+        found = [(content.find(text), text) for text in taken.sampling.stop if text in content]
+        if found:
+            position, stop = min(found)
+            message["content"] = content[:position]
+    return message, stop
+
+
+async def chat(
+    engine: Engine | ChatEngine, asked: Asked, sampling: Sampling, left: float | None
+) -> ChatCompletion:
+    """Ask an engine that only speaks text.
+
+    Raises:
+        EngineError: The engine works on tokens.
+        EngineUnavailable: It gave up.
+    """
+    if not isinstance(engine, ChatEngine):
+        raise EngineError(f"{engine.name} works on tokens, and the session has no renderer")
+    sampled = await engine.chat(asked.messages, asked.tools, sampling, deadline_s=left)
+    if sampled.finish_reason == "abort":
+        raise EngineUnavailable(f"{engine.name} gave up")
+    return sampled
+
+
+def calls_of(message: Message) -> tuple[ToolCall, ...]:
+    """Return the calls of a message of a chat API."""
+    return tuple(ToolCall.from_message(call) for call in message.get("tool_calls") or ())
+
+
+def size_of(sampled: Completion | ChatCompletion) -> int:
+    """Return the number of sampled tokens."""
+    return len(sampled.token_ids) if isinstance(sampled, Completion) else sampled.usage.completion_tokens

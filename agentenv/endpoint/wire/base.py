@@ -1,0 +1,154 @@
+"""What the three wire formats have in common."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, cast
+
+from agentenv.core.messages import ContentPart, JsonValue, Message
+from agentenv.endpoint.request import Answer, Asked, NotAnswered
+
+__all__ = [
+    "Event",
+    "Held",
+    "Json",
+    "Reply",
+    "Wire",
+    "chunks",
+    "content_of",
+    "first_of",
+    "new_id",
+    "schema_of",
+    "with_system",
+    "words",
+]
+
+Json: TypeAlias = dict[str, Any]
+Event: TypeAlias = tuple[str, Json | str]
+"""Name and data of an event of a stream; an empty name is not sent."""
+_CHUNK_CHARS = 48
+
+
+class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
+    """Conversations with their tools by the ids of their last replies, for clients that send only news."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with what a wire format says about it."""
+
+    answer: Answer
+    asked: Asked
+    body: Json
+    """Body of the request."""
+    id: str
+    """Id of the answer, which never repeats."""
+
+
+class Wire(Protocol):
+    """One wire format."""
+
+    def read(self, body: Json, held: Held) -> Asked:
+        """Return the request in a body.
+
+        Raises:
+            NotAnswered: The body asks for something that cannot be served.
+            KeyError, TypeError, ValueError, AttributeError: The body does not follow the format.
+        """
+        ...
+
+    def whole(self, reply: Reply) -> Json:
+        """Return an answer as one object."""
+        ...
+
+    def events(self, reply: Reply) -> Iterator[Event]:
+        """Yield an answer as the events of a stream."""
+        ...
+
+    def error(self, error: NotAnswered) -> Json:
+        """Return an error in the form that the SDKs understand."""
+        ...
+
+    id_prefix: str
+    """Prefix of the ids of answers."""
+    holds: bool
+    """True if a request may name the answer that it goes on from, in place of the conversation."""
+
+
+def with_system(messages: list[Message], text: str) -> list[Message]:
+    """Return a conversation with this system message in place of its own; an empty text changes nothing."""
+    if not text:
+        return messages
+    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    system: Message = {"role": "system", "content": text}
+    return [system, *rest]
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that never repeats; some SDKs drop what has an id that they have seen."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def chunks(text: str) -> Iterator[str]:
+    """Yield a text in the pieces in which it is streamed."""
+    for start in range(0, len(text), _CHUNK_CHARS):
+        yield text[start : start + _CHUNK_CHARS]
+
+
+def content_of(content: object) -> str | list[ContentPart]:
+    """Return content as text if it is nothing but text, else as parts in OpenAI's chat format.
+
+    Raises:
+        NotAnswered: A part is neither text nor an image.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [_part(part) for part in cast("Sequence[Json]", content)]
+    if all(part.get("type") == "text" for part in parts):
+        return "".join(part.get("text", "") for part in parts)
+    return parts
+
+
+def _part(part: Json | str) -> ContentPart:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type")
+    if kind == "image_url":
+        return {"type": "image_url", "image_url": part["image_url"]}
+    if kind == "input_image":
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    if kind == "image":
+        source = part["source"]
+        url = source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    text = part.get("text", part.get("refusal"))
+    if not isinstance(text, str):
+        raise NotAnswered(400, "unsupported_content", f"content of the type {kind!r} cannot be rendered")
+    return {"type": "text", "text": text}
+
+
+def words(content: object) -> str:
+    """Return the text of content without its other parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = cast("Sequence[Json | str]", content)
+    texts = (
+        part if isinstance(part, str) else part.get("text") or part.get("refusal") or "" for part in parts
+    )
+    return "".join(texts)
+
+
+def schema_of(name: str, description: object, parameters: object) -> Mapping[str, JsonValue]:
+    """Return the schema of a tool in OpenAI's chat format."""
+    own = cast("JsonValue", parameters or {"type": "object", "properties": {}})
+    return {
+        "type": "function",
+        "function": {"name": name, "description": str(description or ""), "parameters": own},
+    }
+
+
+def first_of(body: Json, *names: str) -> Any:
+    """Return the first of these fields that is set; None if none is."""
+    return next((body[name] for name in names if body.get(name) is not None), None)

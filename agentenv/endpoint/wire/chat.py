@@ -1,0 +1,146 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from agentenv.core.messages import JsonValue, Message, ToolCallMessage
+from agentenv.endpoint.request import Answer, Asked, NotAnswered
+from agentenv.endpoint.wire.base import (
+    Event,
+    Held,
+    Json,
+    Reply,
+    chunks,
+    content_of,
+    first_of,
+    schema_of,
+    words,
+)
+
+__all__ = ["ChatCompletions", "chat_call", "openai_error"]
+
+_IGNORED = ("logit_bias", "logprobs", "response_format", "temperature", "top_p")
+"""Settings that the run's own replace, or that need an engine to constrain what is sampled."""
+
+
+class ChatCompletions:
+    """OpenAI's chat completions, at `/v1/chat/completions`."""
+
+    id_prefix = "chatcmpl-"
+    holds = False
+
+    def read(self, body: Json, held: Held) -> Asked:
+        """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
+        if body.get("n") not in (None, 1):
+            raise NotAnswered(400, "unsupported_value", "n must be 1: ask again for another answer")
+        choice = body.get("tool_choice")
+        tools = [] if choice == "none" else [_tool(tool) for tool in body.get("tools") or ()]
+        stop = body.get("stop") or ()
+        forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
+        return Asked(
+            messages=[_message(message) for message in body["messages"]],
+            tools=tools,
+            model=str(body.get("model") or ""),
+            max_tokens=first_of(body, "max_completion_tokens", "max_tokens"),
+            stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+            ignored=(*forced, *(name for name in _IGNORED if body.get(name) is not None)),
+        )
+
+    def whole(self, reply: Reply) -> Json:
+        """Return an answer as one object."""
+        answer = reply.answer
+        message: Json = {"role": "assistant", "content": answer.text or None}
+        if answer.thinking:
+            message["reasoning_content"] = answer.thinking
+        if answer.calls:
+            message["tool_calls"] = [chat_call(*call) for call in answer.calls]
+        choice = {"index": 0, "message": message, "finish_reason": _reason(answer), "logprobs": None}
+        return {**_head("chat.completion", reply), "choices": [choice], "usage": _usage(answer)}
+
+    def events(self, reply: Reply) -> Iterator[Event]:
+        """Yield an answer as the events of a stream."""
+        answer, head = reply.answer, _head("chat.completion.chunk", reply)
+
+        def chunk(delta: Json, reason: str | None = None) -> Event:
+            return "", {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+        yield chunk({"role": "assistant", "content": ""})
+        for part in chunks(answer.thinking):
+            yield chunk({"reasoning_content": part})
+        for part in chunks(answer.text):
+            yield chunk({"content": part})
+        for index, (call_id, name, arguments) in enumerate(answer.calls):
+            yield chunk({"tool_calls": [{"index": index, **chat_call(call_id, name, "")}]})
+            for part in chunks(arguments):
+                yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+        yield chunk({}, _reason(answer))
+        if (reply.body.get("stream_options") or {}).get("include_usage"):
+            yield "", {**head, "choices": [], "usage": _usage(answer)}
+        yield "", "[DONE]"
+
+    def error(self, error: NotAnswered) -> Json:
+        """Return an error in the form that the SDKs understand."""
+        return openai_error(error)
+
+
+def openai_error(error: NotAnswered) -> Json:
+    """Return an error in OpenAI's form."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
+
+
+def _head(kind: str, reply: Reply) -> Json:
+    return {"id": reply.id, "object": kind, "created": int(time.time()), "model": reply.asked.model}
+
+
+def _usage(answer: Answer) -> Json:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+
+
+def _reason(answer: Answer) -> str:
+    if answer.finish_reason == "length":
+        return "length"
+    return "tool_calls" if answer.calls else "stop"
+
+
+def chat_call(id: str, name: str, arguments: str) -> ToolCallMessage:
+    """Return a call in OpenAI's chat format."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool(tool: Json) -> Mapping[str, JsonValue]:
+    if tool.get("type", "function") != "function":
+        raise NotAnswered(400, "unsupported_tool", f"tools of the type {tool.get('type')!r} are not served")
+    function = tool["function"]
+    return schema_of(function["name"], function.get("description"), function.get("parameters"))
+
+
+def _message(message: Json) -> Message:
+    """Return a message with the fields that a chat template reads, and no others."""
+    role = message["role"]
+    role = "system" if role == "developer" else str(role)
+    content = words(message.get("content")) if role == "assistant" else content_of(message.get("content"))
+    read: Message = {"role": role, "content": content}
+    if thinking := message.get("reasoning_content") or message.get("reasoning"):
+        read["reasoning_content"] = str(thinking)
+    if call_id := message.get("tool_call_id"):
+        read["tool_call_id"] = str(call_id)
+    if message.get("name") and role == "tool":
+        read["name"] = str(message["name"])
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = _calls(calls)
+    return read
+
+
+def _calls(calls: Sequence[Json]) -> list[ToolCallMessage]:
+    return [
+        chat_call(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"] or ""))
+        for call in calls
+    ]

@@ -1,0 +1,216 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentenv.core.messages import JsonValue, Message
+from agentenv.endpoint.request import Answer, Asked, NotAnswered
+from agentenv.endpoint.wire.base import (
+    Event,
+    Held,
+    Json,
+    Reply,
+    chunks,
+    content_of,
+    schema_of,
+    with_system,
+)
+from agentenv.endpoint.wire.chat import chat_call
+
+__all__ = ["Messages"]
+
+_IGNORED = ("temperature", "thinking", "top_k", "top_p")
+_SIGNATURE = "agentenv"
+"""Stands where Anthropic signs thinking; clients send it back and do not read it."""
+_KINDS = {404: "not_found_error", 503: "overloaded_error"}
+
+
+class Messages:
+    """Anthropic's messages, at `/v1/messages`."""
+
+    id_prefix = "msg_"
+    holds = True
+
+    def read(self, body: Json, held: Held) -> Asked:
+        """Return the request in a body; see `agentenv.endpoint.wire.base.Wire`."""
+        before, held_tools = _before(body.get("thread"), held)
+        before = with_system(before, _text(body.get("system")))
+        choice = (body.get("tool_choice") or {}).get("type", "auto")
+        tools, other = _tools(body.get("tools") or ())
+        forced = ("tool_choice",) if choice not in ("auto", "none") else ()
+        return Asked(
+            messages=[*before, *(message for said in body["messages"] for message in _messages(said))],
+            tools=[] if choice == "none" else tools or list(held_tools),
+            model=str(body.get("model") or ""),
+            max_tokens=body.get("max_tokens"),
+            stop=tuple(map(str, body.get("stop_sequences") or ())),
+            ignored=(*forced, *other, *(name for name in _IGNORED if body.get(name) is not None)),
+        )
+
+    def whole(self, reply: Reply) -> Json:
+        """Return an answer as one object."""
+        answer = reply.answer
+        return {
+            "id": reply.id,
+            "type": "message",
+            "role": "assistant",
+            "model": reply.asked.model,
+            "content": _blocks(answer),
+            "stop_reason": _reason(answer),
+            "stop_sequence": answer.stop,
+            "usage": _usage(answer),
+        }
+
+    def events(self, reply: Reply) -> Iterator[Event]:
+        """Yield an answer as the events of a stream."""
+        whole = self.whole(reply)
+        begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message={**begun, "usage": {**whole["usage"], "output_tokens": 0}})
+        arguments = {id: text for id, _, text in reply.answer.calls}
+        for index, block in enumerate(whole["content"]):
+            yield _event("content_block_start", index=index, content_block=_empty(block))
+            for delta in _deltas(block, arguments):
+                yield _event("content_block_delta", index=index, delta=delta)
+            yield _event("content_block_stop", index=index)
+        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
+        yield _event("message_delta", delta=ended, usage=whole["usage"])
+        yield _event("message_stop")
+
+    def error(self, error: NotAnswered) -> Json:
+        """Return an error in the form that the SDKs understand."""
+        told = error.message
+        if error.code == "context_length_exceeded":
+            told = f"prompt is too long: {told}"
+        kind = _KINDS.get(error.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": told, "code": error.code}}
+
+
+def _event(name: str, **data: object) -> Event:
+    return name, {"type": name, **data}
+
+
+def _before(thread: Json | None, held: Held) -> tuple[list[Message], Sequence[Mapping[str, JsonValue]]]:
+    """Return the conversation that a request goes on from, with its tools."""
+    if not thread or thread.get("type") != "continue":
+        return [], ()
+    id = str(thread["previous_message_id"])
+    if (known := held.get(id)) is None:
+        raise NotAnswered(400, "thread_unsupported_request", f"there is no message {id!r}")
+    return list(known[0]), known[1]
+
+
+def _text(system: str | Sequence[Json] | None) -> str:
+    if system is None or isinstance(system, str):
+        return system or ""
+    return "\n".join(part["text"] for part in system)
+
+
+def _messages(said: Json) -> Iterator[Message]:
+    """Yield a message in OpenAI's form; one with results of tools becomes several."""
+    content = said["content"]
+    blocks: list[Json] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if said["role"] == "assistant":
+        yield _assistant(blocks)
+        return
+    rest: list[Json] = []
+    for block in blocks:
+        if block["type"] == "tool_result":
+            result = content_of(block.get("content"))
+            yield {"role": "tool", "tool_call_id": str(block["tool_use_id"]), "content": result}
+        else:
+            rest.append(block)
+    if rest:
+        yield {"role": str(said["role"]), "content": _joined(rest)}
+
+
+def _joined(blocks: Sequence[Json]) -> Any:
+    """Return the content of blocks; texts are paragraphs of one text."""
+    if all(block["type"] == "text" for block in blocks):
+        return "\n".join(block["text"] for block in blocks)
+    return content_of(blocks)
+
+
+def _assistant(blocks: Sequence[Json]) -> Message:
+    def texts(kind: str, field: str) -> str:
+        return "".join(block.get(field) or "" for block in blocks if block["type"] == kind)
+
+    message: Message = {"role": "assistant", "content": texts("text", "text")}
+    if thinking := texts("thinking", "thinking"):
+        message["reasoning_content"] = thinking
+    used = [block for block in blocks if block["type"] == "tool_use"]
+    if used:
+        message["tool_calls"] = [
+            chat_call(str(block["id"]), str(block["name"]), json.dumps(block["input"], ensure_ascii=False))
+            for block in used
+        ]
+    return message
+
+
+def _tools(tools: Sequence[Json]) -> tuple[list[Mapping[str, JsonValue]], list[str]]:
+    """Return the tools with a schema, and the types of the others, which no model here can call."""
+    own = [tool for tool in tools if "input_schema" in tool]
+    functions = [schema_of(tool["name"], tool.get("description"), tool["input_schema"]) for tool in own]
+    return functions, [f"tool_{tool.get('type')}" for tool in tools if "input_schema" not in tool]
+
+
+def _blocks(answer: Answer) -> list[Json]:
+    blocks: list[Json] = []
+    if answer.thinking:
+        blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": _SIGNATURE})
+    if answer.text or not answer.calls:
+        blocks.append({"type": "text", "text": answer.text})
+    for id, name, arguments in answer.calls:
+        blocks.append({"type": "tool_use", "id": id, "name": name, "input": _input(arguments)})
+    return blocks
+
+
+def _input(arguments: str) -> Json:
+    """Return arguments as an object, which is what they are in a call that could be read."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _empty(block: Json) -> Json:
+    """Return a block as it begins in a stream."""
+    none: dict[str, Json] = {
+        "thinking": {"thinking": "", "signature": ""},
+        "text": {"text": ""},
+        "tool_use": {"input": {}},
+    }
+    return {**block, **none[block["type"]]}
+
+
+def _deltas(block: Json, arguments: Mapping[str, str]) -> Iterator[Json]:
+    if block["type"] == "thinking":
+        for part in chunks(block["thinking"]):
+            yield {"type": "thinking_delta", "thinking": part}
+        yield {"type": "signature_delta", "signature": block["signature"]}
+    elif block["type"] == "text":
+        for part in chunks(block["text"]):
+            yield {"type": "text_delta", "text": part}
+    else:
+        for part in chunks(arguments[block["id"]]):
+            yield {"type": "input_json_delta", "partial_json": part}
+
+
+def _reason(answer: Answer) -> str:
+    if answer.finish_reason == "length":
+        return "max_tokens"
+    if answer.calls:
+        return "tool_use"
+    return "end_turn" if answer.stop is None else "stop_sequence"
+
+
+def _usage(answer: Answer) -> Json:
+    return {
+        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
+        "output_tokens": answer.completion_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": answer.cached_tokens,
+    }

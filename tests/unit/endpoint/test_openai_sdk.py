@@ -1,0 +1,207 @@
+"""OpenAI's SDK, plain and streaming, against the endpoint."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from agentenv.core import RunLimits
+from agentenv.engine import Sampling
+from helpers.agents import ADD, by_turn, call, check_tokens, served
+
+TURNS = by_turn(
+    "<think>I should\n  add.  </think> Let me look. \n"
+    + call('{"b": 3,  "a": 2}')
+    + call('{"query": "caf\\u00e9 ü</x>", "limit": 1.0}', "lookup"),
+    call('{"a":5,"b":1}'),
+    "\n\nIt is 6. \n",
+)
+LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}, "limit": {"type": "number"}},
+        },
+    },
+}
+
+
+def client(agent, **options) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{agent.url}/v1", api_key="x", **options)
+
+
+async def whole(sdk, **request):
+    answer = await sdk.chat.completions.create(**request)
+    return (
+        answer.choices[0].message.model_dump(exclude_none=True),
+        answer.choices[0].finish_reason,
+        answer.usage,
+    )
+
+
+async def streamed(sdk, **request):
+    async with sdk.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
+        async for _ in stream:
+            pass
+        answer = await stream.get_final_completion()
+    message = answer.choices[0].message.model_dump(exclude_none=True)
+    return message, answer.choices[0].finish_reason, answer.usage
+
+
+async def whole_response(sdk, **request):
+    return await sdk.responses.create(**request)
+
+
+async def streamed_response(sdk, **request):
+    async with sdk.responses.stream(**request) as stream:
+        async for _ in stream:
+            pass
+        return await stream.get_final_response()
+
+
+FLAT = [{"type": "function", **tool["function"]} for tool in (ADD, LOOKUP)]
+
+
+@pytest.mark.parametrize("ask", [whole_response, streamed_response])
+@pytest.mark.parametrize("deltas", [False, True], ids=["all", "deltas"])
+async def test_an_agent_of_the_responses_api_is_one_sequence(ask, deltas):
+    async with served(TURNS) as agent, client(agent) as sdk:
+        items, last = [{"role": "user", "content": "What is 2+3+1?"}], None
+        while True:
+            response = await ask(
+                sdk,
+                model="m",
+                input=items,
+                instructions="You add.",
+                tools=FLAT,
+                **({"previous_response_id": last} if deltas and last else {}),
+            )
+            calls = [item for item in response.output if item.type == "function_call"]
+            results = [
+                {"type": "function_call_output", "call_id": made.call_id, "output": "5"} for made in calls
+            ]
+            last = response.id
+            items = results if deltas else [*items, *response.output, *results]
+            if not calls:
+                break
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+    assert [turn.message["role"] for turn in captured.turns] == ["assistant"] * 3
+    assert captured.messages[0] == {"role": "system", "content": "You add."}
+    assert response.output_text == agent.session.turns[-1].message["content"]
+    assert response.usage.output_tokens == captured.turns[-1].num_tokens
+    assert len(captured.turns[0].tool_results) == 2
+
+
+async def test_ids_of_items_never_repeat():
+    async with served(TURNS) as agent, client(agent) as sdk:
+        request = {"model": "m", "input": "?", "tools": FLAT}
+        both = [await whole_response(sdk, **request), await streamed_response(sdk, **request)]
+
+    ids = [item.id for response in both for item in response.output]
+    assert len(set(ids)) == len(ids) == 8
+
+
+async def test_a_response_that_was_cut_is_incomplete():
+    async with served(["x" * 50], sampling=Sampling(max_tokens=9)) as agent, client(agent) as sdk:
+        plain = await whole_response(sdk, model="m", input="?")
+        events = [event async for event in await sdk.responses.create(model="m", input="?", stream=True)]
+
+    assert events[-1].type == "response.incomplete"
+    for response in (plain, events[-1].response):
+        assert response.status == "incomplete"
+        assert response.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"input": "?", "previous_response_id": "resp_none"},
+        {"input": "?", "conversation": "conv_1"},
+        {"input": [{"type": "web_search_call", "id": "x", "status": "completed"}]},
+    ],
+    ids=str,
+)
+async def test_responses_that_cannot_be_given_are_refused(request_):
+    async with served(TURNS) as agent, client(agent) as sdk:
+        with pytest.raises(openai.BadRequestError):
+            await sdk.responses.create(model="m", **request_)
+
+        assert agent.engine.requests == []
+
+
+async def test_tools_that_no_model_here_can_call_are_left_out_and_counted():
+    async with served(TURNS) as agent, client(agent) as sdk:
+        spaced = {"type": "namespace", "name": "n", "description": "", "tools": [FLAT[1]]}
+        await sdk.responses.create(model="m", input="?", tools=[FLAT[0], {"type": "web_search"}, spaced])
+
+        assert [tool["function"]["name"] for tool in agent.captured.tools] == ["add", "lookup"]
+        assert agent.session.counts["ignored_tool_web_search"] == 1
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+async def test_an_agent_of_the_sdk_is_one_sequence(ask):
+    async with served(TURNS) as agent, client(agent) as sdk:
+        messages = [{"role": "user", "content": "What is 2+3+1?"}]
+        while True:
+            message, reason, usage = await ask(sdk, model="m", messages=messages, tools=[ADD, LOOKUP])
+            messages.append(message)
+            if reason != "tool_calls":
+                break
+            messages += [
+                {"role": "tool", "tool_call_id": made["id"], "content": "5"} for made in message["tool_calls"]
+            ]
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+    assert [message["role"] for message in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert [made["function"]["arguments"] for made in messages[1]["tool_calls"]] == [
+        '{"b": 3,  "a": 2}',
+        '{"query": "caf\\u00e9 ü</x>", "limit": 1.0}',
+    ]
+    assert message["content"] == agent.session.turns[-1].message["content"]
+    assert usage.completion_tokens == captured.turns[-1].num_tokens
+    assert usage.prompt_tokens == captured.turns[-1].start
+    assert captured.left_out == {}
+
+
+async def test_plain_and_streamed_answers_say_the_same():
+    request = {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": [ADD, LOOKUP]}
+    async with served(TURNS) as agent, client(agent) as sdk:
+        plain, *_ = await whole(sdk, **request)
+        stream, *_ = await streamed(sdk, **request)
+
+    def said(message):
+        calls = [(made["function"]["name"], made["function"]["arguments"]) for made in message["tool_calls"]]
+        return message["content"], message["reasoning_content"], calls
+
+    assert said(plain) == said(stream)
+
+
+async def test_the_sdk_does_not_repeat_what_a_limit_refused():
+    async with served(TURNS, limits=RunLimits(max_turns=1)) as agent, client(agent, max_retries=3) as sdk:
+        await whole(sdk, model="m", messages=[{"role": "user", "content": "?"}])
+        with pytest.raises(openai.BadRequestError) as refused:
+            await whole(sdk, model="m", messages=[{"role": "user", "content": "more"}])
+
+        assert refused.value.code == "episode_over"
+
+
+async def test_the_sdk_lists_the_models():
+    async with served(TURNS) as agent, client(agent) as sdk:
+        assert [model.id async for model in sdk.models.list()] == ["agentenv"]
+        assert (await sdk.models.retrieve("other")).id == "other"

@@ -1,0 +1,397 @@
+"""A session appends what was sampled, forks where the client forks, and trains no token twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentenv.core import RunLimits, StopReason
+from agentenv.engine import Sampling, ScriptedEngine, ScriptedTurn
+from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call, check_tokens, served
+from helpers.waiting import until
+
+ASK = {"role": "user", "content": "What is 2+3?"}
+THREE_TURNS = by_turn(
+    "<think>hm\n</think> Let me look. \n" + call('{"b": 3,  "a": 2}') + call('{"a": 1.0, "b": 2}'),
+    "<think>so\n</think>" + call('{"a": 5, "b": 1}'),
+    "\n\nIt is 6. \n",
+)
+
+
+def results(message, text="5"):
+    return [{"role": "tool", "tool_call_id": made["id"], "content": text} for made in message["tool_calls"]]
+
+
+async def play(agent, change=lambda message: message):
+    """Ask until the model answers in text; return the conversation."""
+    messages = [ASK]
+    while True:
+        said = await agent.chat(messages)
+        messages.append(change(said))
+        if not said.get("tool_calls"):
+            return messages
+        messages.extend(results(said))
+
+
+def stripped(message):
+    return {**message, "content": (message["content"] or "").strip()}
+
+
+def without_thinking(message):
+    return {key: value for key, value in message.items() if key != "reasoning_content"}
+
+
+def compact(message):
+    calls = [
+        {
+            **made,
+            "function": {**made["function"], "arguments": made["function"]["arguments"].replace(" ", "")},
+        }
+        for made in message.get("tool_calls", ())
+    ]
+    return {**message, **({"tool_calls": calls} if calls else {}), "provider_specific_fields": {}}
+
+
+def flattened(message):
+    """What smolagents makes of a message."""
+    if not message.get("tool_calls"):
+        return message
+    import json
+
+    calls = [
+        {**made, "function": {**made["function"], "arguments": json.loads(made["function"]["arguments"])}}
+        for made in message["tool_calls"]
+    ]
+    text = f"{(message['content'] or '').strip()}\nCalling tools:\n{calls}"
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda message: message, stripped, without_thinking, compact, flattened],
+    ids=lambda f: f.__name__,
+)
+async def test_whatever_a_client_does_to_its_history_a_linear_conversation_is_one_sequence(change):
+    async with served(THREE_TURNS) as agent:
+        await play(agent, change)
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+
+    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+    assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
+    assert captured.rewrites == ()
+    assert captured.left_out == {}
+    assert [message["role"] for message in captured.messages][:2] == ["user", "assistant"]
+
+
+async def test_the_prompts_are_those_that_the_runner_would_send():
+    async with served(THREE_TURNS) as agent:
+        messages = await play(agent, without_thinking)
+
+        (first, second, third) = agent.captured.turns
+        ids = agent.captured.sequences[0].token_ids
+    bound = RENDERER.bind([ADD])
+
+    assert ids[: first.start] == bound.start([ASK])
+    assert ids[first.end : second.start] == bound.extend(
+        ids[first.start : first.end],
+        first.tool_calls,
+        [{**message, "name": "add"} for message in messages[2:4]],
+    )
+    assert [result.content for result in first.tool_results] == ["5", "5"]
+    assert [result.content for result in second.tool_results] == ["5"]
+    assert third.tool_results == ()
+
+
+async def test_an_edited_reply_begins_another_sequence():
+    async with served(THREE_TURNS) as agent:
+        said = await agent.chat([ASK])
+        edited = {**said, "content": "I look."}
+        await agent.chat([ASK, edited, *results(said)])
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+
+    assert [(rewrite.turn, rewrite.cause, rewrite.parent) for rewrite in captured.rewrites] == [
+        (1, "edited", None)
+    ]
+    assert captured.rewrites[0].messages[1]["content"] == "I look."
+    assert agent.session.counts["forks_edited"] == 1
+
+
+async def test_changed_thinking_makes_another_reply():
+    async with served(THREE_TURNS) as agent:
+        said = await agent.chat([ASK])
+        await agent.chat([ASK, {**said, "reasoning_content": "other"}, *results(said)])
+
+        assert len(agent.captured.sequences) == 2
+
+
+async def test_a_turn_that_is_asked_again_shares_the_tokens_before_it():
+    async with served(THREE_TURNS) as agent:
+        messages = await play(agent)
+        await agent.chat([*messages[:-1], {"role": "user", "content": "Think again."}])
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+
+    (rewrite,) = captured.rewrites
+    first, second = captured.sequences
+    assert (rewrite.cause, rewrite.parent) == ("forked", 0)
+    assert second.token_ids[: rewrite.shared_tokens] == first.token_ids[: rewrite.shared_tokens]
+    assert rewrite.shared_tokens == captured.turns[1].end
+    assert [span.source for span in second.spans] == ["prompt", "model"]
+    assert sum(sequence.num_trained_tokens for sequence in captured.sequences) == sum(
+        turn.num_tokens for turn in captured.turns
+    )
+
+
+async def test_other_conversations_of_the_same_session_are_sequences_of_their_own():
+    async with served(THREE_TURNS) as agent:
+        said = await agent.chat([ASK])
+        await agent.chat(
+            [{"role": "system", "content": "You help."}, {"role": "user", "content": "Sub task"}]
+        )
+        await agent.chat([ASK, said, *results(said)])
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+
+    assert [turn.sequence for turn in captured.turns] == [0, 1, 1]
+    assert [rewrite.cause for rewrite in captured.rewrites] == ["new"]
+    assert captured.rewrites[0].messages == (ASK,), "the conversation that goes on last stands last"
+
+
+async def test_calls_that_the_model_repeats_get_ids_of_their_own():
+    async with served(by_turn(call('{"a": 1, "b": 1}'))) as agent:
+        said = await agent.chat([ASK])
+        history = [ASK, said, *results(said)]
+        again = await agent.chat(history)
+        last = await agent.chat([*history, again, *results(again)])
+
+        ids = [message["tool_calls"][0]["id"] for message in (said, again, last)]
+        assert len(set(ids)) == 3
+        assert len(agent.captured.sequences) == 1
+        check_tokens(agent.session, agent.engine)
+
+
+async def test_auxiliary_conversations_are_not_trained_and_counted():
+    async with served(THREE_TURNS) as agent:
+        await agent.chat([{"role": "user", "content": "Title of this conversation?"}], tools=())
+        await play(agent)
+
+        captured = agent.captured
+
+    assert captured.left_out == {"auxiliary": captured.turns[0].num_tokens}
+    assert [span.source for span in captured.sequences[0].spans] == ["prompt", "other"]
+
+
+async def test_an_agent_without_tools_that_asks_once_is_trained():
+    async with served(["Six."]) as agent:
+        await agent.chat([ASK], tools=())
+
+        assert agent.captured.sequences[0].num_trained_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("choice", "trained"), [("all", [True, True]), (lambda sequence: not sequence.has_tools, [True, False])]
+)
+async def test_the_author_may_choose_what_is_trained(choice, trained):
+    async with served(THREE_TURNS, choice=choice) as agent:
+        await agent.chat([ASK], tools=())
+        await agent.chat([ASK])
+
+        assert [sequence.num_trained_tokens > 0 for sequence in agent.captured.sequences] == trained
+
+
+async def test_a_reply_that_nobody_received_is_not_trained():
+    gate = asyncio.Event()
+    async with served([ScriptedTurn(text="late", gate=gate)]) as agent:
+        asking = asyncio.create_task(agent.chat([ASK]))
+        await until(lambda: agent.session.busy)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await until(lambda: next(iter(agent.session._flights.values())).is_gone())
+        gate.set()
+        await until(lambda: agent.session.turns and not agent.session.busy)
+
+        captured = agent.captured
+
+    assert captured.left_out == {"undelivered": captured.turns[0].num_tokens}
+    assert not captured.has_policy_tokens
+
+
+@pytest.mark.parametrize("headers", [None, {"x-stainless-retry-count": "1"}], ids=["bare", "retry"])
+async def test_a_request_that_is_repeated_gets_the_first_reply(headers):
+    gate = asyncio.Event()
+    async with served([ScriptedTurn(text="late", gate=gate), "another"]) as agent:
+        asking = asyncio.create_task(agent.chat([ASK]))
+        await until(lambda: agent.session.busy)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await until(lambda: next(iter(agent.session._flights.values())).is_gone())
+        again = asyncio.create_task(agent.chat([ASK], headers=headers))
+        await until(lambda: agent.session.counts["repeated_requests"])
+        gate.set()
+
+        assert (await again)["content"] == "late"
+        assert len(agent.engine.requests) == 1
+        await until(lambda: agent.session.turns[0].delivered)
+        assert agent.captured.left_out == {}
+
+
+async def test_two_equal_requests_at_once_are_two_samples():
+    gate = asyncio.Event()
+    script = [ScriptedTurn(text="one", gate=gate)]
+    async with served(script) as agent:
+        both = [asyncio.create_task(agent.chat([ASK])) for _ in range(2)]
+        await until(lambda: len(agent.engine.requests) == 2)
+        gate.set()
+        await asyncio.gather(*both)
+
+        captured = agent.captured
+    assert len(captured.sequences) == 2
+    assert captured.left_out == {}
+
+
+async def test_requests_that_go_on_from_one_reply_at_once_do_not_share_a_sequence():
+    gate = asyncio.Event()
+
+    def policy(request):
+        return ScriptedTurn(text="done", gate=gate if "Which" in request.prompt_text else None)
+
+    async with served(policy) as agent:
+        said = await agent.chat([ASK])
+        both = [
+            asyncio.create_task(agent.chat([ASK, said, {"role": "user", "content": f"Which {number}"}]))
+            for number in range(2)
+        ]
+        await until(lambda: len(agent.engine.requests) == 3)
+        gate.set()
+        await asyncio.gather(*both)
+
+        check_tokens(agent.session, agent.engine)
+        assert [rewrite.cause for rewrite in agent.captured.rewrites] == ["parallel"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (RunLimits(max_turns=1), StopReason.MAX_TURNS),
+        (RunLimits(max_turns=None, max_total_tokens=1), StopReason.GENERATION_LENGTH),
+    ],
+)
+async def test_a_limit_refuses_requests_in_a_way_that_no_sdk_repeats(limits, reason):
+    async with served(THREE_TURNS, limits=limits) as agent:
+        await agent.chat([ASK])
+        error = await agent.chat([ASK, {"role": "user", "content": "more"}], status=400)
+
+        assert error["code"] == "episode_over"
+        assert agent.session.stop is reason
+        assert len(agent.engine.requests) == 1
+
+
+async def test_a_full_context_is_told_and_does_not_end_the_session():
+    async with served(THREE_TURNS, limits=RunLimits(max_context_tokens=600)) as agent:
+        error = await agent.chat([{"role": "user", "content": "x" * 700}], status=400)
+        await agent.chat([ASK])
+
+        assert error["code"] == "context_length_exceeded"
+        assert agent.session.stop is None
+        assert len(agent.captured.turns) == 1
+
+
+async def test_a_reply_that_was_cut_has_no_calls():
+    async with served(
+        [ScriptedTurn(text=call('{"a": 1, "b": 2}'))], sampling=Sampling(max_tokens=12)
+    ) as agent:
+        said = await agent.chat([ASK])
+
+        assert "tool_calls" not in said
+        assert agent.captured.turns[0].finish_reason == "length"
+
+
+async def test_a_stop_string_ends_the_reply_and_its_tokens_are_kept():
+    async with served(["Thought\nObservation: made up"] * 2) as agent:
+        said = await agent.chat([ASK], stop=["Observation:"])
+        again = await agent.chat([ASK, said, {"role": "user", "content": "go on"}], stop=["Observation:"])
+
+        (sequence,) = agent.captured.sequences
+        turn = agent.captured.turns[0]
+        check_tokens(agent.session, agent.engine)
+    assert said["content"] == "Thought\n"
+    assert TOKENIZER.decode(sequence.token_ids[turn.start : turn.end]) == "Thought\nObservation:"
+    assert again["content"] == "Thought\n"
+
+
+async def test_the_settings_of_the_run_replace_those_of_the_client():
+    sampling = Sampling(temperature=0.7, max_tokens=50)
+    async with served(["ok"], sampling=sampling) as agent:
+        await agent.chat([ASK], temperature=0.0, max_tokens=20, tool_choice="required")
+
+        asked = agent.engine.requests[0].sampling
+        assert (asked.temperature, asked.max_tokens) == (0.7, 20)
+        assert agent.session.counts["ignored_temperature"] == 1
+        assert agent.session.counts["ignored_tool_choice"] == 1
+
+
+async def test_tool_choice_none_shows_the_model_no_tool():
+    async with served(["ok"]) as agent:
+        await agent.chat([ASK], tool_choice="none")
+
+        assert "Add two numbers" not in agent.engine.requests[0].prompt_text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+        {"messages": [{"content": "no role"}]},
+        {"messages": "text"},
+        {"messages": []},
+        {"nothing": 1},
+        {"messages": [ASK], "n": 2},
+        {"messages": [ASK], "tools": [{"type": "web_search"}]},
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_served_is_told(body):
+    async with (
+        served(["ok"]) as agent,
+        agent.http.post(f"{agent.url}/v1/chat/completions", json=body) as got,
+    ):
+        assert got.status == 400
+        assert (await got.json())["error"]["message"]
+        assert got.headers["x-should-retry"] == "false"
+        assert agent.engine.requests == []
+
+
+async def test_an_engine_that_fails_is_no_answer_and_may_be_asked_again():
+    async with served([ScriptedTurn(error=RuntimeError("boom")), "fine"]) as agent:
+        error = await agent.chat([ASK], status=503)
+        said = await agent.chat([ASK])
+
+        assert "boom" in error["message"]
+        assert said["content"] == "fine"
+        assert len(agent.captured.turns) == 1
+
+
+async def test_a_session_that_is_closed_ends_its_requests():
+    gate = asyncio.Event()
+    async with served([ScriptedTurn(text="never", gate=gate)]) as agent:
+        asking = asyncio.create_task(agent.chat([ASK], status=400))
+        await until(lambda: agent.session.busy)
+        await agent.session.close()
+
+        assert (await asking)["code"] == "episode_over"
+        assert (await agent.chat([ASK], status=400))["code"] == "episode_over"
+
+
+async def test_an_address_without_a_session_is_refused():
+    async with served(["ok"]) as agent:
+        agent.url = agent.endpoint.url_of("nothing")
+
+        assert (await agent.chat([ASK], status=404))["code"] == "no_session"
+        assert isinstance(agent.engine, ScriptedEngine)

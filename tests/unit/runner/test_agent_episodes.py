@@ -1,0 +1,430 @@
+"""Episodes in which an agent with a loop of its own asks the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+
+import agentenv as ae
+from agentenv.core import EngineUnavailable, RunLimits, StopReason, TrajectoryGroup
+from agentenv.engine import ScriptedEngine, ScriptedTurn
+from agentenv.interop import to_sft
+from agentenv.runner import Runner, RunnerOptions
+from agentenv.runs import verify_episode
+from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
+from agentenv.train import GRPOConfig
+from agentenv.train.batch import build_batch
+from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call
+from helpers.waiting import until
+
+TURNS = by_turn(call('{"a": 2, "b": 3}'), "It is 5.")
+
+
+async def loop(url, question, *, tools=(ADD,), **options):
+    """The loop that every agent has, written with OpenAI's SDK."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", **options) as sdk:
+        messages = [{"role": "user", "content": question}]
+        while True:
+            answer = await sdk.chat.completions.create(model="m", messages=messages, tools=list(tools))
+            message = answer.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                return message.content
+            messages += [
+                {"role": "tool", "tool_call_id": made.id, "content": "5"} for made in message.tool_calls
+            ]
+
+
+class Adder(ae.AgentEnv):
+    async def agent(self, url, task):
+        return await loop(url, f"What is {task['x']} + {task['y']}?")
+
+    def reward(self, answer, x, y):
+        return float(str(x + y) in answer)
+
+
+def runner(script=TURNS, limits=None, **options) -> Runner:
+    engine = ScriptedEngine(script, tokenizer=TOKENIZER)
+    return Runner(engine, RENDERER, limits, options=RunnerOptions(retry_wait_s=0, **options))
+
+
+async def play(env, script=TURNS, limits=None, **options):
+    return await runner(script, limits, **options).run_episode(env, {"x": 2, "y": 3})
+
+
+async def test_an_agent_plays_an_episode_as_any_environment():
+    record = await play(Adder())
+
+    assert (record.stop_reason, record.reward) == (StopReason.FINAL_ANSWER, 1.0)
+    assert record.trainable
+    assert [message["role"] for message in record.messages] == ["user", "assistant", "tool", "assistant"]
+    assert [result.content for result in record.turns[0].tool_results] == ["5"]
+    (sequence,) = record.sequences
+    assert sequence.num_trained_tokens == record.num_sampled_tokens
+    assert record.tools == (ADD,)
+    assert record.metrics["tool_calls"] == 1
+    assert record.turns[-1].reward == 1.0
+    assert record.answer == "It is 5."
+
+
+async def test_the_sampling_seeds_are_those_of_any_environment():
+    one, other = runner(), runner()
+    await one.run_episode(Adder(), {"x": 2, "y": 3})
+    await other.run_episode(Adder(), {"x": 2, "y": 3}, member=1)
+
+    seeds = [[request.sampling.seed for request in each.engine.requests] for each in (one, other)]
+    assert len({*seeds[0], *seeds[1]}) == 4
+
+
+async def test_groups_of_an_agent_are_played_at_once():
+    played = runner(concurrency=8)
+    spec = ae.EnvSpec.of("demo/Adder-v0", Adder, tasks=[{"x": 2, "y": 3}, {"x": 1, "y": 1}])
+
+    groups = [group async for group in played.run_groups(spec, spec.task_set(), 4)]
+
+    assert [[member.reward for member in group] for group in groups] in (
+        [[1.0] * 4, [0.0] * 4],
+        [[0.0] * 4, [1.0] * 4],
+    )
+    assert len(set(played.engine.released)) == 8
+    assert played.ledger.balanced
+
+
+async def test_an_agent_that_raises_fails_its_episode():
+    class Broken(Adder):
+        async def agent(self, url, task):
+            await super().agent(url, task)
+            raise LookupError("lost")
+
+    record = await play(Broken())
+
+    assert record.stop_reason is StopReason.ERROR
+    assert (record.error.boundary, record.error.type) == ("agent", "LookupError")
+    assert len(record.turns) == 2
+    assert not record.trainable
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), GeneratorExit()], ids=repr)
+async def test_whatever_an_agent_raises_ends_only_its_episode(error):
+    class Broken(Adder):
+        async def agent(self, url, task):
+            raise error
+
+    record = await play(Broken())
+
+    assert record.stop_reason is StopReason.ERROR
+    assert record.error.boundary == "agent"
+
+
+async def test_an_agent_that_never_asks_the_model_is_told():
+    class Silent(Adder):
+        async def agent(self, url, task):
+            return "5"
+
+    record = await play(Silent())
+
+    assert "without asking the model" in record.error.message
+
+
+async def test_a_limit_of_turns_ends_the_agent_and_the_episode_is_scored():
+    record = await play(Adder(), by_turn(call('{"a": 2, "b": 3}')), RunLimits(max_turns=3))
+
+    assert (record.stop_reason, record.reward) == (StopReason.MAX_TURNS, 0.0)
+    assert len(record.turns) == 3
+    assert record.trainable
+
+
+async def test_a_full_context_that_the_agent_does_not_handle_is_no_failure():
+    record = await play(
+        Adder(),
+        by_turn(call('{"a": 2, "b": 3}')),
+        RunLimits(max_turns=None, max_context_tokens=700, min_answer_tokens=150),
+    )
+
+    assert record.stop_reason is StopReason.CONTEXT_LENGTH
+    assert record.trainable
+
+
+async def test_an_agent_may_shorten_its_conversation_when_the_context_is_full():
+    class Compacting(Adder):
+        async def agent(self, url, task):
+            try:
+                return await loop(url, "x" * 800)
+            except openai.BadRequestError as error:
+                return await loop(url, f"What is 2 + 3 ({error.code})?")
+
+    record = await play(Compacting(), limits=RunLimits(max_context_tokens=900))
+
+    assert "(context_length_exceeded)" in record.messages[0]["content"]
+    assert (record.stop_reason, record.reward) == (StopReason.FINAL_ANSWER, 1.0)
+
+
+async def test_an_episode_that_ends_with_a_cut_reply_is_truncated():
+    record = await play(Adder(), ["x" * 90], RunLimits(max_tokens_per_turn=20))
+
+    assert record.stop_reason is StopReason.GENERATION_LENGTH
+
+
+async def test_a_deadline_ends_an_agent_that_never_ends():
+    ended = asyncio.Event()
+
+    class Endless(Adder):
+        async def agent(self, url, task):
+            await super().agent(url, task)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    record = await play(Endless(), limits=RunLimits(episode_timeout_s=1.0))
+
+    assert record.stop_reason is StopReason.DEADLINE
+    assert ended.is_set()
+    assert record.reward == 1.0
+
+
+async def test_an_agent_that_hangs_fails_its_episode():
+    class Hung(Adder):
+        async def agent(self, url, task):
+            await asyncio.Event().wait()
+
+    record = await play(Hung(), limits=RunLimits(env_timeout_s=0.2))
+
+    assert record.stop_reason is StopReason.ERROR
+    assert (record.error.boundary, record.error.type) == ("agent", "TimeoutError")
+
+
+async def test_an_engine_that_fails_aborts_the_episode_which_is_played_again():
+    asked = []
+
+    def policy(request):
+        asked.append(request)
+        return ScriptedTurn(error=EngineUnavailable("gone")) if len(asked) == 1 else TURNS(request)
+
+    spec = ae.EnvSpec.of("demo/Adder-v0", Adder, tasks=[{"x": 2, "y": 3}])
+    (group,) = [group async for group in runner(policy).run_groups(spec, spec.task_set())]
+
+    assert (group[0].stop_reason, group[0].attempt) == (StopReason.FINAL_ANSWER, 1)
+
+
+async def test_an_episode_that_is_cancelled_ends_its_agent_and_its_server():
+    ended, gate = asyncio.Event(), asyncio.Event()
+
+    class Watched(Adder):
+        async def agent(self, url, task):
+            try:
+                return await super().agent(url, task)
+            finally:
+                ended.set()
+
+    played = runner([ScriptedTurn(text="late", gate=gate)])
+    playing = asyncio.create_task(played.run_episode(Watched(), {"x": 2, "y": 3}))
+    await until(lambda: played.engine.requests)
+    playing.cancel()
+    await asyncio.wait({playing})
+
+    assert ended.is_set()
+    assert played.engine.released
+    await until(
+        lambda: {task for task in asyncio.all_tasks() if "agentenv" in repr(task.get_coro())} == set()
+    )
+
+
+async def test_sub_agents_are_sequences_of_one_episode_and_share_its_reward():
+    class Team(Adder):
+        async def agent(self, url, task):
+            await asyncio.gather(*(loop(url, f"Part {part}") for part in range(3)))
+            return await loop(url, "What is 2 + 3?")
+
+    record = await play(Team())
+
+    assert len(record.sequences) == 4
+    assert record.turns[-1].message["content"] == "It is 5."
+    assert [rewrite.turn for rewrite in record.rewrites] == [2, 4, 6]
+    assert sum(sequence.num_trained_tokens for sequence in record.sequences) == record.num_sampled_tokens
+    assert record.metrics["forks_new"] == 3
+    assert record.reward == 1.0
+
+
+async def branching():
+    """An episode with a sub-agent, a turn that is asked twice, and calls that repeat."""
+
+    class Branching(Adder):
+        async def agent(self, url, task):
+            await loop(url, "Sub task")
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+                messages = [{"role": "user", "content": "What is 2 + 3?"}]
+                for _ in range(3):
+                    asked = {"model": "m", "messages": messages, "tools": [ADD]}
+                    (_, second) = [await sdk.chat.completions.create(**asked) for _ in range(2)]
+                    message = second.choices[0].message
+                    messages.append(message)
+                    messages += [
+                        {"role": "tool", "tool_call_id": made.id, "content": "5"}
+                        for made in message.tool_calls or ()
+                    ]
+                return message.content
+
+    calls = call('{"a": 2, "b": 3}')
+    return await play(Branching(), by_turn(calls, calls, "It is 5."))
+
+
+async def test_a_branching_record_holds_together():
+    record = await branching()
+
+    found = verify_episode(record, RENDERER, drift="off")
+
+    assert list(found.wrong) == []
+    causes = {(rewrite.cause, rewrite.parent is None) for rewrite in record.rewrites}
+    assert causes == {("new", True), ("forked", False)}
+    assert sum(sequence.num_trained_tokens for sequence in record.sequences) == record.num_sampled_tokens
+    assert decode_trajectory(json.loads(dumps(encode_trajectory(record)))) == record
+
+
+async def test_every_conversation_of_a_branching_record_is_exported_and_learned_once():
+    record = await branching()
+
+    rows = list(to_sft([record]))
+
+    assert len(rows) == len(record.sequences)
+    learned = [message for row in rows for message in row["messages"] if message["role"] == "assistant"]
+    assert sum(message.get("weight", 1) for message in learned) == len(record.turns)
+
+
+async def test_the_trainer_takes_every_sequence_of_an_agent():
+    good, bad = await branching(), await play(Adder(), ["no"])
+    bad = replace(bad, member=1)
+
+    rows = build_batch(
+        [TrajectoryGroup((replace(good, env_id="Adder", group_id=bad.group_id), bad))], GRPOConfig()
+    ).rows
+
+    assert sum(row.num_trained for row in rows) == good.num_sampled_tokens + bad.num_sampled_tokens
+    assert {row.sequence for row in rows if row.member == 0} == set(range(len(good.sequences)))
+    assert len({float(row.advantages_n[0]) for row in rows}) == 2
+
+
+async def test_a_chat_api_can_be_evaluated_with_an_agent():
+    from agentenv.engine import ChatCompletion, Usage
+
+    class Api:
+        name = "api"
+        max_context_tokens = None
+
+        async def chat(self, messages, tools, sampling, *, deadline_s=None):
+            last = len([message for message in messages if message["role"] == "assistant"])
+            made = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+            first = {"role": "assistant", "content": "", "tool_calls": [made]}
+            message = {"role": "assistant", "content": "It is 5."} if last else first
+            return ChatCompletion(message, Usage(10, 5), "stop")
+
+        async def close(self):
+            pass
+
+    record = await Runner(Api()).run_episode(Adder(), {"x": 2, "y": 3})
+
+    assert (record.stop_reason, record.reward) == (StopReason.FINAL_ANSWER, 1.0)
+    assert record.sequences == ()
+    assert "only speaks text" in record.untrainable_reason
+    assert record.metrics["prompt_tokens"] == 20
+
+
+async def test_an_agent_that_is_a_program_gets_a_fresh_home_and_the_address(tmp_path: Path):
+    program = tmp_path / "my_agent.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import json, os, sys, urllib.request
+            assert os.listdir(os.environ["HOME"]) == [".codex"], os.listdir(os.environ["HOME"])
+            assert "SECRET" not in os.environ
+            question = json.loads(os.environ["AGENTENV_TASK"])["x"]
+            body = {"model": "m", "messages": [{"role": "user", "content": f"{question} {open('note').read()}"}]}
+            request = urllib.request.Request(
+                os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
+            answer = json.load(urllib.request.urlopen(request))
+            open("result", "w").write("made")
+            print(answer["choices"][0]["message"]["content"])
+            sys.exit(int(sys.argv[1]))
+            """
+        )
+    )
+
+    class Program(ae.AgentEnv):
+        def start(self):
+            (self.workspace / "note").write_text("hi")
+
+        def command(self, x, exits):
+            return [sys.executable, str(program), str(exits)]
+
+        def reward(self, answer, workspace):
+            return float(answer == "Six.\n" and (workspace / "result").read_text() == "made")
+
+    os.environ["SECRET"] = "x"
+    try:
+        env = Program()
+        record = await runner(["Six."]).run_episode(env, {"x": 2, "exits": 0})
+        failed = await runner(["Six."]).run_episode(Program(), {"x": 2, "exits": 3})
+    finally:
+        del os.environ["SECRET"]
+
+    assert (record.stop_reason, record.reward, record.error) == (StopReason.FINAL_ANSWER, 1.0, None)
+    assert record.messages[0]["content"] == "2 hi"
+    assert not env.workspace.joinpath("note").exists()
+    assert (failed.error.boundary, failed.error.type) == ("agent", "AgentFailed")
+    assert "exit code 3" in failed.error.message
+
+
+async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path: Path):
+    class Endless(ae.AgentEnv):
+        def command(self):
+            return ["/bin/sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; wait"]
+
+    record = await runner().run_episode(Endless(), {}, limits=RunLimits(episode_timeout_s=0.5))
+
+    assert record.stop_reason is StopReason.DEADLINE
+    pid = int((tmp_path / "pid").read_text())
+    await until(
+        lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    )
+
+
+async def test_fifty_agents_at_once_leave_nothing_behind():
+    played = runner(concurrency=50)
+    spec = ae.EnvSpec.of("demo/Adder-v0", Raw, tasks=[{"x": 2, "y": 3}])
+
+    (group,) = [group async for group in played.run_groups(spec, spec.task_set(), 50)]
+
+    assert {member.reward for member in group} == {1.0}
+    assert {len(member.sequences) for member in group} == {1}
+    assert played.ledger.balanced
+
+
+class Raw(Adder):
+    """The same agent without an SDK."""
+
+    async def agent(self, url, task):
+        messages = [{"role": "user", "content": "?"}]
+        async with aiohttp.ClientSession() as http:
+            while True:
+                body = {"model": "m", "messages": messages, "tools": [ADD]}
+                async with http.post(f"{url}/v1/chat/completions", json=body) as got:
+                    message = (await got.json())["choices"][0]["message"]
+                messages.append(message)
+                if not message.get("tool_calls"):
+                    return message["content"]
+                messages += [
+                    {"role": "tool", "tool_call_id": made["id"], "content": "5"}
+                    for made in message["tool_calls"]
+                ]
