@@ -22,6 +22,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting
 from agentenv.runs.frames import frame
+from agentenv.runs.store.encoded import ENCODE
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.train.config import GRPOConfig
@@ -181,10 +182,11 @@ class _Training:
             runner=plan.runner,
             rollout=rollout,
             on_metrics=self._stepped,
-            on_trajectory=run.append,
+            on_trajectory=self._keep,
             on_held_out=self._keep_held_out,
             on_trained=run.annotate,
             on_workers=run.log_workers,
+            encode=ENCODE,
         )
         self._waiting = self.trainer.waiting
         run.keep_texts(self.trainer.renderer.tokenizer.backend)
@@ -253,8 +255,12 @@ class _Training:
             self._run.annotate(trajectory, {"role": "demonstration"})
         return shown
 
+    def _keep(self, trajectory: Trajectory) -> None:
+        self._run.append(trajectory, self.trainer.encoded(trajectory))
+
     def _keep_held_out(self, trajectory: Trajectory) -> None:
         """Keep a held-out episode in the run; each evaluation has groups of its own."""
+        self.trainer.encoded(trajectory)  # of no use, because the group has another name
         group_id = f"held-out-{self.trainer.steps_done}:{trajectory.group_id}"
         kept = replace(trajectory, group_id=group_id)
         self._run.append(kept)

@@ -89,6 +89,7 @@ class GRPOTrainer:
         on_held_out: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
         on_workers: Tell | None = None,
+        encode: str = "",
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -102,7 +103,7 @@ class GRPOTrainer:
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
         self._play_options = PlayOptions(
-            limits, runner, on_trajectory, on_held_out, play, on_workers=on_workers
+            limits, runner, on_trajectory, on_held_out, play, on_workers=on_workers, encode=encode
         )
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
@@ -309,6 +310,11 @@ class GRPOTrainer:
         self.place = Place.restore(state)
         self._ledger.restore(state.get("tasks", TaskLedger().record()))
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
+
+    def encoded(self, trajectory: Trajectory) -> Any:
+        """Return, once, what a worker made of an episode with `encode`; None if it was played here."""
+        crew = None if self._rollouts is None else self._rollouts.crew
+        return None if crew is None else crew.encoded(trajectory)
 
     # Parts of the trainer -------------------------------------------------------------------
 

@@ -103,6 +103,7 @@ class LocalWorker:
     async def close(self) -> None:
         """Let the worker close its environments, and end the process and all that it started."""
         if self._process is None:
+            self._close_death_pipe()
             return
         if self._process.returncode is None and self._writer is not None:
             write_frame(self._writer, "close")
@@ -117,6 +118,9 @@ class LocalWorker:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        self._close_death_pipe()
+
+    def _close_death_pipe(self) -> None:
         if self._death_pipe >= 0:
             os.close(self._death_pipe)
             self._death_pipe = -1

@@ -59,6 +59,14 @@ class Reports:
     async def _report(self) -> None:
         try:
             driver = {"worker": "driver", **self._usage.row(), **self._driver()}
-            self._tell([driver, *await self._stats()])
+            workers = await self._stats()
+            for row in workers:
+                if row.get("silent"):
+                    _log.warning(
+                        "worker %s does not answer: its event loop is blocked, perhaps by an async method "
+                        "that computes or waits without await",
+                        row["worker"],
+                    )
+            self._tell([driver, *workers])
         except Exception as error:  # noqa: BLE001 - a report that cannot be written must not end the run
             _log.warning("the workers' report was not written: %s: %s", class_of(error), message_of(error))

@@ -21,10 +21,15 @@ class Encoded:
     line: bytes
     """The line of the episode, with its line break."""
     summary: EpisodeSummary
-    """The summary, without the place of the line."""
+    """The summary; the offset of the line is 0 as long as it is not known."""
 
 
-def encode(trajectory: Trajectory) -> Encoded:
-    """Return what a run stores of an episode."""
+def encode(trajectory: Trajectory, *, offset: int = 0) -> Encoded:
+    """Return what a run stores of an episode.
+
+    Args:
+        trajectory: the episode.
+        offset: offset of its line in the file, if it is known.
+    """
     line = encode_line(trajectory)
-    return Encoded(line, summarize(trajectory, size=len(line)))
+    return Encoded(line, summarize(trajectory, offset=offset, size=len(line)))

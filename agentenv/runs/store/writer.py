@@ -130,8 +130,11 @@ class RunWriter:
             StoreError: The disk is full or the directory is gone; the earlier episodes are intact.
         """
         self._append_texts(trajectory)
-        encoded = encoded or encode(trajectory)
-        summary = replace(encoded.summary, offset=self._ends.get(EPISODES, 0))
+        offset = self._ends.get(EPISODES, 0)
+        encoded = encode(trajectory, offset=offset) if encoded is None else encoded
+        summary = (
+            encoded.summary if encoded.summary.offset == offset else replace(encoded.summary, offset=offset)
+        )
         self._append(EPISODES, encoded.line)
         self._summaries.append(summary)
         self._append(INDEX, index_line(summary))

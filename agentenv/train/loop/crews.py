@@ -54,6 +54,7 @@ def with_crew(
         engine=engine,
         tokenizer=config.model or None,
         run_seed=config.seed,
+        encode="" if options.rollout is not None else options.encode,
     )
     crew = crew_of(recipe, specs, workers=config.workers, ray=config.ray, tell=options.on_workers)
     return replace(options, crew=crew)

@@ -54,6 +54,9 @@ class PlayOptions:
     """Workers that play the episodes; None plays them in this process."""
     on_workers: Tell | None = None
     """Called from time to time with how the driver and each worker are doing."""
+    encode: str = ""
+    """Name (`module:function`) of what workers make of each record for the driver; `crew.encoded` returns it
+    once. A rollout function may leave records out, so with one nothing is made."""
 
 
 class Playing(Protocol):
@@ -165,6 +168,7 @@ class Rollouts:
         self.learner, self.mixture = learner, mixture
         self.config, self.options = learner.config, options
         self._engine, self._renderer = engine, renderer
+        self.crew = options.crew
         tell = None if options.crew is None else options.crew.expect_weights
         self.sync = WeightSync(learner, engine, renderer, tell)
         self.runner = Runner(

@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
+from agentenv.runs.store.encoded import Encoded
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.runs.store.writer import RunWriter
 from agentenv.train.loop.launch import Launch, LaunchFailed
@@ -70,12 +71,12 @@ class SharedRun(Generic[P]):
         """Whether this process writes the run."""
         return self._writer is not None
 
-    def append(self, trajectory: Trajectory) -> None:
-        """Write a finished episode."""
+    def append(self, trajectory: Trajectory, encoded: Encoded | None = None) -> None:
+        """Write a finished episode, which a worker may have encoded already."""
         if self._writer is not None:
-            self._writer.append(trajectory)
+            self._writer.append(trajectory, encoded)
         else:
-            self._send("append", _line(trajectory), {})
+            self._send("append", _line(trajectory) if encoded is None else encoded.line.decode(), {})
 
     def annotate(self, trajectory: Trajectory, note: Mapping[str, object]) -> None:
         """Write the trainer's note on an episode."""

@@ -255,14 +255,19 @@ async def test_a_crew_tells_how_it_is_doing_at_its_end_at_the_latest():
     assert summary == f"2/2 workers, 1 died, {crew.replayed} episodes played again"
 
 
-async def test_a_worker_that_does_not_answer_is_told_to_be_silent(monkeypatch: pytest.MonkeyPatch):
+async def test_a_worker_that_does_not_answer_is_told_to_be_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    told: list[Any] = []
     monkeypatch.setattr("agentenv.workers.crew.ANSWER_S", 0.0)
     monkeypatch.setattr(Here, "stats", lambda self: asyncio.Event().wait())
 
-    async with Crew(Hired(), 1, [SPEC]) as crew:
-        (row,) = await crew.stats()
+    async with Crew(Hired(), 1, [SPEC], told.append):
+        pass
 
+    _, row = told[-1]
     assert (row["worker"], row["silent"]) == ("w1", True)
+    assert "worker w1 does not answer: its event loop is blocked" in caplog.text
 
 
 async def test_a_report_that_cannot_be_written_ends_nothing(caplog: pytest.LogCaptureFixture):

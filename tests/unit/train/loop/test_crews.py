@@ -11,8 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
 from agentenv.cli import main
-from agentenv.core import UsageError
+from agentenv.core import Trajectory, UsageError
 from agentenv.render import byte_tokenizer
+from agentenv.runs import RunWriter
 from agentenv.train import GRPOConfig, GRPOTrainer, TrainResult
 from agentenv.train.loop import save_tokenizer
 from helpers.model_server import model_server
@@ -65,9 +66,19 @@ def trained(model: str, directory: str, **settings: Any) -> TrainResult:
 
 
 @pytest.mark.slow
-def test_two_workers_play_a_training_as_its_own_process_does(model: str):
+def test_two_workers_play_a_training_as_its_own_process_does(model: str, monkeypatch: pytest.MonkeyPatch):
     alone = trained(model, "alone", eval_tasks=2)
+    encoded = []
+    append = RunWriter.append
+
+    def watched(writer: RunWriter, trajectory: Trajectory, line: object = None) -> object:
+        encoded.append(line is not None)
+        return append(writer, trajectory, line)
+
+    monkeypatch.setattr(RunWriter, "append", watched)
     together = trained(model, "together", eval_tasks=2, workers=2)
+
+    assert encoded.count(True) == 3 * 2 * 2  # the workers encoded the episodes that were trained on
 
     assert truth(together.run) == truth(alone.run)
     assert {version for one in together.run for version in one.weights_versions} == {0, 1, 2}
