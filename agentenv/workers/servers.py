@@ -42,10 +42,8 @@ class ServerShares:
         if len(self.episodes) < 2:
             yield None
             return
-        servers = range(len(self.episodes))
-        server = min(
-            servers, key=lambda server: (self.episodes[server], self._lent[server], self._ties[server])
-        )
+        keys = list(zip(self.episodes, self._lent, self._ties, strict=True))
+        server = keys.index(min(keys))
         self.episodes[server] += 1
         self._lent[server] += 1
         try:
