@@ -441,6 +441,19 @@ def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatc
     ]
 
 
+def test_a_few_demonstrations_are_imitated_several_times(model, caplog):
+    caplog.set_level("INFO", "agentenv.train.loop.sft")
+
+    train(model, demos=say_ten, steps=1, settings={"demo_epochs": 4})
+
+    assert [
+        record.getMessage()[:20] for record in caplog.records if "warm-up step" in record.getMessage()
+    ] == [
+        "warm-up step 1 of 2:",
+        "warm-up step 2 of 2:",
+    ]
+
+
 class Solved(Echo):
     @staticmethod
     def oracle(messages, task, rng):
