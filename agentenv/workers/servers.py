@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from random import SystemRandom
 
 __all__ = ["ServerShares", "num_servers_of"]
 
@@ -13,6 +14,9 @@ def num_servers_of(model: str) -> int:
     if not model.startswith(("http://", "https://")):
         return 0
     return sum(bool(part.strip()) for part in model.split(","))
+
+
+_random = SystemRandom()
 
 
 class ServerShares:
@@ -29,6 +33,8 @@ class ServerShares:
         """Number of running episodes of each server."""
         self._lent = [0] * num_servers
         """How often each server was lent, so that episodes one after another go round."""
+        # Several drivers may use the same servers, and must not all begin with the first one.
+        self._ties = [_random.random() for _ in range(num_servers)]
 
     @contextmanager
     def lend(self) -> Generator[int | None]:
@@ -36,8 +42,8 @@ class ServerShares:
         if len(self.episodes) < 2:
             yield None
             return
-        servers = range(len(self.episodes))
-        server = min(servers, key=lambda server: (self.episodes[server], self._lent[server]))
+        keys = list(zip(self.episodes, self._lent, self._ties, strict=True))
+        server = keys.index(min(keys))
         self.episodes[server] += 1
         self._lent[server] += 1
         try:
