@@ -12,6 +12,16 @@ from agentenv.core.door import door
 from agentenv.envs import gym_hook
 
 if TYPE_CHECKING:
+    from agentenv import core as core
+    from agentenv import engine as engine
+    from agentenv import envs as envs
+    from agentenv import interop as interop
+    from agentenv import render as render
+    from agentenv import runner as runner
+    from agentenv import runs as runs
+    from agentenv import sandbox as sandbox
+    from agentenv import testing as testing
+    from agentenv import tools as tools
     from agentenv.core.context import Context as Context
     from agentenv.core.errors import AgentEnvError as AgentEnvError
     from agentenv.core.errors import ToolError as ToolError
@@ -99,7 +109,21 @@ __all__ = sorted(
                 "tools.tool": ["Tool", "tool"],
                 "tools.toolbox": ["Toolbox"],
             },
-            packages=["train"],  # agentenv.train stays the package, and calling it is calling `train`
+            # Without them, `ae.testing` would work only where something else has imported it already.
+            # agentenv.train stays the package, and calling it is calling `train`.
+            packages=[
+                "core",
+                "engine",
+                "envs",
+                "interop",
+                "render",
+                "runner",
+                "runs",
+                "sandbox",
+                "testing",
+                "tools",
+                "train",
+            ],
         ),
     ]
 )

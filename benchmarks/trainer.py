@@ -105,8 +105,8 @@ def build_batch(cell: Cell):
 
 def our_step(model, batch, *, saving: bool = False):
     from agentenv.train import GRPOConfig
-    from agentenv.train.batch import Row
     from agentenv.train.model import Policy
+    from agentenv.train.rows import Row
     from agentenv.train.sums import Meter
     from agentenv.train.update import accumulate, assign_weights
 

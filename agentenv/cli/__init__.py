@@ -30,6 +30,7 @@ VERBS = {
     "eval": "play tasks with a model and report the results",
     "train": "train a model with GRPO on an environment",
     "view": "look at runs in a browser, token by token",
+    "note": "attach a text or tags to a run",
     "replay": "play a stored episode again in its environment",
     "diff": "compare two runs, paired by task",
     "rescore": "score stored episodes with other rewards",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,8 +12,10 @@ if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
     from agentenv.train.plan import TrainPlan
 
-__all__ = ["Dashboard", "sparkline", "step_line"]
+__all__ = ["Dashboard", "held_out_lines", "sparkline", "step_line"]
 
+TELL_EVERY_S = 10.0
+_warmup_log = logging.getLogger("agentenv.train.loop.sft")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -44,7 +47,9 @@ def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]])
         f"gap max {shown('mismatch/abs_max', '.2g')}",
         f"trained {share}",
         f"truncated {shown('completions/clipped_ratio', '.0%')}",
-        f"play {shown('time/rollout', '.1f')} s, update {shown('time/update', '.1f')} s",
+        f"play {shown('time/rollout', '.1f')} s",
+        f"wait {shown('time/wait', '.1f')} s",
+        f"update {shown('time/update', '.1f')} s",
     ]
     if "kl" in last:
         parts.insert(3, f"KL {shown('kl', '.3f')}")
@@ -53,13 +58,40 @@ def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]])
     return "  ".join(parts)
 
 
-class _Warnings(logging.Handler):
+def held_out_lines(scores: Mapping[str, float], drawn: str) -> list[str]:
+    """Return a line with the held-out success for each environment that was scored.
+
+    Args:
+        scores: metrics; with several environments the scores of each one have its name.
+        drawn: how the episodes were sampled.
+    """
+    lines: list[str] = []
+    for name in scores:
+        prefix, _, score = name.rpartition("/")
+        if not prefix.startswith("eval") or score != "success":
+            continue
+        own = {key.rpartition("/")[2]: value for key, value in scores.items() if key.startswith(f"{prefix}/")}
+        several = [f"{key} {value:.3f}" for key, value in own.items() if "@" in key]
+        interval = f"[{own['success_low']:.3f}, {own['success_high']:.3f}] on {own['tasks']:.0f} tasks"
+        of = f" of {env}" if (env := prefix.partition("/")[2]) else ""
+        lines.append(", ".join([f"held-out success{of} {own['success']:.3f} {interval}", drawn, *several]))
+    return lines
+
+
+class _Records(logging.Handler):
+    """Prints warnings, and the progress of a warm-up if none was printed for a while."""
+
     def __init__(self, board: Dashboard) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._board = board
+        self._told = time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._board.say(f" ! {record.getMessage()}")
+        if record.levelno >= logging.WARNING:
+            self._board.say(f" ! {record.getMessage()}")
+        elif time.monotonic() - self._told >= TELL_EVERY_S:
+            self._told = time.monotonic()
+            self._board.say(f"  {record.getMessage()}")
 
 
 class Dashboard:
@@ -67,14 +99,18 @@ class Dashboard:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._num_steps = 0
+        self.drawn = ""
+        """How the held-out episodes are sampled."""
         self._quiet = quiet
         self._history: list[Mapping[str, float]] = []
-        self._handler = _Warnings(self)
+        self._handler = _Records(self)
         self._status: Any = None
 
     def begin(self, plan: TrainPlan) -> None:
         """Print the environments, the model and the size of the run."""
         config, self._num_steps = plan.config, plan.config.max_steps
+        warm = config.eval_temperature
+        self.drawn = f"temperature {warm:g}" if warm else "greedy"
         if not self._quiet and sys.stdout.isatty():
             from rich.console import Console
             from rich.status import Status
@@ -103,7 +139,11 @@ class Dashboard:
             print(text, flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the line of a finished step."""
+        """Print the line of a finished step, or the scores before the first one."""
+        if not step:
+            for line in held_out_lines(metrics, self.drawn):
+                self.say(f" before the first step: {line}")
+            return
         self._history.append(metrics)
         self.say(step_line(step, self._num_steps, self._history))
         if self._status is not None:
@@ -111,9 +151,11 @@ class Dashboard:
 
     def __enter__(self) -> Self:
         logging.getLogger("agentenv").addHandler(self._handler)
+        _warmup_log.setLevel(logging.INFO)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger("agentenv").removeHandler(self._handler)
+        _warmup_log.setLevel(logging.NOTSET)
         if self._status is not None:
             self._status.stop()

@@ -14,10 +14,12 @@ from agentenv.cli.options import (
     ConfigOption,
     JsonOption,
     ModelOption,
+    RayOption,
     RunsDirOption,
     SeedOption,
     SettingsOption,
     TrustOption,
+    WorkersOption,
     in_runs_dir,
     typed,
 )
@@ -50,6 +52,8 @@ def run(
     tokenizer: str = typer.Option(
         "", "--tokenizer", help="Directory of the tokenizer; the model's own if empty."
     ),
+    workers: int = WorkersOption,
+    ray: str = RayOption,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Continue a stopped run with its own settings."),
     trust: bool = TrustOption,
@@ -72,7 +76,9 @@ def run(
         "split": split,
         "tokenizer": tokenizer or None,
     }
+    crew = {"workers": workers, "ray": ray}
     sources = [read_toml(config), typed(ctx, given, {})] if config else []
+    sources.append(typed(ctx, crew, {}))
     code = _evaluate(
         given,
         [*sources, parse_pairs(settings or [])],
@@ -133,9 +139,10 @@ def _evaluate(
     if run is None:
         config = eval_config(given, sources)
     else:
-        # A run does not record addresses, which may hold a password.
-        notify = read_settings(sources, EVAL_SECTIONS)["eval"].get("notify", ())
-        config = EvalConfig.from_record({**run.info.config, "notify": notify})
+        # A run does not record addresses, which may hold a password. Workers change no result.
+        now = read_settings(sources, EVAL_SECTIONS)["eval"]
+        changed = {name: now[name] for name in ("notify", "workers", "ray") if name in now}
+        config = EvalConfig.from_record({**run.info.config, **changed})
     if run is not None and given["envs"] and given["envs"] != config.envs:
         raise UsageError(
             f"run {run.id} plays {', '.join(config.envs)}, not {', '.join(given['envs'])}",

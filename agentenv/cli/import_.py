@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from agentenv.cli.options import RunsDirOption, in_runs_dir
 from agentenv.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from agentenv.core.trajectory import Trajectory
 
 __all__ = ["app"]
 
@@ -32,7 +37,9 @@ WITH_TOKENS = {"slime:from_slime", "verl:from_verl", "trl:from_trl"}
 @app.command()
 def run(
     paths: list[str] = typer.Argument(
-        ..., metavar="FILE...", help="Chat logs, ATIF documents, or rows of TRL, verl, slime or prime-rl."
+        ...,
+        metavar="FILE...",
+        help="Chat logs, ATIF documents or their directory, or rows of TRL, verl, slime or prime-rl.",
     ),
     env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment id of rows that name none."),
     tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer for rows of tokens."),
@@ -42,7 +49,7 @@ def run(
     from agentenv.render.tokenizer import ChatTokenizer
     from agentenv.runs.store.writer import RunWriter
 
-    rows = [row for path in paths for row in read_rows(Path(path))]
+    rows = [row for path in paths for file in _files(Path(path)) for row in read_rows(file)]
     if not rows:
         raise UsageError(f"{', '.join(paths)}: there are no episodes", remedy="name a file that has some")
     decoding = ChatTokenizer.load(tokenizer) if tokenizer else None
@@ -53,8 +60,8 @@ def run(
     ) as writer:
         if decoding is not None:
             writer.keep_texts(decoding.backend)
-        for index, episode in enumerate(episodes):
-            writer.append(_distinct(episode, index, episodes))
+        for episode in _distinct(episodes):
+            writer.append(episode)
     print(f"{len(episodes)} episodes   run {writer.id}")
     print(f" view: agentenv view {writer.id}{in_runs_dir(runs_dir)}")
 
@@ -62,8 +69,14 @@ def run(
 def _episodes(
     rows: Sequence[dict[str, Any]], env_id: str, decode: Callable[[list[int]], str] | None
 ) -> list[Any]:
-    """Read the episodes of rows in the format that the first row has."""
+    """Read the episodes of rows in the format that the first row has.
+
+    Raises:
+        UsageError: The rows are logs of Inspect.
+    """
     keys = set(rows[0]) if rows else set[str]()
+    if {"eval", "samples"} <= keys:
+        raise UsageError("logs of Inspect are not read", remedy="import another export of the run, as openai")
     name = next(name for name, wanted in READERS.items() if wanted <= keys)
     module, _, function = name.partition(":")
     read = getattr(import_module(f"agentenv.interop.{module}"), function)
@@ -71,13 +84,26 @@ def _episodes(
     return list(read(rows, env_id=env_id, **options))
 
 
-def _distinct(episode: Any, index: int, episodes: list[Any]) -> Any:
-    """Return the episode with a member number that no earlier episode of its group has."""
-    from dataclasses import replace
+def _distinct(episodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """Yield the episodes, each with a member number that no earlier episode of its group has."""
+    earlier = Counter[tuple[str, int]]()
+    for episode in episodes:
+        key = (episode.group_id, episode.member)
+        yield replace(episode, member=episode.member + earlier[key]) if earlier[key] else episode
+        earlier[key] += 1
 
-    key = (episode.group_id, episode.member)
-    earlier = sum((other.group_id, other.member) == key for other in episodes[:index])
-    return replace(episode, member=episode.member + earlier) if earlier else episode
+
+def _files(path: Path) -> list[Path]:
+    """Return the file, or the JSON files of a directory, in which ATIF documents are exported.
+
+    Raises:
+        UsageError: The directory contains no JSON file.
+    """
+    if not path.is_dir():
+        return [path]
+    if files := sorted(path.glob("*.json")):
+        return files
+    raise UsageError(f"there is no .json file in {path}", remedy="name a file that has episodes")
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

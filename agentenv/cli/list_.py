@@ -23,10 +23,11 @@ def show(
     ),
     as_json: bool = JsonOption,
 ) -> None:
-    """List the environments and tools that are installed.
+    """List the environments and tools that are installed, and the libraries whose environments have names.
 
     The exit code is 1 if --load finds an environment or a tool that cannot be loaded.
     """
+    from agentenv.envs.peers import PEERS
     from agentenv.envs.registry import registry
     from agentenv.tools.registry import tool_registry
 
@@ -50,18 +51,32 @@ def show(
         }
         for entry in tool_registry.listing(load=load)
     ]
+    peers = [
+        {
+            "name": f"{prefix}:{peer.form}",
+            "description": peer.description,
+            "needs": peer.install if peer.missing else "",
+        }
+        for prefix, peer in PEERS.items()
+    ]
     rows = [row for row in rows if all(word.lower() in str(row).lower() for word in words or [])]
     tools = [tool for tool in tools if all(word.lower() in str(tool).lower() for word in words or [])]
-    _print(rows, tools, words, as_json=as_json)
+    peers = [peer for peer in peers if all(word.lower() in str(peer).lower() for word in words or [])]
+    _print(rows, peers, tools, words, as_json=as_json)
     if any(row["error"] for row in [*rows, *tools]):
         raise typer.Exit(1)
 
 
 def _print(
-    rows: list[dict[str, Any]], tools: list[dict[str, str]], words: list[str], *, as_json: bool
+    rows: list[dict[str, Any]],
+    peers: list[dict[str, str]],
+    tools: list[dict[str, str]],
+    words: list[str],
+    *,
+    as_json: bool,
 ) -> None:
     if as_json:
-        sys.stdout.write(json.dumps({"environments": rows, "tools": tools}) + "\n")
+        sys.stdout.write(json.dumps({"environments": rows, "libraries": peers, "tools": tools}) + "\n")
         return
     width = max((len(str(row["id"])) for row in rows), default=0)
     print(f"environments ({len(rows)})")
@@ -69,13 +84,17 @@ def _print(
         size = "" if row["tasks"] is None else f" · {row['tasks']} tasks"
         text = f"cannot be loaded: {row['error']}" if row["error"] else f"{row['description']}{size}"
         print(f"  {row['id']:<{width}}  {text or row['origin']}".rstrip())
+    print(f"environments of other libraries, by name ({len(peers)})")
+    for peer in peers:
+        needs = f" (needs {peer['needs']})" if peer["needs"] else ""
+        print(f"  {peer['name']:<{width}}  {peer['description']}{needs}")
     print(f"tools ({len(tools)})")
     for tool in tools:
         text = (
             f"cannot be loaded: {tool['error']}" if tool["error"] else tool["description"].partition("\n")[0]
         )
         print(f"  {tool['name']:<{width}}  {text or tool['target']}")
-    if not rows and not tools and words:
+    if not rows and not peers and not tools and words:
         print("no installed environment or tool contains these words; agentenv list shows all")
     elif not rows and not words:
         print("nothing is installed; write an environment in a file and run: agentenv eval path/to/file.py")

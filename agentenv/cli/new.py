@@ -53,7 +53,9 @@ def files_of(words: list[str]) -> dict[str, str]:
     """Return the package's files: the text of each path."""
     module, title = "_".join(words), "".join(word.capitalize() for word in words)
     env_id = f"{words[0]}/{title}-v0"
-    fill = {"module": module, "title": title, "env_id": env_id, "dist": "-".join(words)}
+    dist = "-".join(words)
+    report = f"https://raw.githubusercontent.com/OWNER/{dist}/main/check.json"
+    fill = {"module": module, "title": title, "env_id": env_id, "dist": dist, "report": report}
     return {path.format(**fill): text for path, text in ((p, _fill(t, fill)) for p, t in _FILES.items())}
 
 
@@ -154,12 +156,30 @@ async def test_right_and_wrong_answers_score_one_and_zero():
 ''',
     "README.md": """# @dist@
 
+![agentenv check](https://img.shields.io/badge/dynamic/json?url=@report@&query=%24.summary&label=agentenv%20check)
+
 The environment `@env_id@`: boxes of pencils, and a tool that multiplies.
 
     pip install -e '.[dev]'
     agentenv check @env_id@
     agentenv eval @env_id@ -m mock -n 20 -k 4
     pytest
+
+| | |
+|---|---|
+| tasks | 100 for training, 40 held out; made by the code |
+| reward | 1 if the last word of the answer is the right number, else 0 |
+| tools | `multiply` |
+| turns | at most 4 |
+| licence | choose one, for the code and for the data |
+
+The badge shows `check.json` of the main branch; replace OWNER in its address. To renew the file:
+
+    agentenv check @env_id@ --json > check.json
+""",
+    ".gitignore": """__pycache__/
+dist/
+runs/
 """,
     ".github/workflows/test.yml": """name: test
 on: [push, pull_request]
@@ -171,7 +191,7 @@ jobs:
       - uses: actions/setup-python@v5
         with: { python-version: "3.12" }
       - run: pip install -e '.[dev]'
-      - run: agentenv check @env_id@
+      - run: agentenv check @env_id@ --json > check.json
       - run: pytest
 """,
 }

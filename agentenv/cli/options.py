@@ -16,11 +16,13 @@ __all__ = [
     "JsonOption",
     "ModelOption",
     "NoTokenOption",
+    "RayOption",
     "RunsDirOption",
     "SeedOption",
     "SettingsOption",
     "TokenOption",
     "TrustOption",
+    "WorkersOption",
     "chosen_token",
     "in_runs_dir",
     "typed",
@@ -49,6 +51,12 @@ TrustOption: Any = typer.Option(
     help="Execute the code that the run names, although somebody else made the run.",
     hidden=True,  # rarely needed, and the error that asks for it names it
 )
+WorkersOption: Any = typer.Option(
+    0, "--workers", help="Play in so many worker processes; with --ray ADDRESS, in Ray actors."
+)
+RayOption: Any = typer.Option(
+    "", "--ray", hidden=True, help="Ray cluster of the workers: its address, or auto."
+)  # hidden, because the help of --workers names it
 TokenOption: Any = typer.Option(
     "",
     "--token",

@@ -21,6 +21,7 @@ class EvalProgress:
         self._quiet = quiet
         self._bar: Any = None
         self._task: Any = None
+        self._evaluation: Any = None
         self._seen: set[str] = set()
         self._rewards = 0.0
         self._scored = 0
@@ -39,8 +40,9 @@ class EvalProgress:
         names = ", ".join(spec.id for spec in evaluation.specs)
         print(
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
-            f" · {config.runner.concurrency} at once · seed {config.seed}   run {run_id}"
+            f" · {config.runner.concurrency} at once{_workers(config)} · seed {config.seed}   run {run_id}"
         )
+        self._evaluation = evaluation
         self._done, self._total = evaluation.num_finished, evaluation.num_episodes
         if evaluation.num_finished:
             print(f" {evaluation.num_finished} episodes were finished earlier")
@@ -78,7 +80,8 @@ class EvalProgress:
     def _facts(self, now: float) -> str:
         rate = self._tokens / max(1e-9, now - self._began)
         mean = f"{self._rewards / self._scored:.3f}" if self._scored else "-"
-        return f"{rate:,.0f} tok/s  reward {mean}  err {self._failed}"
+        crew = "" if self._evaluation is None or not (its := self._evaluation.crew) else f"  {its.summary()}"
+        return f"{rate:,.0f} tok/s  reward {mean}  err {self._failed}{crew}"
 
     def _say(self, text: str) -> None:
         if self._quiet:
@@ -96,3 +99,10 @@ class EvalProgress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _workers(config: Any) -> str:
+    """Return where the episodes are played, if not in this process."""
+    if not config.workers:
+        return ""
+    return f" on {config.workers} " + (f"workers of Ray ({config.ray})" if config.ray else "workers")

@@ -45,6 +45,9 @@ def run(
     max_model_len: int | None = typer.Option(
         None, "--max-model-len", help="With MODEL: tokens of the context."
     ),
+    transfer: bool = typer.Option(
+        False, "--transfer", help="With MODEL: full weights are sent to it (-o engine.transfer=gloo or nccl)."
+    ),
     python: str = typer.Option(sys.executable, "--python", help="With MODEL: interpreter that has vLLM."),
     log: Path = typer.Option(Path("vllm.log"), "--log", help="With MODEL: file for vLLM's output."),
     vllm: str = typer.Option("", "--vllm", metavar="ARGS", help="With MODEL: more arguments for vLLM."),
@@ -71,6 +74,7 @@ def run(
         port=port,
         dtype=dtype,
         max_model_len=max_model_len,
+        transfer=transfer,
         python=python,
         extra=shlex.split(vllm),
     )

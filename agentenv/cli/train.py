@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from agentenv.cli.dashboard import Dashboard
+from agentenv.cli.dashboard import Dashboard, held_out_lines
 from agentenv.cli.options import (
     ConfigOption,
     JsonOption,
+    RayOption,
     RunsDirOption,
     SeedOption,
     SettingsOption,
     TrustOption,
+    WorkersOption,
     in_runs_dir,
     typed,
 )
@@ -32,7 +34,10 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _DEMOS: Any = typer.Option(
-    "", "--demos", metavar="POLICY", help="Warm up on FILE.py:FUNCTION; none; the oracle if empty."
+    "",
+    "--demos",
+    metavar="POLICY",
+    help="Warm up on oracle (where there is one, the default), FILE.py:FUNCTION or none.",
 )
 _PARAMETERS = {"max_steps": "steps", "num_generations": "group_size"}
 """Parameter of the command for each setting whose name differs from it."""
@@ -59,6 +64,8 @@ def run(
     seed: int = SeedOption,
     settings: list[str] = SettingsOption,
     config: str = ConfigOption,
+    workers: int = WorkersOption,
+    ray: str = RayOption,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Go on with a stopped run from its last checkpoint."),
     trust: bool = TrustOption,
@@ -79,6 +86,7 @@ def run(
     given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
     chosen = _typed(ctx, given)
     sources = [read_toml(config), chosen] if config else []
+    sources.append(typed(ctx, {"workers": workers, "ray": ray}, {}))
     options: dict[str, Any] = dict(
         read_settings([given, *sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
     )
@@ -93,7 +101,7 @@ def run(
             result = train(dict(map(_weighted, envs or [])), named, **options, **watch)
     except LaunchFailed:
         raise typer.Exit(1) from None  # the first process prints the error
-    _show(result, in_runs_dir(runs_dir), as_json=as_json)
+    _show(result, in_runs_dir(runs_dir), board.drawn, as_json=as_json)
     if result.interrupted:
         raise typer.Exit(130)
 
@@ -136,17 +144,18 @@ def _weighted(name: str) -> tuple[str, float]:
         ) from None
 
 
-def _show(result: TrainResult, where: str, *, as_json: bool) -> None:
+def _show(result: TrainResult, where: str, drawn: str, *, as_json: bool) -> None:
     """Print how a training ended. Only the first process of a launch prints.
 
     Args:
         result: what the training returned.
         where: the option that printed commands need to find the run.
+        drawn: how the held-out episodes were sampled.
         as_json: print one JSON object instead.
     """
     if result.run is None:
         return
-    run_id, scores = result.run.id, result.evaluation
+    run_id = result.run.id
     if as_json:
         head = {"run": run_id, "steps": result.steps_done, "interrupted": result.interrupted}
         sys.stdout.write(json.dumps({**head, **(result.history[-1] if result.history else {})}) + "\n")
@@ -154,18 +163,8 @@ def _show(result: TrainResult, where: str, *, as_json: bool) -> None:
         command = f"agentenv train --resume {run_id}{where}"
         print(f" stopped after step {result.steps_done}; continue with: {command}")
     else:
-        if "eval/success" in scores:
-            print(
-                f" held-out success {scores['eval/success']:.3f} [{scores['eval/success_low']:.3f},"
-                f" {scores['eval/success_high']:.3f}] on {scores['eval/tasks']:.0f} tasks, {_drawn(result)}"
-            )
+        for line in held_out_lines(result.evaluation, drawn):
+            print(f" {line}")
+        if result.busiest:
+            print(f" {result.busiest}")
         print(f" view: agentenv view {run_id}{where}")
-
-
-def _drawn(result: TrainResult) -> str:
-    """Return how the held-out episodes were drawn, with the scores of several episodes of each task."""
-    record: Mapping[str, Any] = {} if result.run is None else result.run.info.config
-    temperature: float = record.get("train", {}).get("eval_temperature", 0.0)
-    parts = [f"temperature {temperature:g}" if temperature else "greedy"]
-    several = {name.partition("/")[2]: value for name, value in result.evaluation.items() if "@" in name}
-    return ", ".join([*parts, *(f"{name} {value:.3f}" for name, value in several.items())])

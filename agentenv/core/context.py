@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agentenv.core.errors import EnvironmentMisuse
 from agentenv.core.execution import SandboxProtocol
 from agentenv.core.limits import RunLimits
 from agentenv.core.messages import Message
 
-__all__ = ["Context", "EpisodeRecord"]
+__all__ = ["Context", "EpisodeRecord", "check_attempt"]
 
 
 class EpisodeRecord(Protocol):
@@ -45,6 +46,9 @@ class Context:
     """`time.monotonic()` value at which the episode ends."""
     turn: int = 0
     """Index of the assistant turn being answered."""
+    attempt: int = 0
+    """Index of the model's attempt at the task. An environment that lets the model try again sets it when it
+    answers the turn that ends an attempt; each later turn is recorded with it (`Turn.attempt`)."""
     tool_calls_left: int | None = None
     """Number of tool calls that the episode may still run, including those of this turn; None means no
     limit. The runner keeps the count and answers the calls over the limit; tools may read it."""
@@ -57,3 +61,15 @@ class Context:
     A reward with a parameter `trajectory` receives this record. `answer` and `messages` are read from it
     too, so that rewards judge what the model was shown, not what the environment returned.
     """
+
+
+def check_attempt(attempt: object) -> None:
+    """Check the index of an attempt, which an environment has set.
+
+    Raises:
+        EnvironmentMisuse: The index is no number from 0.
+    """
+    if not isinstance(attempt, int) or attempt < 0:
+        raise EnvironmentMisuse(
+            f"the environment set context.attempt to {attempt!r}", remedy="count attempts from 0"
+        )

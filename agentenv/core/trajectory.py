@@ -101,7 +101,9 @@ _LIBRARIES = (str(Path(__file__).parents[1]) + os.sep, str(Path(os.__file__).par
 class EpisodeError:
     """What went wrong in an episode, and in which part."""
 
-    boundary: Literal["env", "tool", "engine", "reward", "parser", "sandbox", "user", "render", "agent"]
+    boundary: Literal[
+        "env", "tool", "engine", "reward", "parser", "sandbox", "user", "render", "agent", "worker"
+    ]
     type: str
     """Class name of the exception."""
     message: str
@@ -146,6 +148,9 @@ class Turn:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent in the parts of the turn: `generate_s`, `queue_s`, `env_s`, `tools_s`, `user_s`,
     `render_s`."""
+    attempt: int = 0
+    """Index of the model's attempt at the task, where the environment marks attempts (`Context.attempt`). All
+    of them are in one episode; `Trajectory.attempt` counts episodes that were played again."""
 
     @property
     def end(self) -> int:
@@ -191,6 +196,11 @@ class Trajectory:
     """Index of the episode in its group, from 0."""
     attempt: int = 0
     """Number of earlier attempts at this episode that were aborted."""
+    branch_of: int | None = None
+    """Member that sampled the first turns of this episode, which were played again here and are not trained
+    on; None if the episode sampled all its turns."""
+    shared_turns: int = 0
+    """Number of these turns."""
     turns: tuple[Turn, ...] = ()
     sequences: tuple[TokenSequence, ...] = ()
     """The tokens: one sequence, several if the history was rewritten, none if the engine works with text."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from agentenv.core.messages import Message, ToolCallMessage
@@ -49,22 +48,22 @@ def finish_of(reason: str | None, name: str) -> FinishReason:
     return "stop"
 
 
-def message_in(answered: Any, *, text_tools: bool) -> Message:
+def message_in(answered: Mapping[str, Any], *, text_tools: bool) -> Message:
     """Return an answer of the API as a message; its tool calls get distinct ids.
 
     Args:
         answered: the message of the API's answer.
         text_tools: read calls from the text if there are no others.
     """
-    text = answered.content or getattr(answered, "refusal", None) or ""
+    text = answered.get("content") or answered.get("refusal") or ""
     message: Message = {"role": "assistant", "content": text}
     if thought := thinking(answered):
         message["reasoning_content"] = thought
-    calls = [call_message(call, index) for index, call in enumerate(answered.tool_calls or ())]
-    function = getattr(answered, "function_call", None)
-    if function is not None and not calls:
+    calls = [call_message(call, index) for index, call in enumerate(answered.get("tool_calls") or ())]
+    function = answered.get("function_call")
+    if function and not calls:
         # The form of a single call before there were lists of calls; some servers still use it.
-        calls = [call_message(SimpleNamespace(id="", function=function), 0)]
+        calls = [call_message({"function": function}, 0)]
     if text_tools and not calls:
         message["content"], calls = calls_in(text)
     if calls:
@@ -88,22 +87,22 @@ def distinct_calls(calls: Sequence[ToolCallMessage]) -> list[ToolCallMessage]:
     return renamed
 
 
-def thinking(said: Any) -> str:
+def thinking(said: Mapping[str, Any]) -> str:
     """Return the reasoning text of a message or of a piece of one; APIs have two names for it."""
     for name in ("reasoning_content", "reasoning"):
-        text = getattr(said, name, None)
+        text = said.get(name)
         if isinstance(text, str) and text:
             return text
     return ""
 
 
-def call_message(call: Any, index: int) -> ToolCallMessage:
+def call_message(call: Mapping[str, Any], index: int) -> ToolCallMessage:
     """Return a tool call of the API as a message entry; a call without id gets one."""
-    function = call.function
+    function = call["function"]
     return {
-        "id": call.id or f"call_{index}",
+        "id": call.get("id") or f"call_{index}",
         "type": "function",
-        "function": {"name": function.name or "", "arguments": function.arguments or ""},
+        "function": {"name": function.get("name") or "", "arguments": function.get("arguments") or ""},
     }
 
 
@@ -129,29 +128,28 @@ def calls_in(text: str) -> tuple[str, list[ToolCallMessage]]:
     return CALL.sub(read, text).strip(), calls
 
 
-async def joined(chunks: AsyncIterator[Any]) -> Any:
+async def joined(chunks: AsyncIterator[Any]) -> dict[str, Any]:
     """Join the chunks of a streamed answer into one answer of the usual form.
 
     Raises:
-        ConnectionError: The stream ended in the middle of the answer.
+        EOFError: The stream ended in the middle of the answer.
     """
     pieces = Pieces()
     finish: str | None = None
     usage: Any = None
     whole = False
     async for chunk in chunks:
-        usage = getattr(chunk, "usage", None) or usage
+        choices = chunk.get("choices")
+        usage = chunk.get("usage") or usage
         # The counts of the whole answer come last, in a chunk of their own.
-        whole = usage is not None and not chunk.choices
-        for choice in chunk.choices or ():
-            finish = choice.finish_reason or finish
-            if choice.delta is not None:
-                pieces.add(choice.delta)
+        whole = usage is not None and not choices
+        for choice in choices or ():
+            finish = choice.get("finish_reason") or finish
+            if delta := choice.get("delta"):
+                pieces.add(delta)
     if finish is None and not whole:
-        raise ConnectionError("the stream ended in the middle of the answer")
-    return SimpleNamespace(
-        choices=[SimpleNamespace(message=pieces.message(), finish_reason=finish)], usage=usage
-    )
+        raise EOFError("the stream ended in the middle of the answer")
+    return {"choices": [{"message": pieces.message(), "finish_reason": finish}], "usage": usage}
 
 
 @dataclass(slots=True)
@@ -161,49 +159,49 @@ class Pieces:
     content: list[str] = field(default_factory=list[str])
     refusal: list[str] = field(default_factory=list[str])
     thought: list[str] = field(default_factory=list[str])
-    calls: list[Any] = field(default_factory=list[Any])
-    function: Any = None
+    calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    function: dict[str, str] | None = None
     """The call in the form of a single call, as it was before there were lists of calls."""
 
-    def add(self, delta: Any) -> None:
+    def add(self, delta: Mapping[str, Any]) -> None:
         """Add the next piece."""
-        self.content.append(delta.content or "")
-        self.refusal.append(getattr(delta, "refusal", None) or "")
+        self.content.append(delta.get("content") or "")
+        self.refusal.append(delta.get("refusal") or "")
         self.thought.append(thinking(delta))
-        for part in delta.tool_calls or ():
+        for part in delta.get("tool_calls") or ():
             add_call_part(self.calls, part)
-        function = getattr(delta, "function_call", None)
-        if function is not None:
-            self.function = self.function or SimpleNamespace(name="", arguments="")
+        if function := delta.get("function_call"):
+            self.function = self.function or {"name": "", "arguments": ""}
             add_function_part(self.function, function)
 
-    def message(self) -> Any:
+    def message(self) -> dict[str, Any]:
         """Return the whole message, in the form of an answer that is not streamed."""
-        return SimpleNamespace(
-            content="".join(self.content),
-            refusal="".join(self.refusal),
-            reasoning_content="".join(self.thought),
-            tool_calls=sorted(self.calls, key=lambda call: call.index),
-            function_call=self.function,
-        )
+        return {
+            "content": "".join(self.content),
+            "refusal": "".join(self.refusal),
+            "reasoning_content": "".join(self.thought),
+            "tool_calls": sorted(self.calls, key=lambda call: call["index"]),
+            "function_call": self.function,
+        }
 
 
-def add_call_part(calls: list[Any], part: Any) -> None:
+def add_call_part(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
     """Add a streamed piece of a tool call to the pieces before it."""
-    index = part.index or 0
-    call = next((call for call in reversed(calls) if call.index == index), None)
+    index = part.get("index") or 0
+    id, function = part.get("id") or "", part.get("function")
+    call = next((call for call in reversed(calls) if call["index"] == index), None)
     # Some servers give all calls the same index, and some give each piece of a call another id. A piece with
     # both a new id and a name begins a new call.
-    named = part.function is not None and part.function.name
-    if call is None or (named and call.function.name and part.id and part.id != call.id):
-        call = SimpleNamespace(index=index, id="", function=SimpleNamespace(name="", arguments=""))
-        calls.append(call)
-    call.id = call.id or part.id or ""
-    if part.function is not None:
-        add_function_part(call.function, part.function)
+    named = function and function.get("name")
+    if call is None or (named and call["function"]["name"] and id and id != call["id"]):
+        new: dict[str, Any] = {"index": index, "id": "", "function": {"name": "", "arguments": ""}}
+        calls.append(call := new)
+    call["id"] = call["id"] or id
+    if function:
+        add_function_part(call["function"], function)
 
 
-def add_function_part(function: Any, part: Any) -> None:
+def add_function_part(function: dict[str, str], part: Mapping[str, Any]) -> None:
     """Add a streamed piece of a function's name and arguments to the pieces before it."""
-    function.name += part.name or ""
-    function.arguments += part.arguments or ""
+    function["name"] += part.get("name") or ""
+    function["arguments"] += part.get("arguments") or ""

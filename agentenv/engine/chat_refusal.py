@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from agentenv.engine.chat_client import ChatFailure
 from agentenv.engine.vllm.client import message_of
 
 __all__ = ["REASONING", "TOOLS", "features_of", "refused_feature", "words_of"]
@@ -37,11 +38,10 @@ def features_of(body: Mapping[str, Any]) -> set[str]:
 
     The value of a number belongs to it, because some models accept a temperature of 1 only.
     """
-    sent = {**body, **body.get("extra_body", {})}
     features = {
-        f"{name}={value}" if isinstance(value := sent[name], float) else name
+        f"{name}={value}" if isinstance(value := body[name], float) else name
         for name in PARAMETERS
-        if name in sent
+        if name in body
     }
     if TOOLS in body:
         features.add(TOOLS)
@@ -50,11 +50,11 @@ def features_of(body: Mapping[str, Any]) -> set[str]:
     return features
 
 
-def refused_feature(error: Any, open_features: set[str]) -> str:
+def refused_feature(error: ChatFailure, open_features: set[str]) -> str:
     """Return the name of the part of a request that an API does not support; empty if it is none of them.
 
     Args:
-        error: the error of the SDK.
+        error: the failure of the API.
         open_features: parts of the request that the API has not accepted yet, as `features_of` names them.
     """
     names = {feature.partition("=")[0] for feature in open_features}
@@ -69,8 +69,8 @@ def refused_feature(error: Any, open_features: set[str]) -> str:
     return ""
 
 
-def words_of(error: Any) -> str:
-    """Return what an error of the SDK says, with the words of servers whose errors have another form.
+def words_of(error: ChatFailure) -> str:
+    """Return what a failure says, with the words of servers whose errors have another form.
 
     The SDK leaves them out of its message unless they are in a field `message`.
     """
@@ -78,7 +78,7 @@ def words_of(error: Any) -> str:
     return error.message if not said or said in error.message else f"{error.message}: {said}"
 
 
-def path_of(error: Any) -> list[str]:
+def path_of(error: ChatFailure) -> list[str]:
     """Return the path of the refused part as the error gives it; empty if it gives none."""
     if error.param:
         return re.findall(r"\w+", str(error.param))

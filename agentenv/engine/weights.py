@@ -24,6 +24,8 @@ from agentenv.engine.base import Engine, Sampling
 __all__ = [
     "HasServers",
     "HoldsModel",
+    "Rests",
+    "SendsWeights",
     "SyncReport",
     "WeightReader",
     "check_sync",
@@ -70,12 +72,35 @@ class WeightReader(Protocol):
 
 
 @runtime_checkable
+class Rests(Protocol):
+    """An engine that can free its memory while nothing is sampled."""
+
+    async def rest(self) -> None:
+        """Free the memory, if the user wants it; no request may be in flight."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory back."""
+        ...
+
+
+@runtime_checkable
 class HasServers(Protocol):
     """An engine that samples on servers, each of which must have the weights."""
 
     @property
     def num_servers(self) -> int:
         """Number of servers, those out of use included."""
+        ...
+
+
+@runtime_checkable
+class SendsWeights(Protocol):
+    """An engine that sends weights to its servers, which need not read the trainer's directories."""
+
+    @property
+    def weights_directory(self) -> Path | None:
+        """Directory of this machine in which weights wait to be sent; None if the servers must read them."""
         ...
 
 
@@ -183,7 +208,7 @@ async def push_weights(
         model: the model of the trainer.
         version: version of the weights.
         directory: directory into which weights are written for vLLM, which must be able to read it;
-            the last two versions are kept.
+            the last two versions are kept. Full weights that the engine sends go to a directory of its own.
         adapter: name of the LoRA adapter to push; None means the full weights.
         state_dict: weights that were gathered from several processes; those of the model if None.
 
@@ -201,6 +226,8 @@ async def push_weights(
             f"{engine.name} cannot take new weights",
             remedy="use a vLLM engine, or a transformers engine that shares the model of the trainer",
         )
+    if adapter is None and isinstance(engine, SendsWeights):
+        directory = engine.weights_directory or directory
     target = await asyncio.to_thread(save, model, Path(directory), version, adapter, state_dict)
     if adapter is None:
         done = await engine.load_weights(target, version=version)

@@ -7,13 +7,15 @@ nothing of specifications. Each is imported when the first name with its prefix 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["PEERS", "held_out_seeds", "train_seeds"]
+__all__ = ["PEERS", "Peer", "held_out_seeds", "train_seeds"]
 
 
 def train_seeds(seed: int) -> dict[str, object]:
@@ -101,16 +103,65 @@ def _verifiers(name: str) -> EnvSpec:
     )
 
 
-PEERS: Mapping[str, Callable[[str], EnvSpec]] = {
-    "gymnasium": _gymnasium,
-    "reasoning_gym": _reasoning_gym,
-    "textarena": _textarena,
-    "openenv": _openenv,
-    "verifiers": _verifiers,
-}
-"""Functions that make the specification of a name, by the prefix before the colon.
+def _bfcl(category: str) -> EnvSpec:
+    from agentenv.envs.adapters.bfcl import BfclMultiTurn, BfclSingleTurn
+    from agentenv.envs.adapters.bfcl_data import MULTI_TURN, check_category, rows
 
-Each function raises `UnknownEnvironment` if the package has no environment of this name,
-`DependencyMissing` if the package is not installed, and `UsageError` if the environment cannot be played,
-so that nobody learns this from failed episodes.
-"""
+    check_category(category)
+    return EnvSpec.of(
+        f"bfcl/{category}-v0",
+        BfclMultiTurn if category in MULTI_TURN else BfclSingleTurn,
+        tasks={"test": partial(rows, category)},
+        description=f"{category} of the Berkeley Function-Calling Leaderboard",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """How environments of another library are named, and what they need."""
+
+    spec: Callable[[str], EnvSpec]
+    """Makes the specification of the name after the colon.
+
+    It raises `UnknownEnvironment` if the package has no environment of this name, `DependencyMissing` if the
+    package is not installed, and `UsageError` if the environment cannot be played, so that nobody learns this
+    from failed episodes."""
+    form: str
+    """What stands after the colon, for lists."""
+    modules: tuple[str, ...] = ()
+    """Modules that must be installed."""
+    install: str = ""
+    """Command that installs them."""
+    description: str = ""
+
+    @property
+    def missing(self) -> bool:
+        """True if a module is not installed; nothing is imported to find out."""
+        return any(find_spec(module) is None for module in self.modules)
+
+
+PEERS: Mapping[str, Peer] = {
+    "gymnasium": Peer(_gymnasium, "ID", description="text and small discrete environments of Gymnasium"),
+    "reasoning_gym": Peer(
+        _reasoning_gym,
+        "NAME",
+        ("reasoning_gym",),
+        "pip install 'agentenv-rl[envs]'",
+        "questions of reasoning-gym, with their verifiers",
+    ),
+    "textarena": Peer(
+        _textarena, "GAME", ("textarena",), "pip install textarena", "games of textarena for one player"
+    ),
+    "openenv": Peer(_openenv, "URL", description="environments on a server of OpenEnv"),
+    "verifiers": Peer(
+        _verifiers, "NAME", ("verifiers",), "pip install 'verifiers<0.4'", "environments of verifiers"
+    ),
+    "bfcl": Peer(
+        _bfcl,
+        "CATEGORY",
+        ("bfcl_eval", "mpmath"),
+        "pip install mpmath && pip install --no-deps bfcl-eval",
+        "the Berkeley Function-Calling Leaderboard, multi-turn and single-turn",
+    ),
+}
+"""Libraries whose environments have names, by the prefix before the colon."""

@@ -156,6 +156,10 @@ class Registry(Mapping[str, EnvSpec]):
             if module in (entry.module, self._registrars.get(entry.id))
         ]
 
+    def registrar(self, id: str) -> str:
+        """Return the module that registered an environment; empty if it comes from an installed package."""
+        return self._registrars.get(id, "")
+
     def rescan(self) -> None:
         """Look for installed packages again."""
         self._plugins = None
@@ -282,7 +286,7 @@ def spec(id: str | EnvSpec) -> EnvSpec:
         return registry[id]
     peer, _, name = id.partition(":")
     if peer in PEERS:
-        return PEERS[peer](name)
+        return PEERS[peer].spec(name)
     source, _, attribute = id.partition(":")
     if source.endswith(".py"):
         return _choose(load_file(source, UnknownEnvironment), attribute, id)

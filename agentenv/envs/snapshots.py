@@ -74,7 +74,7 @@ def put_back(holder: object, snapshot: Snapshot, live: Context, leave_out: Colle
     memo: dict[int, object] = {id(sandbox): sandbox for sandbox in snapshot.shared}
     live.state = copy.deepcopy(saved.state, memo)
     live.task, live.seed, live.turn = saved.task, saved.seed, saved.turn
-    live.tool_calls_left = saved.tool_calls_left
+    live.tool_calls_left, live.attempt = saved.tool_calls_left, saved.attempt
     memo[id(saved)] = live
     fresh = copy.deepcopy(dict(snapshot.attributes), memo)
     attributes = vars(holder)

@@ -28,7 +28,8 @@ __all__ = ["EnvSpec"]
 class EnvSpec:
     """Immutable specification of an environment.
 
-    It can be written as JSON and read back if everything in it can be imported by name.
+    It can be written as JSON and read back if everything in it can be imported by name. It can be pickled if
+    that is so, or if it is registered.
 
     Raises:
         UsageError: A field has a value that cannot be used.
@@ -105,6 +106,14 @@ class EnvSpec:
             target=target,
         )
         return entry._with_defaults_of_class()
+
+    def __reduce__(self) -> tuple[Callable[[str], EnvSpec], tuple[str]]:
+        """Pickle how another process finds the environment, because its parts may be any objects."""
+        origin = importlib.import_module("agentenv.envs.origin")
+        return origin.find_again, (origin.origin_of(self),)
+
+    def __copy__(self) -> EnvSpec:
+        return self
 
     @property
     def module(self) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentenv.runner.documents import Passages as Passages
     from agentenv.runner.documents import SummarisePassages as SummarisePassages
     from agentenv.runner.episode import Episode as Episode
+    from agentenv.runner.feed import JobFeed as JobFeed
     from agentenv.runner.ledger import Ledger as Ledger
     from agentenv.runner.options import GroupPolicy as GroupPolicy
     from agentenv.runner.options import RunnerOptions as RunnerOptions
@@ -35,6 +36,7 @@ __all__ = door(
         "condense": ["Condenser", "DropToolOutputs", "Summarise"],
         "documents": ["Keywords", "Passages", "SummarisePassages"],
         "episode": ["Episode"],
+        "feed": ["JobFeed"],
         "ledger": ["Ledger"],
         "options": ["GroupPolicy", "RunnerOptions"],
         "passages": ["split_passages"],

@@ -20,7 +20,7 @@ from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
 
-from agentenv.core.context import Context
+from agentenv.core.context import Context, check_attempt
 from agentenv.core.episode_env import (
     Action,
     AgentDriven,
@@ -270,7 +270,7 @@ class Episode:
         """Parse and record a completion that took `took` seconds."""
         began = time.perf_counter()
         reply = self._conversation.read(sampled, turn=index)
-        turn = OpenTurn(index, reply, sampling)
+        turn = OpenTurn(index, reply, sampling, attempt=self._context.attempt)
         turn.timings["render_s"] += time.perf_counter() - began
         turn.timings["queue_s"] = min(reply.queue_s, took)
         turn.timings["generate_s"] = took - turn.timings["queue_s"]
@@ -383,6 +383,7 @@ class Episode:
         took = time.perf_counter() - began
         with at("env"):
             check_step(step, calls)
+            check_attempt(context.attempt)
         tools = max((result.duration_s for result in step.tool_results), default=0.0)
         turn.timings["tools_s"] += min(tools, took)
         turn.timings["env_s"] += took - min(tools, took)

@@ -8,6 +8,7 @@ Rules:
 3. When the consumer leaves the loop, and after an error or a cancellation, every environment is closed
    before control returns. Every episode whose record is complete by then has reached `on_trajectory`.
 4. Members that an earlier run finished are not played again; a group is complete without them.
+5. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.runner.elsewhere import Playing
+from agentenv.runner.feed import JobFeed, NoJobYet
 from agentenv.runner.options import GroupPolicy
 from agentenv.runner.plan import Job
-from agentenv.runner.stage import Stage
 
 __all__ = ["play_groups"]
 
@@ -60,7 +62,7 @@ class _InFlight:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: Playing,
         jobs: Iterator[Job],
         *,
         group_size: int,
@@ -71,6 +73,9 @@ class _InFlight:
     ) -> None:
         self._stage = stage
         self._jobs = jobs
+        self._feed = jobs if isinstance(jobs, JobFeed) else None
+        if self._feed is not None:
+            self._feed.on_change = self._go_on
         self._group_size = group_size
         self._policy = policy
         self._concurrency = concurrency
@@ -85,7 +90,12 @@ class _InFlight:
         self._max_ready = max(2, concurrency // group_size)
         self.running: set[asyncio.Task[Trajectory]] = set()
         self.changed = asyncio.Event()
-        """Set whenever an episode has ended."""
+        """Set whenever an episode has ended or the feed of jobs has changed."""
+
+    @property
+    def waits_for_jobs(self) -> bool:
+        """Whether further groups may still begin although no episode is running."""
+        return self._feed is not None and not self._feed.ended and self._broken is None
 
     def next_group(self) -> TrajectoryGroup | None:
         """Return a finished group and start more episodes; return None if no group has finished yet.
@@ -118,6 +128,8 @@ class _InFlight:
         while not self._exhausted and len(self._ready) < self._max_ready:
             try:
                 job = next(self._jobs, None)
+            except NoJobYet:
+                return False
             except BaseException as error:  # noqa: BLE001 - from the caller's iterable; raised in `next_group`
                 self._broken = error
                 return False
@@ -150,6 +162,10 @@ class _InFlight:
                 raise RuntimeError(f"other code cancelled the task of {where}")
         except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
             self._broken = self._broken or error
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Start more episodes, and let the consumer look again."""
         self._fill()
         self.changed.set()
 
@@ -179,7 +195,7 @@ class _InFlight:
 
 
 async def play_groups(
-    stage: Stage,
+    stage: Playing,
     jobs: Iterator[Job],
     *,
     group_size: int,
@@ -192,7 +208,7 @@ async def play_groups(
 
     Args:
         stage: plays the members.
-        jobs: the groups to play; read lazily.
+        jobs: the groups to play; read lazily. A `JobFeed` may have none for a while.
         group_size: number of members in a group.
         policy: what happens to failed members.
         concurrency: limit of episodes that run at once.
@@ -212,7 +228,9 @@ async def play_groups(
             on_trajectory=on_trajectory,
         )
         try:
-            while (group := in_flight.next_group()) is not None or in_flight.running:
+            while (
+                (group := in_flight.next_group()) is not None or in_flight.running or in_flight.waits_for_jobs
+            ):
                 if group is not None:
                     yield group
                 else:

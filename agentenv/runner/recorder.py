@@ -31,6 +31,7 @@ class OpenTurn:
     results: tuple[ToolResult, ...] = ()
     reward: float = 0.0
     timings: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
+    attempt: int = 0
 
     def close(self, reward: float) -> Turn:
         """Return the finished turn with its reward."""
@@ -47,6 +48,7 @@ class OpenTurn:
             reward=reward,
             sampling=self.sampling.record(),
             timings=self.timings,
+            attempt=self.attempt,
         )
 
 
@@ -115,6 +117,8 @@ class Record:
             stop_reason=reason,
             member=plan.member,
             attempt=self.attempt,
+            branch_of=None if plan.branch is None else plan.branch.record.member,
+            shared_turns=0 if plan.branch is None else plan.branch.turns,
             turns=turns,
             sequences=self.conversation.sequences,
             messages=tuple(self.messages),
@@ -143,6 +147,8 @@ class Record:
                 stop_reason=reason,
                 member=plan.member,
                 attempt=self.attempt,
+                branch_of=None if plan.branch is None else plan.branch.record.member,
+                shared_turns=0 if plan.branch is None else plan.branch.turns,
                 error=error,
                 untrainable_reason=self._untrainable(error),
                 task=cast("Mapping[str, JsonValue]", plan.task),

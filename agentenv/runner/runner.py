@@ -6,7 +6,7 @@ does not fit the engine) raises at once; a failure while an episode is played ne
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
 from agentenv.runner.condense import Condenser
+from agentenv.runner.elsewhere import Elsewhere, Playing
 from agentenv.runner.groups import play_groups
 from agentenv.runner.held import Closing, SandboxPool
 from agentenv.runner.ledger import Ledger
@@ -47,6 +48,8 @@ class Runner:
             `run_groups` opens the sandbox that the spec names.
         condenser: shortens conversations that come near the context's limit; it replaces that of `options`.
         full_outputs: directory to which the full text of each cut tool output is written.
+        elsewhere: plays the groups in other processes; see `agentenv.workers`.
+        name: distinguishes the sessions of this runner on an engine that several runners use.
 
     Raises:
         UsageError: Engine and renderer do not fit together, or a number is out of range.
@@ -64,6 +67,8 @@ class Runner:
         sandbox: SandboxPool | None = None,
         condenser: Condenser | None = None,
         full_outputs: str | Path | None = None,
+        elsewhere: Elsewhere | None = None,
+        name: str = "",
     ) -> None:
         chat = isinstance(engine, ChatEngine)
         if chat and renderer is not None:
@@ -93,7 +98,9 @@ class Runner:
         )
         self.ledger = Ledger()
         self.watchdog = Watchdog(warn_after_s=options.warn_after_s, grace_s=options.close_timeout_s)
+        self._elsewhere = elsewhere
         self._shared = Shared(
+            name=name,
             engine=engine,
             renderer=renderer,
             options=options,
@@ -257,12 +264,41 @@ class Runner:
             env_kwargs=env_kwargs,
         )
         return play_groups(
-            stage,
+            self._place(stage, user, score),
             stage.jobs(tasks, round_index=round_index, repeats=repeats),
             group_size=group_size,
             policy=policy,
             concurrency=self.options.concurrency,
             finished=finished,
+            on_trajectory=on_trajectory,
+        )
+
+    def run_jobs(
+        self,
+        spec: PlayableSpec,
+        jobs: Iterator[Job],
+        group_size: int = 1,
+        *,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        """Play a group of episodes for each job; yield the groups as they finish.
+
+        Args:
+            spec: specification that makes the environments, one for each attempt.
+            jobs: the groups; a `JobFeed` may get further ones while others are played.
+            group_size: number of episodes of each job.
+            on_trajectory: called with each episode as it finishes.
+
+        Raises:
+            UsageError: Groups of this size cannot satisfy the policy of the options.
+        """
+        (policy := self.options.group_policy).check(group_size)
+        return play_groups(
+            self.stage(spec),
+            jobs,
+            group_size=group_size,
+            policy=policy,
+            concurrency=self.options.concurrency,
             on_trajectory=on_trajectory,
         )
 
@@ -301,13 +337,25 @@ class Runner:
         stage = self.stage(spec, limits=limits, user=user, env_kwargs=env_kwargs)
         fitting = records if self.renderer is None else map(_with_tokens, records)
         return play_groups(
-            stage,
+            self._place(stage, user),
             branches_of(fitting, from_turn, self.run_seed),
             group_size=group_size,
             policy=policy,
             concurrency=self.options.concurrency,
             on_trajectory=on_trajectory,
         )
+
+    def _place(self, stage: Stage, user: UserLike, score: Score | None = None) -> Playing:
+        """Return what plays the groups: the stage, or its counterpart in other processes."""
+        if self._elsewhere is None:
+            return stage
+        if user is not None or score is not None:
+            raise UsageError(
+                f"{'a user' if user is not None else 'a score'} that is passed as an object cannot be sent "
+                "to worker processes",
+                remedy="name it in the runner's options, as in runner.score=file.py:name",
+            )
+        return self._elsewhere.stage(stage, self.ledger)
 
 
 def _with_tokens(record: Trajectory) -> Trajectory:

@@ -74,6 +74,8 @@ class Shared:
     sandbox: SandboxPool | None
     condenser: Condenser | None
     full_outputs: FullOutputs | None
+    name: str = ""
+    """Begins the number of each attempt, so that runners on one engine have different sessions."""
     sessions: Iterator[int] = field(default_factory=itertools.count)
     """Numbers the attempts, so that no two attempts have the same name."""
 
@@ -123,7 +125,7 @@ class Stage:
         self.template = template
         self._shared = shared
         self._user = cast("UserLike", spec.user) if user is None else user
-        self._env_kwargs = dict(env_kwargs or {})
+        self.env_kwargs = dict(env_kwargs or {})
         self._close_envs = close_envs
         self._one_object = one_object
         self._sandbox = shared.sandbox
@@ -215,7 +217,7 @@ class Stage:
         self, plan: Plan, attempt: int
     ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory]]]:
         """Start an attempt; yield its episode and the future of its record; then close its resources."""
-        name = f"{plan.group_id}/{plan.member}/{attempt}#{next(self._shared.sessions)}"
+        name = f"{plan.group_id}/{plan.member}/{attempt}#{self._shared.name}{next(self._shared.sessions)}"
         conversation = self._conversation(plan, name)
         held = _Held(conversation)
         try:
@@ -232,7 +234,7 @@ class Stage:
         shared, limits = self._shared, plan.limits
 
         def open_env() -> EpisodeEnv:
-            env = self.spec.make(**self._env_kwargs)
+            env = self.spec.make(**self.env_kwargs)
             held.env = env if self._close_envs else None
             return env
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -36,10 +36,14 @@ from agentenv.runner.runner import Runner
 from agentenv.runs.frames import episode_frame
 from agentenv.runs.notify import Notifier, through_apprise
 from agentenv.runs.report import EvalReport, report_on
+from agentenv.runs.store.encoded import ENCODE
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
 from agentenv.runs.store.writer import RunWriter
+from agentenv.workers.crew import Crew
+from agentenv.workers.recipe import Recipe
+from agentenv.workers.start import check_workers, crew_of
 
 __all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "new_run", "rollout"]
 
@@ -79,6 +83,12 @@ class EvalConfig:
 
     They are the first episodes of different tasks as long as there are enough tasks.
     """
+    workers: NonNegativeInt = 0
+    """Number of worker processes that play the episodes; 0 plays them in this process. `runner.concurrency`
+    limits the episodes of all workers together."""
+    ray: str = ""
+    """Address of a Ray cluster on which the workers are placed, or `auto` for the one that this machine
+    belongs to; empty for processes of this machine."""
     notify: tuple[str, ...] = ()
     """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice of each cause for which episodes or
     the evaluation fail. They are not recorded, because they may hold a password."""
@@ -191,6 +201,9 @@ class Evaluation:
         specs: Sequence[EnvSpec] = (),
     ) -> None:
         self.config = config
+        check_workers(config.workers, config.ray, config.model)
+        if config.workers and model is not None:
+            raise UsageError("a model that is loaded already cannot be sent to workers", remedy="name it")
         config.runner.check_imports()
         self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
         for entry in self.specs:
@@ -203,6 +216,8 @@ class Evaluation:
         # The wait is long, because loading apprise's services takes seconds on a busy machine.
         send = through_apprise(config.notify) if config.notify else None
         self._notifier = None if send is None else Notifier(send, wait_s=60.0)
+        self.crew: Crew | None = None
+        """The workers that play the episodes while `play` runs; None if this process plays them."""
         self.on_episode = on_episode
         self._writer: RunWriter | None = None
         self._finished: set[EpisodeKey] = set()
@@ -242,17 +257,45 @@ class Evaluation:
                     self._writer.expect(self.num_episodes)
                     if tokenizer is not None:
                         self._writer.keep_texts(tokenizer.backend)
-                for entry, tasks in zip(self.specs, self.tasks, strict=True):
-                    # Iterate here and not in a helper: every coroutine above the engine costs time.
-                    async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
-                        async for group in groups:
-                            if self._writer is None:
-                                self._groups.append(group)
-                            if self.stopped:
-                                return self.result()
+                async with self._hired():
+                    for entry, tasks in zip(self.specs, self.tasks, strict=True):
+                        # Iterate here and not in a helper: every coroutine above the engine costs time.
+                        async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
+                            async for group in groups:
+                                if self._writer is None:
+                                    self._groups.append(group)
+                                if self.stopped:
+                                    return self.result()
             finally:
                 await engine.close()
             return self.result()
+
+    def _hired(self) -> AbstractAsyncContextManager[object]:
+        """Return the context in which the workers of the run live."""
+        config = self.config
+        if not config.workers:
+            return nullcontext()
+        recipe = Recipe.of(
+            self.specs,
+            config.model,
+            runner=config.runner,
+            limits=config.limits,
+            sampling=config.sampling,
+            tokenizer=config.tokenizer,
+            workers=config.workers,
+            engine=config.engine,
+            run_seed=config.seed,
+            full_outputs=None if self._outputs is None else str(self._outputs.resolve()),
+            encode="" if self._writer is None else ENCODE,
+        )
+        tell = None if self._writer is None else self._writer.log_workers
+        self.crew = crew_of(recipe, self.specs, workers=config.workers, ray=config.ray, tell=tell)
+        return self.crew
+
+    @property
+    def _outputs(self) -> Path | None:
+        """Directory of the full tool outputs; None if no run is written."""
+        return None if self._writer is None else self._writer.path / "outputs"
 
     def result(self) -> EvalResult:
         """Return the result of the episodes that are finished so far."""
@@ -287,7 +330,8 @@ class Evaluation:
             options=self._options,
             sampling=config.sampling,
             run_seed=config.seed,
-            full_outputs=self._writer.path / "outputs" if self._writer else None,
+            full_outputs=self._outputs,
+            elsewhere=self.crew,
         )
         self._options = runner.options  # the next environment uses the same parts, loaded once
         return runner.run_groups(
@@ -306,7 +350,8 @@ class Evaluation:
 
     def _take(self, trajectory: Trajectory) -> None:
         if self._writer is not None:
-            summary = self._writer.append(trajectory)
+            encoded = None if self.crew is None else self.crew.encoded(trajectory)
+            summary = self._writer.append(trajectory, encoded)
         else:
             summary = summarize(trajectory)
             self._summaries.append(summary)

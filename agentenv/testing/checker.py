@@ -100,18 +100,23 @@ class CheckReport:
         """Exit code of the command: 0 if no check found a problem, else 1."""
         return 0 if self.ok else 1
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The numbers of checks by their outcome, such as `16 ok, 0 problems`; a badge shows it."""
         passed = sum(finding.status == "ok" for finding in self.findings)
         skipped = sum(finding.status == "skipped" for finding in self.findings)
         more = f", {skipped} skipped" if skipped else ""
-        rows = "\n".join(map(str, self.findings))
         wrong = len(self.problems)
-        return f"{self.env_id}\n{rows}\n{passed} ok, {wrong} problem{'' if wrong == 1 else 's'}{more}"
+        return f"{passed} ok, {wrong} problem{'' if wrong == 1 else 's'}{more}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.env_id, *map(str, self.findings), self.summary])
 
     def to_json(self) -> str:
         """Return the report as JSON text."""
+        head = {"env_id": self.env_id, "ok": self.ok, "summary": self.summary}
         findings = [asdict(finding) for finding in self.findings]
-        return json.dumps({"env_id": self.env_id, "ok": self.ok, "findings": findings}, ensure_ascii=False)
+        return json.dumps({**head, "findings": findings}, ensure_ascii=False)
 
 
 async def check_env(

@@ -1,23 +1,20 @@
 """Turn trajectory groups into rows to train on, with their advantages, and count what is left out.
 
-A row is one token sequence, cut after its last trained token. An episode whose history was rewritten has
-several rows. Nothing in this module depends on how the rows are packed or split later.
+An episode has one row (`train.rows`), and several if its history was rewritten. Nothing in this module
+depends on how the rows are packed or split later.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import isfinite, nan
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
-
 from agentenv.core.errors import UsageError
-from agentenv.core.trajectory import TokenSequence, Trajectory, TrajectoryGroup
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.train.config import GRPOConfig
 from agentenv.train.objective.advantage import (
     group_advantages,
@@ -28,17 +25,16 @@ from agentenv.train.objective.advantage import (
     turn_advantages,
     turn_returns,
 )
+from agentenv.train.objective.branches import Branched, branch_advantages
+from agentenv.train.rows import Row, fit_rows, make_row
 from agentenv.train.sums import Mean
 
 __all__ = [
     "Advantage",
     "AdvantageFn",
-    "Row",
     "TrainBatch",
     "add_demonstrations",
     "build_batch",
-    "fit_rows",
-    "make_row",
     "own_reward",
 ]
 
@@ -47,42 +43,6 @@ Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
 
 AdvantageFn: TypeAlias = Callable[[Sequence[TrajectoryGroup]], Sequence[Sequence[Advantage]]]
 """Function of the user that returns, for each group, one `Advantage` for each member."""
-
-
-@dataclass(slots=True)
-class Row:
-    """One sequence to train on; tensors named `_n` have one value for each of its n trained tokens."""
-
-    # Invariant: all tensors `_n` have the same length and order as `positions_n`.
-    token_ids: list[int]
-    """Tokens of the sequence up to the last trained one, which is included."""
-    positions_n: Tensor
-    """Indices of the trained tokens in `token_ids`; never 0, because nothing predicts the first token."""
-    sampler_n: Tensor
-    """The sampler's logprobs, in float64. They are converted to the model's format on its device."""
-    advantages_n: Tensor
-    episode: int
-    group: int
-    weight: float = 0.0
-    """Weight of each token in the loss, set for each optimiser step."""
-    old_n: Tensor | None = None
-    ref_n: Tensor | None = None
-    demonstration: bool = False
-    """Whether the row is trained by cross entropy instead of the policy loss."""
-    member: int = 0
-    """Index of the episode in its group."""
-    sequence: int = 0
-    """Index of the sequence in its episode."""
-    counted_only: bool = False
-    """Whether the row is not trained and only counts in the weights of the other rows."""
-    new_n: Tensor | None = None
-    """Log-probabilities under the weights of the latest pass of the update; None before it."""
-    entropy_n: Tensor | None = None
-
-    @property
-    def num_trained(self) -> int:
-        """Number of trained tokens."""
-        return self.positions_n.numel()
 
 
 @dataclass(slots=True)
@@ -110,11 +70,10 @@ def build_batch(
 ) -> TrainBatch:
     """Return the rows to train on.
 
-    These are left out and counted under `dropped/`: failed and untrainable episodes, episodes without a
-    finite reward, too stale episodes, truncated episodes if the options say so, rows longer than the
-    model's context, and the episodes of groups whose advantages are all 0; `GRPOConfig.count_zero_std` says
-    whether the last ones still count in the weights. A group's statistics use every usable member, truncated
-    ones included.
+    These are left out and counted under `dropped/`: failed, untrainable, unscored and too stale episodes,
+    truncated ones if the options say so, rows longer than the model's context, and the episodes of groups
+    whose advantages are all 0; `GRPOConfig.count_zero_std` says whether the last ones still count in the
+    weights. A group's statistics use every usable member, truncated ones included.
 
     Args:
         groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
@@ -139,13 +98,14 @@ def build_batch(
     counted: list[Row] = []
     dropped: Counter[str] = Counter()
     episodes = count()
+    oldest = _oldest_version(config, weights_version)
     for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
         for place, (member, value) in enumerate(zip(group, values, strict=True)):
             reason = _unfit(member, config, weights_version)
             if reason:
                 dropped[reason] += 1
                 continue
-            made = _rows_of(member, value, _Place(next(episodes), index, place))
+            made = _rows_of(member, value, _Place(next(episodes), index, place), oldest)
             if mixed[index] or not config.drop_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
@@ -155,7 +115,8 @@ def build_batch(
     for row in counted:
         row.counted_only = True
     metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
-    return TrainBatch(rows, counted, advantages, metrics | _reward_metrics(groups, sum(mixed)))
+    metrics |= _stale_tokens(groups, oldest) | _reward_metrics(groups, sum(mixed))
+    return TrainBatch(rows, counted, advantages, metrics)
 
 
 class _Place(NamedTuple):
@@ -166,57 +127,39 @@ class _Place(NamedTuple):
     member: int
 
 
-def _rows_of(one: Trajectory, advantage: Advantage, place: _Place) -> Iterator[Row | None]:
+def _oldest_version(config: GRPOConfig, weights_version: int | None) -> int | None:
+    """Return the oldest version of the weights whose tokens are trained; None if all are."""
+    most = config.max_token_staleness
+    return None if most is None or weights_version is None else weights_version - most
+
+
+def _stale_tokens(groups: Sequence[TrajectoryGroup], oldest_version: int | None) -> dict[str, float]:
+    """Return the metric that counts tokens that are too old to be trained; none without such a limit."""
+    if oldest_version is None:
+        return {}
+    sequences = [sequence for group in groups for one in group for sequence in one.sequences]
+    versions = [(len(span), span.weights_version) for sequence in sequences for span in sequence.spans]
+    stale = [size for size, version in versions if version is not None and version < oldest_version]
+    return {"tokens/stale": float(sum(stale))}
+
+
+def _rows_of(
+    one: Trajectory, advantage: Advantage, place: _Place, oldest_version: int | None
+) -> Iterator[Row | None]:
     """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
     if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
         raise UsageError(
             f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
         )
+    attempts = [turn.attempt for turn in one.turns]
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
-        row = make_row(sequence, own, place.episode, place.group)
+        row = make_row(
+            sequence, own, place.episode, place.group, attempts=attempts, oldest_version=oldest_version
+        )
         if row is not None:
             row.member, row.sequence = place.member, number
         yield row
-
-
-def fit_rows(
-    rows: Iterable[Row | None], max_length: int | None, vocab_size: int | None, dropped: Counter[str]
-) -> Iterator[Row]:
-    """Yield the rows that the model can take, and count the others by reason."""
-    for row in rows:
-        reason = _unfit_row(row, max_length, vocab_size)
-        if row is None or reason:
-            dropped[reason] += 1
-        else:
-            yield row
-
-
-def make_row(
-    sequence: TokenSequence,
-    advantage: float | Sequence[float],
-    episode: int,
-    group: int,
-    *,
-    demonstration: bool = False,
-) -> Row | None:
-    """Return the row of a sequence; None if it has no token to train."""
-    mask = torch.tensor(sequence.loss_mask, dtype=torch.bool)
-    mask[:1] = False  # the first token has no prediction
-    positions_n = mask.nonzero().squeeze(-1)
-    if positions_n.numel() == 0:
-        return None
-    if isinstance(advantage, (int, float)):
-        advantages_n = torch.full(positions_n.shape, float(advantage), dtype=torch.float64)
-    else:
-        if len(advantage) != len(sequence):
-            raise UsageError(
-                f"{len(advantage)} per-token advantages for a sequence of {len(sequence)} tokens"
-            )
-        advantages_n = torch.tensor(advantage, dtype=torch.float64)[positions_n]
-    sampler_n = torch.tensor(sequence.logprobs, dtype=torch.float64)[positions_n]
-    token_ids = sequence.token_ids[: int(positions_n[-1]) + 1]
-    return Row(token_ids, positions_n, sampler_n, advantages_n, episode, group, demonstration=demonstration)
 
 
 def add_demonstrations(
@@ -288,7 +231,10 @@ def _advantages(
         "gather": gather,
     }
     if config.advantage_level == "episode":
-        return group_advantages(rewards, **options)
+        if not any(one.branch_of is not None for group in groups for one in group):
+            return group_advantages(rewards, **options)
+        trees = [_tree(group, known) for group, known in zip(groups, rewards, strict=True)]
+        return _by_turn(groups, branch_advantages(trees, **options))
     returns = [
         [
             None
@@ -298,11 +244,32 @@ def _advantages(
         ]
         for group, known in zip(groups, rewards, strict=True)
     ]
+    return _by_turn(groups, turn_advantages(returns, baseline=config.turn_baseline, **options))
+
+
+def _tree(group: TrajectoryGroup, rewards: Sequence[float | None]) -> list[Branched]:
+    """Return the members of a group as a tree."""
+    places = {one.member: place for place, one in enumerate(group)}
+
+    def parent(one: Trajectory) -> Hashable:
+        if one.branch_of is None:
+            return None
+        # An episode of another group that was branched is no sibling, but its branches are siblings.
+        return places.get(one.branch_of, f"member {one.branch_of}")
+
+    return [
+        Branched(reward, len(one.turns), parent(one), one.shared_turns)
+        for one, reward in zip(group, rewards, strict=True)
+    ]
+
+
+def _by_turn(
+    groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Sequence[float]]]
+) -> list[list[list[list[float]]]]:
+    """Return the advantages of all tokens from those of the turns."""
     return [
         [_spread(one, values) for one, values in zip(group, members, strict=True)]
-        for group, members in zip(
-            groups, turn_advantages(returns, baseline=config.turn_baseline, **options), strict=True
-        )
+        for group, members in zip(groups, advantages, strict=True)
     ]
 
 
@@ -368,20 +335,6 @@ def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> 
     if config.max_staleness is None or weights_version is None or not one.weights_versions:
         return ""
     return "stale_episodes" if weights_version - min(one.weights_versions) > config.max_staleness else ""
-
-
-def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) -> str:
-    """Return the name of the metric that counts why a sequence is left out; empty if it is trained."""
-    if row is None:
-        return "rows_without_trained_tokens"
-    if max_length is not None and len(row.token_ids) > max_length:
-        return "rows_too_long"
-    if vocab_size is not None and max(row.token_ids) >= vocab_size:
-        raise UsageError(
-            f"token id {max(row.token_ids)} is outside the model's vocabulary of {vocab_size}: "
-            "the trajectories were made with another tokenizer"
-        )
-    return ""
 
 
 def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:

@@ -70,6 +70,13 @@ class GRPOConfig:
     engine: str = ""
     """Engine that generates episodes: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; empty means the
     trained model."""
+    workers: NonNegativeInt = 0
+    """Number of worker processes, for each process of a launch, that play the episodes; 0 plays them in the
+    trainer's process. The engine must be a server. `runner.concurrency` limits the episodes of all workers
+    together."""
+    ray: str = ""
+    """Address of a Ray cluster on which the workers are placed, or `auto`; empty for processes of this
+    machine."""
     output_dir: str = "runs/train"
     """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
     seed: int = 0
@@ -78,7 +85,15 @@ class GRPOConfig:
     groups_per_step: PositiveInt = 4
     """Number of tasks per step. Each task is played as a group of `num_generations` episodes."""
     num_generations: PositiveInt = 8
-    """Group size: episodes of one task that are compared with each other. 1 needs an `advantage_fn`."""
+    """Group size: episodes of one task that are compared with each other. 1 needs `branches` or
+    an `advantage_fn`."""
+    branches: NonNegativeInt = 0
+    """Number of branches of each member of a group: continuations that share the member's turns before
+    `branch_turn` and are compared with what the member did from there. 0 plays none."""
+    branch_turn: PositiveInt = 1
+    """Index of the turn from which branches go on. Members without such a turn are not branched."""
+    branch_members: PositiveInt | None = None
+    """Number of members of each group that are branched, the first ones; None branches all."""
     num_iterations: PositiveInt = 1
     """Number of passes over the same batch. More than 1 makes the later updates off-policy."""
     num_minibatches: PositiveInt = 1
@@ -103,6 +118,10 @@ class GRPOConfig:
     """Episodes are left out if one of their tokens was sampled more than this many weight versions
     (optimiser steps) ago; None keeps all episodes. The importance ratio to the sampler's logprobs corrects
     the episodes that are kept."""
+    max_token_staleness: NonNegativeInt | None = None
+    """Tokens that were sampled more than this many weight versions ago are not trained, but newer tokens of
+    the same episode are; 0 trains only what the current weights sampled. None trains all, and the importance
+    ratio to the sampler's logprobs corrects them."""
     mask_truncated_completions: bool = False
     """Leave out episodes that a limit stopped. Their rewards still count in the group's statistics."""
     overlong_penalty_tokens: NonNegativeInt = 0
@@ -156,6 +175,12 @@ class GRPOConfig:
     """Coefficient of the KL divergence to the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
+    kl_weights: tuple[float, ...] = ()
+    """Factors of `beta` for the first turn, the second, and so on; the last one holds for all later turns.
+    `(1, 0)` keeps the first turn alone close to the reference. Empty means 1 for all."""
+    kl_weights_by: Literal["turn", "attempt"] = "turn"
+    """What `kl_weights` are numbered by: assistant turns, or the attempts that the environment marks with
+    `context.attempt`."""
     use_bias_correction_kl: bool = False
     """Multiply the KL term by the importance ratio, so that the term is unbiased on off-policy tokens."""
     entropy_coef: float = 0.0
@@ -170,10 +195,11 @@ class GRPOConfig:
     """Logprobs of the proximal policy: the sampler's own, or recomputed by the trainer before the first
     update."""
     importance_correction: (
-        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"] | None
     ) = None
     """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence. This needs
-    `old_logprobs="recompute"`; otherwise old and sampler logprobs are equal."""
+    `old_logprobs="recompute"`; otherwise old and sampler logprobs are equal. None means `token_truncate` for
+    recomputed logprobs in a stream (`max_ahead`), and otherwise `off`."""
     importance_cap: PositiveFloat = 2.0
     """Upper bound of the importance correction."""
     importance_floor: NonNegativeFloat = 0.5
@@ -219,6 +245,14 @@ class GRPOConfig:
     asynchronous: bool = False
     """Play the next batch while the current one trains, at most one step ahead. The in-process engine then
     samples from a copy of the weights. Results depend on timing, so a run does not repeat bit by bit."""
+    max_ahead: NonNegativeInt = 0
+    """Play a stream of groups instead of batches: each step trains on the first groups that finish. A group
+    is trained at most this many steps after it began, and at most `(max_ahead + 1) * groups_per_step` groups
+    are under way. 0 plays batches."""
+    late_groups: Literal["wait", "drop"] = "wait"
+    """What happens in a stream to a group that is not finished when its last step comes (see `max_ahead`):
+    the step waits for it, or the group is dropped and replaced. `drop` is faster and biased: groups with long
+    episodes are trained less often than others."""
     max_prompt_length: PositiveInt | None = None
     """Tasks whose first prompt has more tokens than this are left out. With None the only limit is the
     context."""
@@ -233,6 +267,8 @@ class GRPOConfig:
     out."""
     eval_steps: NonNegativeInt = 0
     """Number of steps between evaluations on held-out tasks; 0 evaluates only at the end."""
+    eval_on_start: bool = False
+    """Evaluate before the first step, too, after the warm-up; its metrics are those of step 0."""
     eval_tasks: NonNegativeInt = 0
     """Number of held-out tasks to evaluate on; 0 means all."""
     eval_temperature: NonNegativeFloat = 0.0
@@ -259,6 +295,12 @@ class GRPOConfig:
         check_bounds(self)
         self._check_clips()
         self._check_reduction()
+        self._check_kl_weights()
+        if self.branches and self.advantage_level == "turn":
+            raise UsageError(
+                f"branches={self.branches} gives credit by branch, and advantage_level='turn' by turn",
+                remedy="leave out one of the two",
+            )
         if self.num_generations_eval > 1 and not self.eval_temperature:
             raise UsageError(
                 f"num_generations_eval={self.num_generations_eval} would play each held-out task several "
@@ -271,11 +313,41 @@ class GRPOConfig:
                 remedy="leave out one of the two",
             )
         updates = self.num_iterations * self.num_minibatches
-        if self.asynchronous and self.max_staleness is not None and self.max_staleness < updates:
+        self._check_stream()
+        if self.plays_ahead and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
                 f"up to {updates} versions old (num_iterations * num_minibatches)",
                 remedy=f"set it to at least {updates}, or to None",
+            )
+
+    def _check_kl_weights(self) -> None:
+        for weight in self.kl_weights:
+            if not 0 <= weight < inf:
+                raise UsageError(f"kl_weights must be finite and 0 or more, not {weight}")
+        if self.kl_weights and not self.beta:
+            raise UsageError(
+                f"kl_weights={self.kl_weights} has no effect with beta=0, which they multiply",
+                remedy="set beta above 0, or leave kl_weights out",
+            )
+
+    def _check_stream(self) -> None:
+        if self.late_groups == "drop" and not self.max_ahead:
+            raise UsageError(
+                "late_groups='drop' has no effect without a stream", remedy="set max_ahead to 1 or more"
+            )
+        if not self.max_ahead:
+            return
+        if self.asynchronous:
+            raise UsageError(
+                f"asynchronous=True plays batches one step ahead, and max_ahead={self.max_ahead} a stream",
+                remedy="leave out one of the two",
+            )
+        if self.loss_type == "gpg" and self.old_logprobs == "sampler":
+            raise UsageError(
+                f"loss_type='gpg' has no importance ratio, so with max_ahead={self.max_ahead} nothing would "
+                "correct for the older weights that sampled the episodes",
+                remedy="set old_logprobs='recompute', or use a loss with a ratio such as dapo or cispo",
             )
 
     def _check_clips(self) -> None:
@@ -287,7 +359,7 @@ class GRPOConfig:
             raise UsageError(
                 f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
             )
-        if self.importance_correction is not None and self.old_logprobs == "sampler":
+        if self.importance_correction not in (None, "off") and self.old_logprobs == "sampler":
             raise UsageError(
                 f"importance_correction={self.importance_correction!r} has no effect with "
                 "old_logprobs='sampler': the old logprobs are then those of the sampler",
@@ -312,6 +384,17 @@ class GRPOConfig:
             )
 
     @property
+    def plays_ahead(self) -> bool:
+        """Whether episodes are played while a batch trains."""
+        return self.asynchronous or self.max_ahead > 0
+
+    @property
+    def correction(self) -> str:
+        """The importance correction that is used: `importance_correction`, or the default for the run."""
+        in_stream = self.max_ahead > 0 and self.old_logprobs == "recompute"
+        return self.importance_correction or ("token_truncate" if in_stream else "off")
+
+    @property
     def counts_zero_std(self) -> bool:
         """Whether groups that are left out for their lack of spread count in the weights of the others."""
         return not self.refill_rounds if self.count_zero_std is None else self.count_zero_std
@@ -328,8 +411,8 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
     Raises:
         UsageError: `num_generations` is 1.
     """
-    if config.num_generations == 1:
+    if config.num_generations == 1 and not config.branches:
         raise UsageError(
             "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
-            remedy="use 2 or more, or pass an advantage_fn of your own to GRPOTrainer",
+            remedy="use 2 or more, set branches, or pass an advantage_fn of your own to GRPOTrainer",
         )

@@ -16,13 +16,14 @@ import torch
 from agentenv.core.errors import UsageError
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.train.batch import Advantage, AdvantageFn, Row, TrainBatch, add_demonstrations, build_batch
+from agentenv.train.batch import Advantage, AdvantageFn, TrainBatch, add_demonstrations, build_batch
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.optim import MasterOptimizer, learning_rate
 from agentenv.train.model.policy import Policy, add_lora
 from agentenv.train.model.reference import Reference, episode_kl
 from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.once import OncePerGroup
+from agentenv.train.rows import Row
 from agentenv.train.sums import Meter, applies
 from agentenv.train.update import accumulate, assign_weights, minibatches, score_rows
 from agentenv.train.world import World
@@ -152,9 +153,7 @@ class Learner:
             "max_length": self.policy.max_length,
             "vocab_size": self.policy.vocab_size,
         }
-        kl = reference and self._kl.get(
-            groups, lambda new: episode_kl(reference, new, self.config.kl_estimator, **bounds)
-        )
+        kl = reference and self._kl.get(groups, lambda new: episode_kl(reference, new, self.config, **bounds))
         own = self.advantage_fn
         return build_batch(
             groups,

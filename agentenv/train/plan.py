@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from agentenv.train.loop.custom import rollout_of
 from agentenv.train.loop.mixture import Envs, weighted
 from agentenv.train.loop.sft import require_oracle
 from agentenv.train.watch.track import require_trackers
+from agentenv.workers.start import check_workers
 
 __all__ = ["TrainPlan", "TrainRequest"]
 
@@ -94,6 +95,8 @@ class TrainRequest:
     demos: str = ""
     trust: bool = False
     rollout: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields of `GRPOConfig`, which override those of `train`."""
 
     def open(self) -> tuple[RunWriter, TrainPlan]:
         """Start a new run or resume a stopped one; return its writer and its plan.
@@ -137,6 +140,7 @@ class TrainRequest:
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         _check_model(plan.config.model)
+        check_workers(plan.config.workers, plan.config.ray, plan.config.engine or f"hf:{plan.config.model}")
         if plan.engine and not plan.config.engine:
             check_options(TransformersEngine, "the engine in this process", plan.engine)
         ids = tuple(spec.id for spec in specs)
@@ -156,9 +160,12 @@ class TrainRequest:
         weights, engine = weights_and_engine(self.model)
         named = {"model": weights or None, "max_steps": self.steps, "num_generations": self.group_size}
         given = {name: value for name, value in {**named, "seed": self.seed}.items() if value is not None}
-        config = (
-            self.train if isinstance(self.train, GRPOConfig) else build(GRPOConfig, self.train or {}, given)
-        )
+        config = self.train
+        if not isinstance(config, GRPOConfig):
+            config = build(GRPOConfig, config or {}, self.settings, given)
+        elif self.settings:
+            held = {item.name: getattr(config, item.name) for item in fields(config)}
+            config = build(GRPOConfig, held, self.settings)
         rollout = self.rollout or config.rollout
         return replace(config, **given, engine=config.engine or engine, rollout=rollout)
 
@@ -185,7 +192,7 @@ class TrainRequest:
         if not ids:
             _require_ids_enough(run.id, record, run.info.env_ids)
         passed = {"rollout": self.rollout} if self.rollout else {}
-        config = build(GRPOConfig, record["train"], {"notify": self._notify(), **passed})
+        config = build(GRPOConfig, record["train"], self._changed_on_resume(), passed)
         if not self.rollout:
             rollout_of(config.rollout)
         plan = TrainPlan(
@@ -201,10 +208,12 @@ class TrainRequest:
         )
         return RunWriter.resume(run.path), _in_directory(plan, run.path)
 
-    def _notify(self) -> tuple[str, ...]:
-        if isinstance(self.train, GRPOConfig):
-            return self.train.notify
-        return (self.train or {}).get("notify", ())
+    def _changed_on_resume(self) -> dict[str, Any]:
+        """Return the settings that a resumed run takes from the caller: notices, and where it plays."""
+        train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
+        changed = {name: train[name] for name in ("workers", "ray") if name in train}
+        changed |= {name: self.settings[name] for name in ("workers", "ray") if name in self.settings}
+        return {"notify": train.get("notify", ()), **changed}
 
 
 def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:

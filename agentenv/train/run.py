@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
 from agentenv.core.threads import blocking
 from agentenv.core.trajectory import Trajectory
-from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runs.frames import frame
 from agentenv.runs.store.reader import Run
@@ -32,6 +31,7 @@ from agentenv.train.loop.sft import DemonstrationPolicy, demonstrate, policy_of,
 from agentenv.train.loop.shared_run import SharedRun
 from agentenv.train.plan import TrainPlan, TrainRequest
 from agentenv.train.trainer import GRPOTrainer
+from agentenv.train.watch.bounds import busiest_bound
 
 __all__ = ["TrainResult", "train"]
 
@@ -56,12 +56,19 @@ class TrainResult:
     """The newest checkpoint, a plain Hugging Face directory; None if no checkpoint was saved."""
     interrupted: bool = False
     """Whether Ctrl-C stopped the run. A checkpoint of the last whole step was written then."""
+    evaluation_on_start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores before the first step, with `eval_on_start`; empty otherwise."""
 
     @property
     def evaluation(self) -> dict[str, float]:
         """The last step's scores on held-out tasks, such as `eval/success`; empty if there are none."""
         last = self.history[-1] if self.history else {}
         return {name: value for name, value in last.items() if name.startswith("eval/")}
+
+    @property
+    def busiest(self) -> str:
+        """What this call spent most of its time on, as a sentence; empty if it made no step."""
+        return busiest_bound(self.history)
 
     def to_dataframe(self) -> Any:
         """Return a `pandas.DataFrame` of the metrics, with a row for each step of this call.
@@ -103,10 +110,9 @@ def train(
     on_start: Callable[[TrainPlan], None] | None = None,
     on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
     on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+    **settings: Any,
 ) -> TrainResult:
     """Train a model with GRPO on episodes of environments, and return the result.
-
-    Ctrl-C saves a checkpoint of the last whole step. All processes of torchrun belong to one run.
 
     Args:
         envs: an id, a file, a module or an `EnvSpec`; a list of these; or a mapping of names to weights.
@@ -117,7 +123,7 @@ def train(
         demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
         num_demos: number of tasks that the scripted policy plays, over all environments.
         rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
-        runs_dir: directory of all runs.
+        runs_dir: directory of all runs; the processes of torchrun write one run.
         resume: id or path of a stopped run, which continues with the settings that it has.
         trust: execute what the resumed run names, although another user or machine made the run.
         train: the trainer's options; `model`, `steps`, `group_size` and `seed` override them.
@@ -127,18 +133,19 @@ def train(
         engine: keyword arguments of the engine.
         on_start: called with the run's plan once its directory is open.
         on_warmup: called with the demonstrations to imitate before the model is trained on them.
-        on_metrics: called after each step with its number and metrics.
+        on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
+        settings: further fields of `GRPOConfig`, such as `workers`, which override those of `train`.
 
     Raises:
         UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
         TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
     """
     (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
-    settings = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
-    request = TrainRequest(envs, model, steps, group_size, seed, *settings)
+    given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
+    request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
     with SharedRun(request.open) as run:
-        training = _Training(run, request.mixture(run.plan), function, on_start, on_metrics)
-        training.begin(policy, num_demos, on_warmup, required=bool(shown_by))
+        training = _Training(run, request, function, on_start, on_metrics)
+        training.begin(policy, num_demos, on_warmup)
         with training.saved_if_it_ends_early():
             blocking()(training.trainer.run())
         return training.finish()
@@ -150,13 +157,16 @@ class _Training:
     def __init__(
         self,
         run: SharedRun[TrainPlan],
-        envs: Sequence[tuple[EnvSpec, float]],
+        request: TrainRequest,
         rollout: RolloutFunction | None,
         on_start: Callable[[TrainPlan], None] | None,
         on_metrics: Callable[[int, Mapping[str, float]], None] | None,
     ) -> None:
-        self._run, self._envs, self._on_metrics = run, envs, on_metrics
+        self._run, self._on_metrics = run, on_metrics
+        self._envs = request.mixture(run.plan)
+        self._asked_for_demos = bool(request.demos)
         self._history: list[Mapping[str, float]] = []
+        self._start: Mapping[str, float] = {}
         self._interrupted = False
         plan = run.plan
         if run.is_first and on_start is not None:
@@ -164,7 +174,7 @@ class _Training:
         self.trainer = GRPOTrainer(
             plan.config,
             engine_options=plan.engine,
-            envs=envs,
+            envs=self._envs,
             limits=plan.limits,
             runner=plan.runner,
             rollout=rollout,
@@ -172,6 +182,7 @@ class _Training:
             on_trajectory=run.append,
             on_held_out=self._keep_held_out,
             on_trained=run.annotate,
+            on_workers=run.log_workers,
         )
         run.keep_texts(self.trainer.renderer.tokenizer.backend)
 
@@ -180,8 +191,6 @@ class _Training:
         policy: DemonstrationPolicy | None,
         num_demos: int,
         on_warmup: Callable[[Sequence[Trajectory]], None] | None,
-        *,
-        required: bool,
     ) -> None:
         """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy.
 
@@ -196,7 +205,7 @@ class _Training:
             reasons = ", ".join(f"{number} {reason}" for reason, number in others.items())
             if others:
                 log.warning("%d demonstrations are not imitated: %s", sum(others.values()), reasons)
-            if not good and required:
+            if not good and self._asked_for_demos:
                 raise UsageError(
                     f"no demonstration can be imitated: {reasons or 'there are no tasks'}",
                     remedy="raise the limit that cut them, correct the policy, or use none",
@@ -245,7 +254,10 @@ class _Training:
 
     def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.collect()
-        self._history.append(metrics)
+        if step:
+            self._history.append(metrics)
+        else:
+            self._start = metrics
         if self._run.is_first and self._on_metrics is not None:
             self._on_metrics(step, metrics)
 
@@ -273,4 +285,5 @@ class _Training:
             self.trainer.steps_done,
             last_checkpoint(path),
             self._interrupted,
+            self._start,
         )

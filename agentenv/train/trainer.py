@@ -35,12 +35,15 @@ from agentenv.train.batch import AdvantageFn, TrainBatch
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.learner import Learner
 from agentenv.train.loading import find_model, load_tokenizer
+from agentenv.train.loop.batches import Batch, open_batches
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.train.loop.crews import with_crew
 from agentenv.train.loop.custom import RolloutFunction, rollout_of
 from agentenv.train.loop.event_loop import beside_the_loop, interrupted_together
 from agentenv.train.loop.journal import Journal
 from agentenv.train.loop.mixture import Mixture
-from agentenv.train.loop.rollouts import EpisodeBatch, PlayOptions, Rollouts
+from agentenv.train.loop.place import Place
+from agentenv.train.loop.rollouts import PlayOptions, Rollouts
 from agentenv.train.loop.sft import WarmupOptions, warm_up
 from agentenv.train.loop.sync import held_still, open_engine
 from agentenv.train.loop.usable import UsableEpisodes
@@ -51,6 +54,7 @@ from agentenv.train.watch.notes import episode_notes
 from agentenv.train.watch.toptokens import TokenKL, top_tokens
 from agentenv.train.watch.warn import TaskLedger
 from agentenv.train.world import World, own_device
+from agentenv.workers.reports import Tell
 
 __all__ = ["GRPOTrainer"]
 
@@ -83,19 +87,22 @@ class GRPOTrainer:
         on_trajectory: Callable[[Trajectory], None] | None = None,
         on_held_out: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
+        on_workers: Tell | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.engine = engine
         """The engine that generates episodes; if none was passed, it is made when it is first needed."""
-        self.cursors: dict[str, int] = {}
-        """Number of tasks trained on so far, by environment."""
+        self.place = Place()
+        """The tasks that were used so far."""
         self.top_tokens: list[TokenKL] = []
         """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
         self._ledger = TaskLedger()
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
-        self._play_options = PlayOptions(limits, runner, on_trajectory, on_held_out, play)
+        self._play_options = PlayOptions(
+            limits, runner, on_trajectory, on_held_out, play, on_workers=on_workers
+        )
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
         self._renderer: Renderer | None = None
@@ -177,19 +184,22 @@ class GRPOTrainer:
         with Journal(learner) as journal, interrupted_together():
             async with self.rollouts as rollouts:
                 found = await rollouts.sync.follow()
-                found |= await rollouts.leave_out_long_prompts(self.cursors)
+                found |= await rollouts.leave_out_long_prompts(self.place.cursors)
+                await self._score_start(rollouts, journal)
                 usable = UsableEpisodes(self.world)
-                batch: EpisodeBatch | None = None
+                batches = open_batches(rollouts, self.place)
                 while learner.steps_done < config.max_steps:
                     started = time.perf_counter()
-                    batch = batch or rollouts.begin(learner.steps_done, self.cursors)
+                    batch = batches.begin(learner.steps_done)
                     await batch
-                    while rollouts.refill(batch):
+                    while batches.refill():
                         await batch
                     waited = time.perf_counter() - started
-                    usable.check(learner.steps_done + 1, batch.groups)
+                    await beside_the_loop(partial(usable.check, learner.steps_done + 1, batch.groups))
                     checked = await rollouts.sync.checked()
-                    ahead = rollouts.begin_ahead(batch)
+                    ahead = batches.go_on()
+                    if not ahead:
+                        await rollouts.sync.rest()
                     metrics: dict[str, float] = {}
                     train = partial(self._train_on, batch, metrics)
                     try:
@@ -198,13 +208,14 @@ class GRPOTrainer:
                         metrics |= await beside_the_loop(partial(self._ledger.add, self.world, batch.groups))
                         trained = time.perf_counter()
                         await rollouts.sync.bring()
+                        self.place = batches.stepped() or self.place
                         evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
                         if evaluates or not ahead:  # otherwise the check may take as long as the next batch
                             checked |= await rollouts.sync.checked()
                         done = time.perf_counter()
                         metrics |= {
-                            "time/rollout": batch.seconds,
                             "time/wait": waited,
+                            "time/wait/groups": waited - metrics["time/wait/staleness"],
                             "time/sync": done - trained,
                             "step_time": done - started,
                         }
@@ -216,15 +227,23 @@ class GRPOTrainer:
                             self._tell(history, journal)
                     if self._due(config.save_steps):
                         await beside_the_loop(self.save_step)
-                    batch, found = ahead, {}
+                    found = {}
             usable.finish()
         return history
 
-    def _train_on(self, batch: EpisodeBatch, metrics: dict[str, float]) -> None:
+    async def _score_start(self, rollouts: Rollouts, journal: Journal) -> None:
+        """Score the held-out tasks before the first step, as step 0, if `eval_on_start` asks for it."""
+        if not self.config.eval_on_start or self.steps_done:
+            return
+        if scores := await rollouts.evaluate():
+            self._tell([scores], journal)
+
+    def _train_on(self, batch: Batch, metrics: dict[str, float]) -> None:
         """Train on a batch and add the metrics of the step, which an interruption must not lose."""
         metrics |= self.step(batch.groups)
         dismiss_team()  # idle OpenMP threads of the trainer would stall those of the engine
-        self.cursors = dict(batch.cursors)
+        self.place = batch.trained(self.world.gather)
+        metrics |= self.world.merge(batch.metrics)
 
     def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
         """Write the metrics of the last step and pass them to the caller."""
@@ -267,7 +286,7 @@ class GRPOTrainer:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
-        loop = {"cursors": self.cursors, "tasks": self._ledger.record()}
+        loop = {**self.place.record(), "tasks": self._ledger.record()}
         return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, **loop)
 
     def save_step(self) -> Path:
@@ -286,7 +305,7 @@ class GRPOTrainer:
         """
         with held_still(self.engine, self.learner):
             state = load_checkpoint(self.learner, Path(path))
-        self.cursors = dict(state["cursors"])
+        self.place = Place.restore(state)
         self._ledger.restore(state.get("tasks", TaskLedger().record()))
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
 
@@ -305,9 +324,8 @@ class GRPOTrainer:
                 tokenizer=self.renderer.tokenizer,
                 options=self._engine_options,
             )
-            self._rollouts = Rollouts(
-                self.learner, self.engine, self.renderer, self._mixture, self._play_options
-            )
+            options = with_crew(self._play_options, self.learner, self._mixture.specs, self._engine_options)
+            self._rollouts = Rollouts(self.learner, self.engine, self.renderer, self._mixture, options)
         return self._rollouts
 
     @property
@@ -327,6 +345,11 @@ class GRPOTrainer:
     def world(self) -> World:
         """The processes that train together."""
         return self.learner.world
+
+    @property
+    def cursors(self) -> Mapping[str, int]:
+        """Number of tasks used so far, by environment; those of a stream may still be played."""
+        return self.place.cursors
 
     @property
     def steps_done(self) -> int:

@@ -9,13 +9,13 @@ from random import Random
 import torch
 
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.packing import MicroBatch, pad_rows, plan
 from agentenv.train.model.policy import Policy
 from agentenv.train.objective.loss import grpo_loss
 from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.objective.weighting import token_weights
+from agentenv.train.rows import Row
 from agentenv.train.sums import Meter
 
 __all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
@@ -115,6 +115,7 @@ def _backward(
         _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
         given = _given(micro.rows, logprobs_N, recompute=policy.config.old_logprobs == "recompute")
         shown_N = _spread(micro.rows, lambda row: float(row.demonstration), logprobs_N).bool()
+        turns, attempts = zip(*(row.indices() for row in micro.rows), strict=True)
         output = grpo_loss(
             logprobs_N,
             **given,
@@ -122,6 +123,8 @@ def _backward(
             loss_mask=~shown_N,
             entropy=entropy_N if policy.config.entropy_coef else entropy_N.detach(),
             sequence_ids=micro.sequence_N.to(policy.device),
+            turns=torch.cat(turns).to(policy.device),
+            attempts=torch.cat(attempts).to(policy.device),
             loss_fn=loss_fn,
         )
         loss = output.loss - (given["weights"][shown_N] * logprobs_N[shown_N]).sum()

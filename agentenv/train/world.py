@@ -29,7 +29,7 @@ __all__ = ["World", "own_device"]
 
 T = TypeVar("T")
 
-SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|(mixed_)?episodes$|loss$)")
+SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|((mixed|branch)_)?episodes$|loss$)")
 """Names of metrics that are summed over ranks, including those of a single environment.
 
 Metrics named in `EXTREMES` keep their largest or smallest value. All others are averaged: times, and values

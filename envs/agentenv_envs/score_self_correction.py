@@ -9,8 +9,10 @@ correctness of the two answers (0 or 1), the second turn gets
 This is the paper's shaped reward of the second attempt in its stage II, where alpha is a positive constant,
 best above 1; the paper uses 10. With `stage=2`, the first turn gets r1, as in the paper's sum over both
 attempts. With `stage=1`, it gets 0, because the paper's stage I trains the second attempt alone. The strong
-KL penalty of stage I, which keeps the first attempt close to the base model, is not part of the
-environment, because it belongs to the trainer.
+KL penalty of stage I, which keeps the first attempt close to the base model, belongs to the trainer, which
+reads from `context.attempt` which turn is which (`train.kl_weights`).
+
+The rewards' named parts `first_correct` and `second_correct` are r1 and r2; they add nothing to the reward.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentenv.core import Message, UsageError, derive_seed
+from agentenv.core import Message, Outcome, UsageError, derive_seed
 from agentenv.envs import Env, register
 
 __all__ = ["SelfCorrection", "oracle", "tasks"]
@@ -52,12 +54,13 @@ class SelfCorrection(Env):
         self.alpha = alpha
         self.stage = stage
         self._first: float | None = None
+        self._second: float | None = None
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, object] | None = None
     ) -> tuple[str, dict[str, object]]:
         """Ask the question."""
-        self._first = None
+        self._first = self._second = None
         return f"{self.task['question']} End with the final number.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
@@ -65,9 +68,16 @@ class SelfCorrection(Env):
         right = float(_last_number(action) == self.task["answer"])
         if self._first is None:
             self._first = right
+            self.context.attempt = 1
             return ASK_AGAIN, right if self.stage == 2 else 0.0, False, False, {"correct": right}
+        self._second = right
         shaped = right + self.alpha * (right - self._first)
         return "", shaped, True, False, {"correct": right, "first_correct": self._first}
+
+    def finish(self, stop_reason: str) -> Outcome:
+        """Name which attempts were right, without a further reward."""
+        parts = {"first_correct": self._first, "second_correct": self._second}
+        return Outcome(0.0, {name: right for name, right in parts.items() if right is not None})
 
 
 def tasks(split: str) -> Iterator[dict[str, object]]:

@@ -19,6 +19,7 @@ SHOWS = {
     "done_policy": ["stop: 1 turns", "explain: 2 turns", "of assistant: I have opened the door."],
     "function_user": ["We are 4.", "Thank you, goodbye.", "reward 1.0, ended by user_done"],
     "group_policy": ["shrink: 3 usable members, 1 failed", "refill: 4 usable members, 2 failed"],
+    "library_desk": ["oracle: mean reward 1.00", "random: mean reward 0."],
     "long_documents": ["without a condenser: context_length", "block 7 again: Passage 7", "reward 1.0"],
     "long_outputs": ["characters cut", "all 7906 characters are in", "reward 1.0"],
     "model_user": ["This kettle leaks.", "reward 1.0, ended by user_done"],
@@ -27,6 +28,8 @@ SHOWS = {
     "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
 }
 """Lines of each example's output; the demo and its plot have tests of their own."""
+WHOLE_ENVIRONMENTS = {"library_desk"}
+"""Examples of a whole environment, which are longer than those that show one thing."""
 
 
 @pytest.mark.parametrize("name", SHOWS)
@@ -78,6 +81,6 @@ async def test_the_agents_that_are_programs_are_started_in_their_workspace(
     await env.shutdown()
 
 
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.parametrize("name", sorted(SHOWS.keys() - WHOLE_ENVIRONMENTS))
 def test_an_example_is_short(name: str):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60

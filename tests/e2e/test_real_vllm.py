@@ -157,6 +157,7 @@ class Served:
     def start(self):
         command = [sys.executable, "-m", "agentenv.cli", "serve", self.model, "--port", str(self.port)]
         command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--log", str(self.log)]
+        command.append("--transfer")
         with self.said.open("w") as out:
             self.process = subprocess.Popen(
                 [*command, "--vllm", f"--max-num-seqs 32 --max-lora-rank {RANK}"], stderr=out
@@ -367,11 +368,38 @@ async def test_the_server_takes_full_weights_and_wrong_ones_are_told(remote, tra
     await remote.engine.load_weights(remote.engine.report.model_path, version=0)
 
 
-async def test_the_chat_api_of_the_same_server_plays_the_same_environment(served, monkeypatch):
+async def test_the_server_receives_full_weights_that_it_cannot_read(served, trainer, tmp_path):
+    loaded = await asyncio.to_thread(load_engine, served.url, retry_s=600, transfer="gloo")
+    staged = loaded.engine.weights_directory
+    try:
+        await check_full_weights(loaded, trainer, tmp_path / "shared")
+        request = asyncio.create_task(say(loaded, stop=(), max_tokens=300))
+        await served.until_running(lambda count: count == 1)
+        await push_weights(loaded.engine, trainer, version=6, directory=tmp_path / "shared")
+        done = await request
+
+        assert len(done.token_ids) == 300
+        assert [version for version, _, _ in done.version_ranges] == [5, 6]
+        assert staged.is_dir()
+    finally:
+        await loaded.engine.close()
+        again = await asyncio.to_thread(load_engine, served.url)
+        await again.engine.load_weights(again.engine.report.model_path, version=0)
+        await again.engine.close()
+    assert not staged.exists()
+    assert not (tmp_path / "shared").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"sdk": "openai"}, {"stream": True}], ids=["posted", "sdk", "stream"]
+)
+async def test_the_chat_api_of_the_same_server_plays_the_same_environment(served, monkeypatch, options):
     monkeypatch.setenv("OPENAI_BASE_URL", served.url)
-    loaded = load_engine(f"openai:{served.model}", max_retries=0)
+    loaded = load_engine(f"openai:{served.model}", max_retries=0, **options)
     runner = Runner(loaded.engine, None, LIMITS, sampling=Sampling(temperature=0.0))
     played = [one async for group in runner.run_groups(SPEC, list(SPEC.task_set()), 1) for one in group]
+    with pytest.raises(ContextTooLong):
+        await loaded.engine.chat([{"role": "user", "content": "word " * 4 * CONTEXT}], [], Sampling())
     await loaded.engine.close()
 
     assert [one.error for one in played] == [None] * len(TASKS)
@@ -419,7 +447,8 @@ def test_a_trainer_pushes_its_adapter_to_the_server_after_each_step(served, mode
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["weights-1", "weights-2"]
 
 
-def test_the_command_line_trains_all_weights_of_the_model_that_a_server_serves(served, tmp_path):
+@pytest.mark.parametrize("transfer", ["disk", "gloo"])
+def test_the_command_line_trains_all_weights_of_the_model_that_a_server_serves(served, tmp_path, transfer):
     file = tmp_path / "words.py"
     file.write_text(
         """
@@ -438,6 +467,7 @@ ae.register("words/Words-v0", Words, tasks=[{}])
     command = [sys.executable, "-m", "agentenv.cli", "train", str(file), "-m", served.url, "--json"]
     command += ["--steps", "2", "-k", "4", "--runs-dir", str(tmp_path / "runs")]
     settings = ("dtype=float32", "groups_per_step=1", "max_turns=1", "max_tokens_per_turn=10")
+    settings += (f"engine.transfer={transfer}",)
     command += [word for setting in settings for word in ("-o", setting)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 

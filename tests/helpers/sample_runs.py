@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core import (
@@ -88,6 +90,51 @@ def episode(
         task={"boxes": 17, "pencils": 23, "order": task},
         metrics={"turns": 2.0},
         timings={"generate_s": 1.42, "tools_s": 0.041, "queue_s": 0.08, "total_s": 1.6},
+    )
+
+
+PNG = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABgAAAAYCAIAAABvFaqvAAAAH0lEQVR4nGM4oSFCFcQwatCoQaMGjRo0atCo"
+    "QQNvEADdNUkfJE5WTgAAAABJRU5ErkJggg=="
+)
+
+
+def talk() -> Trajectory:
+    """An episode with an image, thinking, a failed call, long JSON, a simulated user, and two contexts."""
+    plain = episode(0, 0)
+    call = plain.turns[0].tool_calls[0]
+    failed = ToolResult(
+        "c1", "calc", "no such price", ToolErrorKind.EXCEPTION, detail="Traceback: KeyError", duration_s=0.041
+    )
+    image = {"type": "image_url", "image_url": {"url": PNG}}
+    foreign = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
+    messages = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is in the picture?"}, image, foreign]},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "I look it up. " * 40,
+            "tool_calls": [call.to_message()],
+        },
+        failed.to_message(),
+        {"role": "user", "content": json.dumps({"rows": [{"id": n, "name": "x" * 20} for n in range(120)]})},
+        {"role": "assistant", "content": f"<think>Almost.</think>17 boxes hold 391 pencils. {HOSTILE}"},
+        {"role": "assistant", "content": "Another way: 391."},
+    )
+    prompt = plain.sequences[0].spans[0]
+    said = span("model", "Another way: 391.", 2)
+    turns = (
+        replace(plain.turns[0], message=messages[2], tool_results=(failed,)),
+        replace(plain.turns[1], message=messages[5]),
+        Turn(2, messages[6], "stop", len(said), sequence=1, start=len(prompt)),
+    )
+    return replace(
+        plain,
+        messages=messages,
+        turns=turns,
+        sequences=(plain.sequences[0], TokenSequence((prompt, said))),
+        metrics={"user_turns": 1.0},
     )
 
 

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
 from agentenv.train import GRPOConfig, GRPOTrainer
-from agentenv.train.batch import Row
+from agentenv.train.rows import Row
 
 
 def tiny(seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> LlamaForCausalLM:

@@ -13,6 +13,7 @@ MAY_SLEEP = {
     "helpers/waiting.py": "looks again at a condition that no event tells",
     "unit/sandbox/local/attacks.py": "runs by itself as any user, with nothing but agentenv",
     "unit/core/test_threads.py": "meets a thread at the moment at which its idle time ends",
+    "unit/benchmarks/test_simulate.py": "sleeps on a clock that jumps, which takes no time",
     "unit/tools/test_tool.py": "blocks the event loop, which is what is tested",
 }
 """Files whose code sleeps for a time, and why. Programs that a test writes for others are not looked at."""

@@ -29,6 +29,18 @@ def test_public_names_are_sorted_and_equal_what_dir_shows():
     assert list(agentenv.__all__) == sorted(agentenv.__all__) == dir(agentenv)
 
 
+def test_a_folder_is_there_without_an_import_of_its_own():
+    code = (
+        "import sys, agentenv as ae\n"
+        "assert 'agentenv.testing' not in sys.modules\n"
+        "print(ae.testing.tool_call_message('find', title='Dune')['role'], ae.runs.find_run.__name__)"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.split() == ["assistant", "find_run"]
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         agentenv.no_such_name

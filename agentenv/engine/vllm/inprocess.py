@@ -54,6 +54,8 @@ class VLLMEngine:
         memory_share: share of the memory that vLLM reserves; None takes what fits, which is half of the free
             memory on a CPU and beside another model of this process.
         request_timeout_s: time limit of one request; it must suffice for the longest completion.
+        sleep: whether vLLM frees its memory while the trainer of a synchronous run updates, so that
+            both fit on one GPU; vLLM has this on GPUs only.
         extra: further engine arguments for vLLM.
     """
 
@@ -68,6 +70,7 @@ class VLLMEngine:
         max_lora_rank: int = 64,
         memory_share: float | None = None,
         request_timeout_s: float = 1800.0,
+        sleep: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
@@ -91,6 +94,9 @@ class VLLMEngine:
             self._arguments["max_model_len"] = max_model_len
         if memory_share is not None:
             self._arguments["gpu_memory_utilization"] = memory_share
+        if sleep:
+            self._arguments["enable_sleep_mode"] = True
+        self._sleeps = sleep
         self._arguments.update(extra or {})
         self._engine: Any = None
         self._thread: LoopThread | None = None
@@ -184,6 +190,21 @@ class VLLMEngine:
             await asyncio.to_thread(engine.shutdown)
         if thread is not None:
             await asyncio.to_thread(thread.stop)
+
+    async def rest(self) -> None:
+        """Free the memory of weights and cache, with the option `sleep`; no request may be in flight."""
+        if self._sleeps and self._engine is not None:
+            # At level 1 the weights wait in the machine's memory, so that adapters keep their base model.
+            await self._on_own_loop(lambda: self._engine.sleep(level=1))
+
+    async def wake(self) -> None:
+        """Take back the memory that `rest` freed, if it did."""
+        if self._sleeps and self._engine is not None:
+            await self._on_own_loop(self._wake)
+
+    async def _wake(self) -> None:
+        if await self._engine.is_sleeping():
+            await self._engine.wake_up()
 
     async def load_adapter(self, name: str, path: str | Path, *, version: int | None = None) -> int:
         """Load a LoRA adapter, which replaces one of the same name; return the new weights version."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from urllib.request import ProxyHandler, build_opener
 from agentenv.core.errors import EngineError
 from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.vllm.build import Build, find_build, sets_memory
+from agentenv.engine.vllm.plugin import BACKEND
 
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
 
@@ -48,6 +50,8 @@ class ServeOptions:
     """Largest rank of an adapter."""
     dev_mode: bool = True
     """Whether the full weights can be replaced while the server runs."""
+    transfer: bool = False
+    """Whether the server can receive full weights from a trainer; agentenv must be installed beside vLLM."""
     python: str = sys.executable
     """The Python interpreter in whose environment vLLM is installed."""
     memory_share: float | None = None
@@ -90,6 +94,8 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
         command += ["--no-enable-chunked-prefill"]
     if options.lora:
         command += ["--enable-lora", "--max-lora-rank", str(options.max_lora_rank)]
+    if options.transfer:
+        command += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
     environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if options.lora:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"

@@ -86,7 +86,7 @@ class ServerPool:
     async def post(
         self,
         path: str,
-        body: Mapping[str, Any],
+        data: bytes,
         read: Callable[[dict[str, Any], float], T],
         *,
         session_id: str | None = None,
@@ -95,7 +95,7 @@ class ServerPool:
 
         Args:
             path: path of the request.
-            body: body of the request.
+            data: JSON of the request.
             read: function of the answer and of the seconds that the request waited. If it raises
                 EngineUnavailable, the server is taken out of use and the request is retried.
             session_id: id of the episode.
@@ -109,7 +109,6 @@ class ServerPool:
         began = monotonic()
         failing: float | None = None
         pause = FIRST_PAUSE_S
-        data = to_json(body)
         while True:
             server = await self._take(session_id, failing)
             waited = monotonic() - began

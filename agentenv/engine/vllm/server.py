@@ -19,13 +19,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from pydantic_core import to_json
+
 from agentenv.core.errors import EngineError, ModelNotFound, UsageError
 from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
+from agentenv.engine.vllm.prompt_json import PromptJSON
 from agentenv.engine.vllm.server_weights import ExpectedWeights, ServerWeights
+from agentenv.engine.vllm.streams import MemoryDirectory, WeightStreams
 from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
@@ -44,10 +48,12 @@ class VLLMServerEngine:
         request_timeout_s: time limit of one request; it must suffice for the longest completion.
         hang_s: seconds without any answer after which a server counts as hung and is taken out of use.
         min_servers: number of servers that must take new weights; with fewer the update fails.
+        transfer: how full weights reach the servers: they read a directory that they share with this process
+            ("disk"), or this process sends the weights to them ("gloo" between CPUs, "nccl" between GPUs).
         api_key: key that is sent as a bearer token.
 
     Raises:
-        UsageError: `min_servers` is more than there are servers.
+        UsageError: `min_servers` is more than there are servers, or there is no such `transfer`.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class VLLMServerEngine:
         request_timeout_s: float = 1800.0,
         hang_s: float = 120.0,
         min_servers: int = 1,
+        transfer: str = "disk",
         api_key: str | None = None,
     ) -> None:
         urls = urls or [report.url]
@@ -78,7 +85,12 @@ class VLLMServerEngine:
             # Through the other route, each completion names the weights that sampled it.
             confirm=report.route == "completions" and report.weights_label is not None,
         )
-        self._weights = ServerWeights(self._pool, report, min_servers=min_servers, sample=self._sample_token)
+        self._prompts = PromptJSON()
+        streams = None if transfer == "disk" else WeightStreams(self._pool, transfer)
+        self._staged = None if streams is None else MemoryDirectory()
+        self._weights = ServerWeights(
+            self._pool, report, min_servers=min_servers, sample=self._sample_token, streams=streams
+        )
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
 
@@ -86,6 +98,11 @@ class VLLMServerEngine:
     def num_servers(self) -> int:
         """Number of servers, those out of use included."""
         return len(self._pool.servers)
+
+    @property
+    def weights_directory(self) -> Path | None:
+        """Directory of this machine in which weights wait to be sent; None if the servers must read them."""
+        return None if self._staged is None else self._staged.path
 
     @property
     def weights_version(self) -> int:
@@ -124,7 +141,8 @@ class VLLMServerEngine:
         """
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
-        path, body = self._body(prompt, sampling, room, stop_token_ids)
+        path, body = self._body(sampling, room, stop_token_ids)
+        data = self._data(body, self._prompts.write(session_id, prompt))
         expected = self._weights.expected
         stop = frozenset(stop_token_ids)
 
@@ -138,7 +156,7 @@ class VLLMServerEngine:
 
         try:
             async with asyncio.timeout(deadline_s):
-                done = await self._pool.post(path, body, read, session_id=session_id)
+                done = await self._pool.post(path, data, read, session_id=session_id)
         except TimeoutError:
             return Completion((), (), "abort")
         adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
@@ -149,10 +167,13 @@ class VLLMServerEngine:
     async def release(self, session_id: str) -> None:
         """Forget to which server an episode belongs."""
         self._pool.release(session_id)
+        self._prompts.forget(session_id)
 
     async def close(self) -> None:
         """Close the connections; the servers keep running."""
         await self._pool.close()
+        if self._staged is not None:
+            self._staged.delete()
 
     async def disconnect(self) -> None:
         """Close the connections of this event loop."""
@@ -178,7 +199,7 @@ class VLLMServerEngine:
         return await self._weights.update(change, lambda server: self._weights.load_lora(server, name, path))
 
     async def load_weights(self, path: str | Path, *, version: int | None = None) -> int:
-        """Load the full weights from a directory that the servers can read.
+        """Load the full weights from a directory that the servers can read, or send them (`transfer`).
 
         Requests in flight are paused meanwhile and continue with the new weights. The prefix cache is
         dropped, because it holds keys and values of the old weights.
@@ -198,7 +219,7 @@ class VLLMServerEngine:
             new = now.of_version(now.version + 1 if version is None else version)
             return replace(new, path=str(path))
 
-        new = await self._weights.update(change, lambda server: self._weights.load_full(server, path))
+        new = await self._weights.update(change, lambda server: self._weights.load_new(server, path))
         _log.info("loaded weights %s from %s in %.2f s", new, path, monotonic() - began)
         return new
 
@@ -210,12 +231,20 @@ class VLLMServerEngine:
             )
 
     async def _sample_token(self, server: Server) -> None:
-        path, body = self._body(list(PROBE_IDS), Sampling(seed=0), 1, ())
+        path, body = self._body(Sampling(seed=0), 1, ())
+        body[self._prompt_name] = PROBE_IDS
         await self._pool.command(server, path, body, limit_s=self._pool.hang_s)
 
-    def _body(
-        self, prompt: list[int], sampling: Sampling, room: int, stop: Sequence[int]
-    ) -> tuple[str, dict[str, Any]]:
+    @property
+    def _prompt_name(self) -> str:
+        return "token_ids" if self.report.route == "generate" else "prompt"
+
+    def _data(self, body: Mapping[str, Any], prompt: bytes) -> bytes:
+        """Return the JSON of a request and of its prompt, which was written before."""
+        return b'%b,"%b":%b}' % (to_json(body)[:-1], self._prompt_name.encode(), prompt)
+
+    def _body(self, sampling: Sampling, room: int, stop: Sequence[int]) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body of a request, without its prompt."""
         drawn: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -234,8 +263,8 @@ class VLLMServerEngine:
         own = self.report.model
         model = sampling.adapter_or(own) or self.report.base or own
         if self.report.route == "generate":
-            return "/inference/v1/generate", {"model": model, "token_ids": prompt, "sampling_params": drawn}
-        return "/v1/completions", {"model": model, "prompt": prompt, "return_token_ids": True, **drawn}
+            return "/inference/v1/generate", {"model": model, "sampling_params": drawn}
+        return "/v1/completions", {"model": model, "return_token_ids": True, **drawn}
 
     def _completion(
         self,
@@ -289,6 +318,7 @@ def connect(
     request_timeout_s: float = 1800.0,
     hang_s: float = 120.0,
     min_servers: int = 1,
+    transfer: str = "disk",
     timeout_s: float = 180.0,
 ) -> tuple[Engine | ChatEngine, str | None]:
     """Connect to one server, or to several servers whose URLs are separated by commas.
@@ -324,6 +354,7 @@ def connect(
         request_timeout_s=request_timeout_s,
         hang_s=hang_s,
         min_servers=min_servers,
+        transfer=transfer,
         api_key=api_key,
     )
     for lack in report.missing:

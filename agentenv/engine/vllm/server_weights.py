@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.engine.exact import VERSION_LABEL, version_of
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import ServerReport
+from agentenv.engine.vllm.streams import WeightStreams
 
 __all__ = ["ExpectedWeights", "ServerWeights"]
 
@@ -58,13 +60,23 @@ class ServerWeights:
         report: report of the probe; it must hold for all servers.
         min_servers: number of servers that must have the new weights after an update.
         sample: function that makes a server sample one token.
+        streams: sends full weights to the servers; None if they read them from a directory.
     """
 
-    def __init__(self, pool: ServerPool, report: ServerReport, *, min_servers: int, sample: Step) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        report: ServerReport,
+        *,
+        min_servers: int,
+        sample: Step,
+        streams: WeightStreams | None = None,
+    ) -> None:
         self._pool = pool
         self._report = report
         self._min_servers = min_servers
         self._sample = sample
+        self._streams = streams
         self.expected = ExpectedWeights(report.weights_version, report.weights_label)
         self.sampled_adapters: set[str] = set()
         """Adapters that servers have sampled from, which they must therefore have."""
@@ -134,9 +146,10 @@ class ServerWeights:
         await self._pool.take_out(server, lost, end_requests=True)
         server.restoring = True
         try:
-            path = expected.path or self._first_path(server)
-            if path is not None:
-                await self.load_full(server, path)
+            if expected.path is not None:
+                await self._load(server, expected.path, expected.label)
+            elif (path := self._first_path(server)) is not None:
+                await self._read(server, path)
             for name, directory in expected.adapters.items():
                 await self.load_lora(server, name, directory)
             await self._label(server, expected.label)
@@ -208,6 +221,8 @@ class ServerWeights:
             try:
                 await _each(members, load)
                 await _each(members, self._name)
+                if self._streams is not None:
+                    await self._require_equal(members)
             except BaseException as error:
                 await self._taint(members, error, full=self.expected.path != before.path)
                 raise
@@ -224,10 +239,24 @@ class ServerWeights:
             with suppress(EngineError):  # so that no other process takes them for the weights before
                 await self._label(server, BROKEN_LABEL)
 
-    async def load_full(self, server: Server, path: str | Path) -> None:
-        """Load full weights from a directory, and drop the prefix cache of the old ones."""
+    async def load_new(self, server: Server, path: str | Path) -> None:
+        """Load the full weights that are expected now, and drop the prefix cache of the old ones."""
+        await self._load(server, path, self.expected.label)
+
+    async def _load(self, server: Server, path: str | Path, label: str | None) -> None:
+        if self._streams is None:
+            await self._read(server, path)
+        else:
+            await self._streams.send(server, path, label)
+            await self._drop_cache(server)
+
+    async def _read(self, server: Server, path: str | Path) -> None:
+        """Have a server read full weights from a directory of its own."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._pool.command(server, "/collective_rpc", body, limit_s=self._pool.request_timeout_s)
+        await self._drop_cache(server)
+
+    async def _drop_cache(self, server: Server) -> None:
         answer = await self._pool.command(server, "/reset_prefix_cache?reset_running_requests=true", {})
         if answer.get("success") is False:
             raise EngineError(
@@ -238,6 +267,23 @@ class ServerWeights:
         """Load an adapter from a directory; it replaces one of the same name."""
         body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
         await self._pool.command(server, "/v1/load_lora_adapter", body, limit_s=self._pool.request_timeout_s)
+
+    async def _require_equal(self, members: Sequence[Server]) -> None:
+        """Check that all servers have the same weights in the end.
+
+        Raises:
+            EngineError: The checksums of two servers differ.
+        """
+        sums: dict[Server, dict[str, Any]] = {}
+
+        async def ask(server: Server) -> None:
+            sums[server] = await self._pool.command(server, "/weight_checker", {"action": "checksum"})
+
+        await _each(members, ask)
+        first = next(iter(sums), None)
+        for server, found in sums.items():
+            if first is not None and found != sums[first]:
+                raise EngineError(f"{server.url} and {first.url} have different weights after one update")
 
     async def _name(self, server: Server) -> None:
         await self._label(server, self.expected.label)

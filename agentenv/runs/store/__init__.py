@@ -6,8 +6,10 @@ A run directory contains these files:
 - `trajectories.jsonl`: one line for each finished episode. Lines are only ever appended.
 - `index.jsonl`: a small summary of each of these lines, with its position in the file.
 - `metrics.jsonl`: the metrics of each training step.
+- `workers.jsonl`: how the driver and each worker were doing, every ten seconds; only with workers.
 - `annotations.jsonl` and `token_annotations.jsonl`: values that a trainer recorded for an episode, and
   for each token of an episode.
+- `note.json`: a text and tags that a person gave to the run.
 - `vocab.jsonl` while the run is written, `vocab.json` once it is closed: the text of the token ids.
 
 The store follows four rules:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from agentenv.runs.store.summary import ToolUse as ToolUse
     from agentenv.runs.store.summary import answer_key as answer_key
     from agentenv.runs.store.summary import summarize as summarize
+    from agentenv.runs.store.user_note import UserNote as UserNote
     from agentenv.runs.store.writer import RunWriter as RunWriter
 
 __all__ = door(
@@ -54,6 +57,7 @@ __all__ = door(
         "reader": ["Run", "find_run", "list_runs"],
         "runinfo": ["RunInfo", "RunStatus", "SCHEMA_VERSION"],
         "summary": ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"],
+        "user_note": ["UserNote"],
         "writer": ["RunWriter"],
     },
 )

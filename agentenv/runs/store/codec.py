@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from functools import cache
 from typing import Any, cast
+
+from pydantic_core import from_json, to_json
 
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
 from agentenv.core.trajectory import (
@@ -22,7 +26,7 @@ from agentenv.core.trajectory import (
     Turn,
 )
 
-__all__ = ["decode_trajectory", "dumps", "encode_trajectory", "loads"]
+__all__ = ["decode_trajectory", "dumps", "encode_line", "encode_trajectory", "loads"]
 
 _Json = dict[str, Any]
 _MAX_DEPTH = 100
@@ -47,6 +51,8 @@ def loads(text: str | bytes) -> Any:
     Raises:
         ValueError: The text is not JSON, or is nested too deep to be read.
     """
+    with suppress(ValueError):  # this parser is faster, but takes no lone surrogates and less deep values
+        return from_json(text)
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -87,9 +93,9 @@ def _tame(value: object, depth: int) -> object:
 def _fill(kind: type, data: Mapping[str, Any], convert: Mapping[str, Callable[[Any], object]]) -> Any:
     """Build a dataclass from a JSON object; ignore unknown fields and use defaults for missing ones."""
     values = {
-        field.name: convert[field.name](data[field.name]) if field.name in convert else data[field.name]
-        for field in fields(kind)
-        if field.name in data
+        name: convert[name](data[name]) if name in convert else data[name]
+        for name, _ in _defaults(kind)
+        if name in data
     }
     return kind(**values)
 
@@ -97,15 +103,35 @@ def _fill(kind: type, data: Mapping[str, Any], convert: Mapping[str, Callable[[A
 def _lean(value: Any, *, skip: frozenset[str] = frozenset()) -> _Json:
     """Return the fields of a flat dataclass that differ from their defaults."""
     out: _Json = {}
-    for field in fields(value):
-        if field.name in skip:
+    for name, default in _defaults(type(value)):
+        if name in skip:
             continue
-        item = getattr(value, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
+        item = getattr(value, name)
         # The types are compared too: 1 == 1.0 == True, but each must be read back as what it was.
         if type(item) is not type(default) or item != default:
-            out[field.name] = item
+            out[name] = item
     return out
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, object], ...]:
+    """Return the name and the default of each field of a dataclass; nobody may change the defaults."""
+    return tuple(
+        (field.name, field.default if field.default_factory is MISSING else field.default_factory())
+        for field in fields(kind)
+    )
+
+
+def encode_line(trajectory: Trajectory) -> bytes:
+    """Return the line of a trajectory in `trajectories.jsonl`, with its line break."""
+    out = encode_trajectory(trajectory)
+    # Nearly all of a line are the numbers of its tokens, which this function writes five times as fast.
+    tokens = out.pop("sequences")
+    try:
+        numbers = to_json(tokens)
+    except ValueError:  # numbers of other kinds, such as those of numpy
+        numbers = dumps(tokens).encode()
+    return b'%b,"sequences":%b}\n' % (dumps(out).encode()[:-1], numbers)
 
 
 def encode_trajectory(trajectory: Trajectory) -> _Json:

@@ -17,6 +17,7 @@ __all__ = [
     "METRICS",
     "NOTES",
     "NOTES_OF_TOKENS",
+    "WORKERS",
     "Index",
     "end_of_whole_lines",
     "index_line",
@@ -27,6 +28,7 @@ __all__ = [
 EPISODES = "trajectories.jsonl"
 INDEX = "index.jsonl"
 METRICS = "metrics.jsonl"
+WORKERS = "workers.jsonl"
 NOTES = "annotations.jsonl"
 NOTES_OF_TOKENS = "token_annotations.jsonl"
 

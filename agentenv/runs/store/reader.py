@@ -17,6 +17,7 @@ from agentenv.runs.store.index import (
     METRICS,
     NOTES,
     NOTES_OF_TOKENS,
+    WORKERS,
     Index,
     latest,
     read_index,
@@ -26,6 +27,7 @@ from agentenv.runs.store.index import (
 from agentenv.runs.store.locking import is_locked
 from agentenv.runs.store.runinfo import RunInfo, RunStatus
 from agentenv.runs.store.summary import EpisodeSummary
+from agentenv.runs.store.user_note import UserNote
 
 __all__ = ["Run", "find_run", "list_runs"]
 
@@ -118,9 +120,19 @@ class Run:
             group.sort(key=lambda summary: summary.member)
             yield TrajectoryGroup(tuple(map(self.load, group)))
 
+    @property
+    def user_note(self) -> UserNote:
+        """The text and the tags that a person gave to the run."""
+        return UserNote.read(self.path)
+
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of `metrics.jsonl`, without those that cannot be read."""
         return _json_lines(self.path / METRICS)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the latest line of `workers.jsonl` for the driver and each worker; none without workers."""
+        latest = {str(row.get("worker")): row for row in _json_lines(self.path / WORKERS)}
+        return list(latest.values())
 
     @cached_property
     def _notes(self) -> dict[str, dict[str, Any]]:

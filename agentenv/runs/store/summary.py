@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
-from agentenv.core.messages import CallStatus
+from agentenv.core.messages import CallStatus, text_of
 from agentenv.core.trajectory import StopReason, Trajectory
+from agentenv.runs.store.codec import dumps
 
 __all__ = ["EpisodeKey", "EpisodeSummary", "ToolUse", "answer_key", "summarize"]
 
@@ -18,6 +19,8 @@ EpisodeKey: TypeAlias = tuple[str, str, str, int]
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _MAX_ANSWER_CHARS = 200
+_MAX_TASK_CHARS = 160
+"""Most characters of a task's text in a summary. Each episode has a summary, and a run may have very many."""
 
 
 class ToolUse(NamedTuple):
@@ -62,6 +65,10 @@ class EpisodeSummary:
     untrainable_reason: str = ""
     answer: str = ""
     """The normalised final answer, which `majority@k` compares; see `answer_key`."""
+    question: str = ""
+    """Beginning of the first observation, on one line, so that lists can say what the task was."""
+    expected: str = ""
+    """Beginning of the task's field `answer`; empty if the task has none."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     offset: int = 0
@@ -132,11 +139,40 @@ def summarize(trajectory: Trajectory, *, offset: int = 0, size: int = 0) -> Epis
         where="" if error is None else error.where,
         untrainable_reason=trajectory.untrainable_reason,
         answer=answer_key(trajectory.answer),
+        question=_beginning(_first_observation(trajectory)),
+        expected=_beginning(_as_text(trajectory.task.get("answer"))),
         metrics=dict(trajectory.metrics),
         timings=dict(trajectory.timings),
         offset=offset,
         size=size,
     )
+
+
+def _first_observation(trajectory: Trajectory) -> str:
+    """Return the text of the first message that is neither an instruction of the system nor the model's."""
+    for message in trajectory.messages:
+        role = message.get("role")
+        if role == "assistant":
+            return ""
+        if role not in {"system", "developer"}:
+            try:
+                return text_of(message)
+            except (AttributeError, TypeError):  # the content is none of a message, so nothing can be shown
+                return ""
+    return ""
+
+
+def _as_text(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return dumps(value)
+
+
+def _beginning(text: str) -> str:
+    """Return the first characters of a text on one line. Only the beginning of a long text is looked at."""
+    words = " ".join(text[: 4 * _MAX_TASK_CHARS].split())
+    shortened = len(words) > _MAX_TASK_CHARS or len(text) > 4 * _MAX_TASK_CHARS
+    return words[: _MAX_TASK_CHARS - 1] + "…" if shortened else words
 
 
 def _first_line(text: str) -> str:

@@ -31,9 +31,9 @@ class TokenTexts:
         added = backend.get_added_tokens_decoder()
         self._added = {token_id: str(token.content) for token_id, token in added.items()}
 
-    def fresh(self, token_ids: Iterable[int]) -> dict[int, str]:
+    def fresh(self, spans: Iterable[Iterable[int]]) -> dict[int, str]:
         """Return the text of the ids that were not looked up before, without ids that the tokenizer lacks."""
-        new = set(token_ids) - self._seen
+        new = set[int]().union(*[ids for ids in spans if not self._seen.issuperset(ids)]) - self._seen
         self._seen |= new
         texts: dict[int, str] = {}
         for token_id in sorted(new):
@@ -53,7 +53,7 @@ def vocabulary_of(backend: Any, token_ids: Iterable[int]) -> dict[int, str]:
         backend: a `tokenizers.Tokenizer`.
         token_ids: ids to look up; ids that the tokenizer lacks are left out.
     """
-    return TokenTexts(backend).fresh(token_ids)
+    return TokenTexts(backend).fresh([token_ids])
 
 
 def token_bytes(piece: str, *, byte_level: bool) -> bytes:

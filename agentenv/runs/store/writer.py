@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import Any, Self
 
 from agentenv.core.errors import StoreError, UsageError
 from agentenv.core.trajectory import StopReason, Trajectory
-from agentenv.runs.store.codec import dumps, encode_trajectory
+from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.encoded import Encoded, encode
 from agentenv.runs.store.index import (
     EPISODES,
     INDEX,
     METRICS,
     NOTES,
     NOTES_OF_TOKENS,
+    WORKERS,
     end_of_whole_lines,
     index_line,
     latest,
@@ -28,7 +30,7 @@ from agentenv.runs.store.index import (
 from agentenv.runs.store.locking import lock, unlock
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunInfo, RunStatus, write_text_atomically
-from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary
 from agentenv.runs.store.trust import signed
 from agentenv.runs.store.vocabulary import TokenTexts
 
@@ -117,16 +119,20 @@ class RunWriter:
         """Keys of the episodes that need not be played again; aborted episodes are not among them."""
         return {summary.key for summary in self.summaries if summary.stop_reason is not StopReason.ABORTED}
 
-    def append(self, trajectory: Trajectory) -> EpisodeSummary:
+    def append(self, trajectory: Trajectory, encoded: Encoded | None = None) -> EpisodeSummary:
         """Write one finished episode and return its summary.
+
+        Args:
+            trajectory: the episode.
+            encoded: what `encode` returned for it, if another process has called it already.
 
         Raises:
             StoreError: The disk is full or the directory is gone; the earlier episodes are intact.
         """
         self._append_texts(trajectory)
-        line = dumps(encode_trajectory(trajectory)).encode() + b"\n"
-        summary = summarize(trajectory, offset=self._ends.get(EPISODES, 0), size=len(line))
-        self._append(EPISODES, line)
+        encoded = encoded or encode(trajectory)
+        summary = replace(encoded.summary, offset=self._ends.get(EPISODES, 0))
+        self._append(EPISODES, encoded.line)
         self._summaries.append(summary)
         self._append(INDEX, index_line(summary))
         return summary
@@ -138,6 +144,14 @@ class RunWriter:
             StoreError: The file cannot be written.
         """
         self._append(METRICS, dumps(dict(metrics)).encode() + b"\n")
+
+    def log_workers(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Append one line for each row to `workers.jsonl`: how the driver and the workers are doing.
+
+        Raises:
+            StoreError: The file cannot be written.
+        """
+        self._append(WORKERS, b"".join(dumps(dict(row)).encode() + b"\n" for row in rows))
 
     def annotate(self, trajectory: Trajectory, **values: object) -> None:
         """Record what a trainer computed for an episode: `step`, `advantage`, `entropy`, `new_logprobs`.
@@ -229,8 +243,8 @@ class RunWriter:
     def _append_texts(self, trajectory: Trajectory) -> None:
         if self._texts is None:
             return
-        spans = (span for sequence in trajectory.sequences for span in sequence.spans)
-        texts = self._texts.fresh(token for span in spans for token in span.token_ids)
+        spans = [span for sequence in trajectory.sequences for span in sequence.spans]
+        texts = self._texts.fresh(span.token_ids for span in spans)
         if texts:
             self._append(
                 "vocab.jsonl", dumps({str(key): text for key, text in texts.items()}).encode() + b"\n"
@@ -310,7 +324,7 @@ class RunWriter:
         os.ftruncate(episodes, index.end)
         self._ends[EPISODES] = index.end
         self._summaries = index.summaries
-        for name in (METRICS, NOTES, NOTES_OF_TOKENS):
+        for name in (METRICS, NOTES, NOTES_OF_TOKENS, WORKERS):
             if (self.path / name).exists():
                 os.truncate(self.path / name, end_of_whole_lines(self.path / name))
         self._handle(INDEX)

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+import numpy as np
+from pydantic_core import to_json
+
 from agentenv.core.messages import ToolCall, ToolResult
 from agentenv.core.sequence import TokenSpan
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.runs.report import report_on
-from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.codec import dumps, loads
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeSummary
 from agentenv.runs.verify.findings import Verification
@@ -23,20 +26,25 @@ from agentenv.runs.verify.record import check_record
 __all__ = ["episode_data", "pack", "page_json", "run_data", "run_json", "safe_json"]
 
 _log = logging.getLogger(__name__)
+_MAX_ANSWER_CHARS = 80
 
 
 def safe_json(value: object) -> str:
     """Return JSON that a browser can read, without NaN and without text that would end a script element."""
+    return _safe_bytes(value).decode()
+
+
+def _safe_bytes(value: object) -> bytes:
     try:
-        text = json.dumps(json.loads(dumps(value)), separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(json.loads(dumps(value))), separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+        text = to_json(value, inf_nan_mode="strings")
+    except ValueError:  # values that are not JSON, lone surrogates, cycles
+        text = json.dumps(_finite(loads(dumps(value))), separators=(",", ":")).encode()
+    return text.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
-        return value if isfinite(value) else str(value)
+        return value if isfinite(value) else to_json(value, inf_nan_mode="strings").decode().strip('"')
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -46,9 +54,10 @@ def _finite(value: Any) -> Any:
 
 def pack(value: object) -> str:
     """Return a value as compressed text, for a data block of the page."""
-    # Negative window bits make a raw deflate stream, which the browser's "deflate-raw" decodes.
-    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
-    data = compressor.compress(safe_json(value).encode()) + compressor.flush()
+    # Negative window bits make a raw deflate stream, which the browser's "deflate-raw" decodes. Level 1 takes
+    # half the time of the default, for 6 % more bytes.
+    compressor = zlib.compressobj(1, zlib.DEFLATED, -15)
+    data = compressor.compress(_safe_bytes(value)) + compressor.flush()
     return base64.b64encode(data).decode()
 
 
@@ -61,11 +70,17 @@ def run_data(
     # What the trainer was shown, and what it was tested on, are no results of the training.
     own = [episode for episode in episodes if "role" not in _note_of(episode, notes)]
     report = report_on(own, success_at=_success_at(run))
+    user_note = run.user_note
+    tasks: dict[tuple[str, str], int] = {}
+    rows = [_row(index, episode, notes, tasks) for index, episode in enumerate(episodes)]
     return {
         "id": run.id,
         "kind": run.info.kind,
         "status": run.status.value,
         "created": run.info.created,
+        "closed": run.info.closed,
+        "text": user_note.text,
+        "tags": user_note.tags,
         "model": run.info.model,
         "seed": run.info.seed,
         "envs": list(run.info.env_ids),
@@ -76,8 +91,10 @@ def run_data(
         "damaged": run.num_damaged,
         "report": report.as_json(),
         "metrics": run.metrics(),
+        "workers": run.workers(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
-        "episodes": [_row(index, episode, notes) for index, episode in enumerate(episodes)],
+        "tasks": list(tasks),
+        "episodes": rows,
     }
 
 
@@ -95,8 +112,16 @@ def _success_at(run: Run) -> float:
     return float(value) if isinstance(value, (int, float)) else 1.0
 
 
-def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return an episode's row; its keys are single letters, because a page may have very many rows."""
+def _row(
+    index: int,
+    episode: EpisodeSummary,
+    notes: Mapping[str, Mapping[str, Any]],
+    tasks: dict[tuple[str, str], int],
+) -> dict[str, Any]:
+    """Return an episode's row; its keys are single letters, because a page may have very many rows.
+
+    The text of a task stands once in the page, in the order of `tasks`, and each row has its number.
+    """
     note = _note_of(episode, notes)
     return {
         "i": index,
@@ -112,7 +137,8 @@ def _row(index: int, episode: EpisodeSummary, notes: Mapping[str, Mapping[str, A
         "p": episode.parts,
         "x": episode.error,
         "u": episode.untrainable_reason,
-        "A": episode.answer,
+        "A": episode.answer[:_MAX_ANSWER_CHARS],
+        "Q": tasks.setdefault((episode.question, episode.expected), len(tasks)),
         "T": episode.tools,
         "a": note.get("advantage"),
         "w": note.get("step"),
@@ -132,6 +158,10 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
         "sequences": [[_span(span) for span in sequence.spans] for sequence in trajectory.sequences],
         "turns": [_turn(turn) for turn in trajectory.turns],
         "messages": trajectory.messages,
+        "rewrites": [
+            {"turn": rewrite.turn, "cause": rewrite.cause, "messages": rewrite.messages}
+            for rewrite in trajectory.rewrites
+        ],
         "tools": trajectory.tools,
         "task": trajectory.task,
         "seed": str(trajectory.seed),
@@ -170,13 +200,15 @@ def _span(span: TokenSpan) -> dict[str, Any]:
         "t": span.turn,
         "v": span.weights_version,
         "ids": span.token_ids,
-        "lp": None if span.logprobs is None else [round(value, 4) for value in span.logprobs],
+        "lp": None if span.logprobs is None else np.asarray(span.logprobs, float).round(4).tolist(),
     }
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
         "num_tokens": turn.num_tokens,
+        "sequence": turn.sequence,
+        "start": turn.start,
         "reward": turn.reward,
         "finish_reason": turn.finish_reason,
         "tool_calls": [_call(call) for call in turn.tool_calls],
@@ -188,6 +220,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 def _result(result: ToolResult) -> dict[str, Any]:
     return {
+        "id": result.tool_call_id,
         "name": result.name,
         "content": result.content,
         "error_kind": result.error_kind.value if result.error_kind else None,

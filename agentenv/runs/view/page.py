@@ -23,10 +23,24 @@ __all__ = ["DEFAULT_BYTES", "Show", "build_page", "frame", "page_script", "show"
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_BYTES = 32_000_000
+DEFAULT_BYTES = 16_000_000
 """Most bytes of episode data in a page; episodes beyond that are listed without their tokens."""
 
-SCRIPTS = ("dom", "words", "state", "charts", "parts", "runs", "run", "tokens", "episode", "main")
+SCRIPTS = (
+    "dom",
+    "words",
+    "state",
+    "figures",
+    "charts",
+    "grid",
+    "parts",
+    "runs",
+    "run",
+    "tokens",
+    "messages",
+    "episode",
+    "main",
+)
 """Parts of the page's script, in the order in which they are joined; each part uses earlier ones."""
 
 
@@ -123,7 +137,8 @@ def _episodes(run: Run, only: Sequence[EpisodeSummary], room: int) -> tuple[dict
 
 
 def _ids(trajectory: Trajectory) -> set[int]:
-    return {token for sequence in trajectory.sequences for span in sequence.spans for token in span.token_ids}
+    spans = [span.token_ids for sequence in trajectory.sequences for span in sequence.spans]
+    return set[int]().union(*spans)
 
 
 def _first(run: Run, only: Sequence[EpisodeSummary]) -> Iterable[EpisodeSummary]:

@@ -84,7 +84,8 @@ async def check_leak(subject: Subject) -> str:
     await env.shutdown()
     _check_short(short)
     if not tried:
-        raise Skipped("no task field is known to contain an answer, and there is no oracle")
+        why = "the model's text does not end an episode" if oracle else "there is no oracle"
+        raise Skipped(f"no task field is known to contain an answer, and {why}")
     return f"none of {tried} answers is in a first observation"
 
 

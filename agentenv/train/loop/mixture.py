@@ -1,16 +1,18 @@
 """Choose the tasks that a training plays: environments are drawn by weight, tasks in shuffled rounds.
 
 Each round of an environment contains all its tasks once, so a task repeats only after all others. A cursor
-per environment counts used tasks; it advances only once a batch was trained, so a resumed run plays the
-tasks of an unfinished batch again.
+per environment counts used tasks. Where batches are played one after another, it advances only once a batch
+was trained, so a resumed run plays the tasks of an unfinished batch again. A stream instead keeps a list of
+the groups that were dealt and not trained.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import isfinite
 from random import Random
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from agentenv.core.errors import UsageError
 from agentenv.core.seeds import derive_seed
@@ -19,14 +21,24 @@ from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
 
-__all__ = ["Dealt", "Envs", "Mixture", "weighted"]
+__all__ = ["DealtTask", "Envs", "Mixture", "weighted"]
 
 Envs: TypeAlias = str | EnvSpec | Mapping[str, float] | Sequence[str | EnvSpec | tuple[str | EnvSpec, float]]
 """An environment id, an `EnvSpec`, a mapping of ids to weights, or a list of these or of
 `(environment, weight)` pairs."""
 
-Dealt: TypeAlias = list[tuple[int, Task]]
-"""Tasks, each with the index of its environment in `Mixture.specs`; an environment's tasks are adjacent."""
+
+class DealtTask(NamedTuple):
+    """A task that was dealt for a group."""
+
+    owner: int
+    """Index of its environment in `Mixture.specs`."""
+    task: Task
+    cursor: int
+    """Index of the task in the environment's rounds; `Mixture.task_at` finds it again."""
+    repeat: int
+    """Number of times that the task came before in this deal. It is counted over all processes, and over
+    entries that share an environment, so that each time has an id and seeds of its own."""
 
 
 class Mixture:
@@ -80,8 +92,8 @@ class Mixture:
         round_index: int,
         cursors: Mapping[str, int],
         left_out: Collection[tuple[str, str]],
-    ) -> tuple[Dealt, dict[str, int]]:
-        """Return the next tasks, and the cursors after them.
+    ) -> tuple[list[DealtTask], dict[str, int]]:
+        """Return the next tasks, those of an environment side by side, and the cursors after them.
 
         Args:
             count: number of tasks, over all environments and all processes.
@@ -93,21 +105,26 @@ class Mixture:
         random = Random(derive_seed(seed, "mixture", round_index))
         drawn = random.choices(range(len(self.specs)), self.weights, k=count)
         after = dict(cursors)
-        dealt: Dealt = []
+        dealt: list[DealtTask] = []
+        times_seen: Counter[tuple[str, str]] = Counter()
         for index, entry in enumerate(self.specs):
             if index not in drawn:
                 continue
-            cursor = cursors.get(self.names[index], 0)
-            chosen: list[Task] = []
-            for task in self.rounds(entry, seed, cursor):
-                cursor += 1
-                if (self.names[index], task.id) not in left_out:
-                    chosen.append(task)
-                if len(chosen) == drawn.count(index):
+            name, missing = self.names[index], drawn.count(index)
+            start = cursors.get(name, 0)
+            for cursor, task in enumerate(self.rounds(entry, seed, start), start):
+                if (name, task.id) not in left_out:
+                    dealt.append(DealtTask(index, task, cursor, times_seen[entry.id, task.id]))
+                    times_seen[entry.id, task.id] += 1
+                    missing -= 1
+                if not missing:
+                    after[name] = cursor + 1
                     break
-            after[self.names[index]] = cursor
-            dealt += [(index, task) for task in chosen]
         return dealt, after
+
+    def task_at(self, owner: int, *, seed: int, cursor: int) -> Task:
+        """Return the task with this index in the rounds of an environment, as `deal` dealt it."""
+        return next(self.rounds(self.specs[owner], seed, cursor))
 
     def rounds(self, entry: EnvSpec, seed: int, cursor: int) -> Iterator[Task]:
         """Yield an environment's tasks, from index `cursor` of the endless sequence of shuffled rounds.

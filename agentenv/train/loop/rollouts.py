@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
@@ -23,16 +21,19 @@ from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
-from agentenv.runs.stats import clustered_mean
 from agentenv.train.learner import Learner
+from agentenv.train.loop.branches import with_branches
 from agentenv.train.loop.custom import RolloutFunction, RolloutRequest, play_with
-from agentenv.train.loop.event_loop import beside_the_loop
-from agentenv.train.loop.mixture import Dealt, Mixture
+from agentenv.train.loop.held_out import play_held_out
+from agentenv.train.loop.mixture import Mixture
+from agentenv.train.loop.place import Place
 from agentenv.train.loop.prompts import LongPrompt, too_long
 from agentenv.train.loop.sync import WeightSync
 from agentenv.train.model.adapters import adapter_of
+from agentenv.workers.crew import Crew
+from agentenv.workers.reports import Tell
 
-__all__ = ["EpisodeBatch", "PlayOptions", "Rollouts"]
+__all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,23 @@ class PlayOptions:
     """Called with each episode of an evaluation as it finishes."""
     rollout: RolloutFunction | None = None
     """Function that plays the episodes of each step; None means the runner."""
+    crew: Crew | None = None
+    """Workers that play the episodes; None plays them in this process."""
+    on_workers: Tell | None = None
+    """Called from time to time with how the driver and each worker are doing."""
+
+
+class Playing(Protocol):
+    """Something that plays episodes until it is done or stopped."""
+
+    @property
+    def done(self) -> bool:
+        """Whether no episode is still being played."""
+        ...
+
+    async def stop(self) -> None:
+        """Cancel the running episodes, and wait until their environments are closed."""
+        ...
 
 
 class EpisodeBatch:
@@ -105,6 +123,15 @@ class EpisodeBatch:
         return tuple(self._finished)
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """Seconds that the batch was played. It waits for its own groups only."""
+        return {"time/rollout": self.seconds, "time/wait/staleness": 0.0}
+
+    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
+        """Return the place behind the batch, which is the same in all processes."""
+        return Place(dict(self.cursors))
+
+    @property
     def done(self) -> bool:
         """Whether no episode of the batch is still being played."""
         return all(task.done() for task in self._tasks)
@@ -136,9 +163,10 @@ class Rollouts:
         options: PlayOptions,
     ) -> None:
         self.learner, self.mixture = learner, mixture
-        self.config, self._options = learner.config, options
+        self.config, self.options = learner.config, options
         self._engine, self._renderer = engine, renderer
-        self.sync = WeightSync(learner, engine, renderer)
+        tell = None if options.crew is None else options.crew.expect_weights
+        self.sync = WeightSync(learner, engine, renderer, tell)
         self.runner = Runner(
             engine,
             renderer,
@@ -150,25 +178,30 @@ class Rollouts:
                 adapter=adapter_of(learner.model),
             ),
             run_seed=self.config.seed,
+            elsewhere=options.crew,
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""
-        self._batches: list[EpisodeBatch] = []
-        """Batches that may still be playing, which are stopped at the end."""
+        self._playing: list[Playing] = []
 
     async def __aenter__(self) -> Self:
+        """Start the workers, if there are any."""
+        if self.options.crew is not None:
+            await self.options.crew.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the running batches, and close the engine's connections on this event loop."""
+        """Stop the running batches and the workers, and close the engine's connections on this event loop."""
         try:
-            for batch in self._batches:
-                await batch.stop()
+            for playing in self._playing:
+                await playing.stop()
         finally:
-            self._batches.clear()
+            self._playing.clear()
             await self.sync.stop()
+            if self.options.crew is not None:
+                await self.options.crew.__aexit__(None, None, None)
             if isinstance(self.runner.engine, Connected):
                 await self.runner.engine.disconnect()
 
@@ -178,8 +211,12 @@ class Rollouts:
         """Start to play the groups of one step, with the tasks that follow the cursors."""
         after, plays = self._deal(self._round_index(step, 0), self.config.groups_per_step, cursors)
         batch = EpisodeBatch(step, after, plays)
-        self._batches = [running for running in self._batches if not running.done] + [batch]
+        self.stop_at_the_end(batch)
         return batch
+
+    def stop_at_the_end(self, playing: Playing) -> None:
+        """Stop this when the context ends, if it still plays."""
+        self._playing = [running for running in self._playing if not running.done] + [playing]
 
     def begin_ahead(self, batch: EpisodeBatch) -> EpisodeBatch | None:
         """Start to play the next batch if training is asynchronous and this step is not the last."""
@@ -217,26 +254,12 @@ class Rollouts:
         world = self.learner.world
         # Tasks are split over all environments together. Split for each one, the first rank would get every
         # remainder.
-        mine = self._with_repeats(dealt)[world.rank :: world.size]
+        mine = dealt[world.rank :: world.size]
         parts = [
-            (entry, [(task, repeat) for owner, task, repeat in mine if owner == index])
+            (entry, [(one.task, one.repeat) for one in mine if one.owner == index])
             for index, entry in enumerate(self.mixture.specs)
         ]
         return after, [self._play(entry, tasks, round_index) for entry, tasks in parts if tasks]
-
-    def _with_repeats(self, dealt: Dealt) -> list[tuple[int, Task, int]]:
-        """Return the tasks of a round, each with the number of times that it came before.
-
-        This is counted before the tasks are split, so that a task that two processes get, or that two entries
-        of a mixture share, becomes two groups with ids and seeds of their own.
-        """
-        times_seen: Counter[tuple[str, str]] = Counter()
-        numbered: list[tuple[int, Task, int]] = []
-        for owner, task in dealt:
-            key = (self.mixture.specs[owner].id, task.id)
-            numbered.append((owner, task, times_seen[key]))
-            times_seen[key] += 1
-        return numbered
 
     async def _play(
         self, entry: EnvSpec, tasks: Sequence[tuple[Task, int]], round_index: int
@@ -244,22 +267,31 @@ class Rollouts:
         """Play a group for each task of one environment; each task comes with its number of repeats."""
         chosen = tuple(task for task, _ in tasks)
         given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
-        if self._options.rollout is not None:
-            return await self._play_with(self._options.rollout, entry, chosen, given)
-        size, keep = self.config.num_generations, self._options.on_trajectory
+        if self.options.rollout is not None:
+            return await self.play_with(self.options.rollout, entry, chosen, given)
+        size, keep = self.config.num_generations, self.options.on_trajectory
         played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
         # Sorted, so that the order does not depend on which episode finished first.
-        return sorted([group async for group in played], key=lambda group: group.group_id)
+        groups = sorted([group async for group in played], key=lambda group: group.group_id)
+        return await with_branches(self.runner, entry, groups, self.config, keep)
 
-    async def _play_with(
+    async def play_with(
         self, function: RolloutFunction, entry: EnvSpec, chosen: tuple[Task, ...], given: Mapping[str, Any]
     ) -> list[TrajectoryGroup]:
-        """Let a function of the user play the tasks; what it leaves out of its groups is not kept."""
+        """Let a function of the user play the tasks; what it leaves out of its groups is not kept.
+
+        Args:
+            function: the function.
+            entry: the environment.
+            chosen: the tasks.
+            given: round and repeats of the tasks, as `Runner.run_groups` takes them.
+        """
 
         async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
             size = group_size or self.config.num_generations
             played = self.runner.run_groups(entry, chosen, size, **given)
-            return sorted([group async for group in played], key=lambda group: group.group_id)
+            groups = sorted([group async for group in played], key=lambda group: group.group_id)
+            return await with_branches(self.runner, entry, groups, self.config)
 
         request = RolloutRequest(
             engine=self._engine,
@@ -273,9 +305,9 @@ class Rollouts:
             play=play,
         )
         groups = await play_with(function, request, self.learner.weights_version)
-        if self._options.on_trajectory is not None:
+        if self.options.on_trajectory is not None:
             for trajectory in (member for group in groups for member in group):
-                self._options.on_trajectory(trajectory)
+                self.options.on_trajectory(trajectory)
         return groups
 
     # Before and after ---------------------------------------------------------------------
@@ -347,64 +379,7 @@ class Rollouts:
         async with self:
             return await self.evaluate()
 
-    async def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> Coroutine[Any, Any, dict[str, float]]:
         """Play the held-out tasks; see `GRPOTrainer.evaluate`."""
-        await self.sync.follow()
-        metrics: dict[str, float] = {}
-        world = self.learner.world
-        sampling = replace(self.runner.sampling, temperature=self.config.eval_temperature)
-        size = self.config.num_generations_eval
-        ids = [entry.id for entry in self.mixture.specs]
-        for index, (entry, name) in enumerate(zip(self.mixture.specs, self.mixture.names, strict=True)):
-            tasks = self.mixture.held_out(entry)
-            if tasks is None:
-                continue
-            limit = self.config.eval_tasks
-            if tasks.endless and not limit:
-                log.warning("%s is not evaluated: its held-out tasks are endless; set eval_tasks", entry.id)
-                continue
-            chosen = list(tasks.take(limit) if limit else tasks)
-            mine = chosen[world.rank :: world.size]
-            prefix = "eval" if len(self.mixture.specs) == 1 else f"eval/{name}"
-            played = self.runner.run_groups(
-                entry,
-                mine,
-                size,
-                sampling=sampling,
-                repeats=[ids[:index].count(entry.id)] * len(mine),  # groups of its own for each entry
-                on_trajectory=self._options.on_held_out,
-            )
-            rewards = [[trajectory.reward for trajectory in group] async for group in played]
-            # Another process may take longer, and the next batch is being played meanwhile.
-            everyone = await beside_the_loop(partial(world.gather, rewards))
-            metrics |= {f"{prefix}/{score}": value for score, value in _scores(everyone, size).items()}
-        return metrics
-
-
-def _scores(rewards: Sequence[Sequence[float | None]], size: int) -> dict[str, float]:
-    """Return the scores of an evaluation from the rewards of each task's episodes.
-
-    A task with fewer than `size` scored episodes is left out of pass@k.
-    """
-    scored = [[reward for reward in episodes if reward is not None] for episodes in rewards]
-    known = [reward for episodes in scored for reward in episodes]
-    counts = {
-        "tasks": float(len(rewards)),
-        "unscored": float(sum(map(len, rewards)) - len(known)),
-    }
-    if not known:
-        return counts
-    passed = [[float(reward >= 1.0) for reward in episodes] for episodes in scored]
-    interval = clustered_mean({str(task): episodes for task, episodes in enumerate(passed)})
-    scores = {
-        "success": interval.mean,
-        "success_low": interval.low,
-        "success_high": interval.high,
-        "reward": sum(known) / len(known),
-    }
-    full = [episodes for episodes in passed if len(episodes) == size]
-    if size > 1:
-        scores[f"avg@{size}"] = interval.mean
-    if size > 1 and full:
-        scores[f"pass@{size}"] = sum(map(max, full)) / len(full)
-    return scores | counts
+        keep = self.options.on_held_out
+        return play_held_out(self.runner, self.mixture, self.learner, self.sync, on_trajectory=keep)

@@ -6,6 +6,7 @@ raises their log-probability. Reinforcement learning then reinforces the better 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,9 +26,10 @@ from agentenv.engine.scripted.policy import PolicyEngine, play_oracle
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.runner import Runner
-from agentenv.train.batch import Row, TrainBatch, add_demonstrations
+from agentenv.train.batch import TrainBatch, add_demonstrations
 from agentenv.train.learner import Learner
 from agentenv.train.model.optim import learning_rate as scheduled_rate
+from agentenv.train.rows import Row
 from agentenv.train.sums import Meter
 
 __all__ = [
@@ -39,6 +41,8 @@ __all__ = [
     "sort_out",
     "warm_up",
 ]
+
+log = logging.getLogger(__name__)
 
 DemonstrationPolicy: TypeAlias = MessagePolicy
 """Function of the messages so far, the task's fields and the episode's random generator, which returns
@@ -199,6 +203,7 @@ def warm_up(
             metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
             metrics["time/update"] = time.perf_counter() - started
             history.append(metrics if step else metrics | dropped)
+            log.info("warm-up step %d of %d: %.2f nats a token", step + 1, steps, metrics["sft/nll"])
             if on_metrics is not None:
                 on_metrics(step + 1, history[-1])
     return history

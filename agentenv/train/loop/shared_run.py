@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -83,6 +83,11 @@ class SharedRun(Generic[P]):
             self._writer.annotate(trajectory, **note)
         else:
             self._send("annotate", _line(trajectory), dict(note))
+
+    def log_workers(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Write how this process and its workers are doing; only those of the first process are kept."""
+        if self._writer is not None:
+            self._writer.log_workers(rows)
 
     def keep_texts(self, backend: Any) -> None:
         """Write the text of each token id that occurs."""

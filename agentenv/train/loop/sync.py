@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
@@ -28,6 +28,7 @@ from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import (
     HasServers,
     HoldsModel,
+    Rests,
     SyncReport,
     WeightReader,
     check_sync,
@@ -89,7 +90,7 @@ def open_engine(
             f"engine options {sorted(options)} cannot be applied to {engine.name}, which exists already",
             remedy="set them where you make the engine",
         )
-    if config.asynchronous and shares_model(engine, learner.model):
+    if config.plays_ahead and shares_model(engine, learner.model):
         raise UsageError(
             f"asynchronous training cannot play on {engine.name}: it samples from the very model in training",
             remedy="pass no engine, or one with weights of its own",
@@ -105,7 +106,7 @@ def _own_engine(
     name = f"hf:{model_name}"
     check_options(TransformersEngine, name, options)
     # The trainer switches adapters, masks and modes of the model, so it must not run during a decode.
-    model = copy.deepcopy(learner.model) if learner.config.asynchronous else learner.model
+    model = copy.deepcopy(learner.model) if learner.config.plays_ahead else learner.model
     options = {"name": name, "seed": learner.config.seed, **options}
     engine = TransformersEngine(model, tokenizer, **options)
     engine.weights_updated(learner.weights_version)
@@ -188,10 +189,17 @@ class WeightSync:
         learner: the learner whose weights are brought to the engine.
         engine: the engine that plays.
         renderer: renderer of the model, for the questions of the check.
+        tell: told the version of weights that were pushed to servers, for other processes that use them.
     """
 
-    def __init__(self, learner: Learner, engine: Engine, renderer: Renderer) -> None:
-        self._learner, self._engine, self._renderer = learner, engine, renderer
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine,
+        renderer: Renderer,
+        tell: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
+        self._learner, self._engine, self._renderer, self._tell = learner, engine, renderer, tell
         self._version: int | None = None
         self._check: asyncio.Task[SyncReport] | None = None
         self._may_score: asyncio.Event | None = None
@@ -209,6 +217,12 @@ class WeightSync:
         await self.bring()
         return await self.checked()
 
+    async def rest(self) -> None:
+        """Have the engine free its memory, if it can, until the next weights are brought."""
+        policy = _policy_of(self._engine)
+        if isinstance(policy, Rests):
+            await policy.rest()
+
     async def bring(self) -> None:
         """Bring the weights to the engine as `follow` does, but only begin the check.
 
@@ -216,9 +230,11 @@ class WeightSync:
         needs to wait for them before the next update.
         """
         version = self._learner.weights_version
+        policy = _policy_of(self._engine)
+        if isinstance(policy, Rests):
+            await policy.wake()
         if self._version == version:
             return
-        policy = _policy_of(self._engine)
         if isinstance(policy, WeightReader):
             await self._push_and_check(policy, version)
         else:
@@ -229,6 +245,8 @@ class WeightSync:
         adapter = adapter_of(self._learner.model)
         await push(self._learner, engine, adapter)
         engine.weights_version = version
+        if self._tell is not None:
+            await self._tell(version)
         self._may_score = asyncio.Event()
         self._check = asyncio.create_task(self._compare(engine, version, adapter, self._may_score))
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from agentenv.train.batch import Row
 from agentenv.train.model.packing import MicroBatch, pack_rows, pad_rows
+from agentenv.train.rows import Row
 
 __all__ = [
     "Scorer",

@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from agentenv.train.batch import Row
 from agentenv.train.model.attention import Node
+from agentenv.train.rows import Row
 
 __all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
 

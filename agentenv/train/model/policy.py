@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
-from agentenv.train.batch import Row
 from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.model.adapters import adapted, base_of
 from agentenv.train.model.attention import block_mask, enable_tree_attention
@@ -31,6 +30,7 @@ from agentenv.train.model.check import (
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
 from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
+from agentenv.train.rows import Row
 from agentenv.train.world import World
 
 __all__ = ["Policy", "add_lora"]

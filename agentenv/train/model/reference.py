@@ -8,10 +8,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.train.batch import Row, fit_rows, make_row, own_reward
+from agentenv.train.batch import own_reward
+from agentenv.train.config import GRPOConfig
 from agentenv.train.model.adapters import AdaptedModel, adapted
 from agentenv.train.model.policy import Policy
 from agentenv.train.objective.loss import kl_penalty
+from agentenv.train.objective.loss_inputs import kl_factors
+from agentenv.train.rows import Row, fit_rows, make_row
 from agentenv.train.update import score_rows
 
 __all__ = ["Reference", "episode_kl"]
@@ -77,20 +80,20 @@ class Reference:
 def episode_kl(
     reference: Reference,
     groups: Sequence[TrajectoryGroup],
-    estimator: str,
+    config: GRPOConfig,
     *,
     max_length: int | None = None,
     vocab_size: int | None = None,
 ) -> list[list[float | None]]:
     """Return, for each group, its members' KL to the reference, summed over the tokens that can be trained.
 
-    The KL is estimated from the sampler's logprobs. It is None for members without a reward, and for those
-    whose sequences are all too long for the model.
+    Each token counts with its factor of `kl_weights`. The KL is estimated from the sampler's logprobs. It is
+    None for members without a reward, and for those whose sequences are all too long for the model.
 
     Args:
         reference: the reference policy.
         groups: the episodes.
-        estimator: name of the estimator; see `kl_penalty`.
+        config: the run's options, which name the estimator and the weights of turns or attempts.
         max_length: length of the longest sequence that the model accepts.
         vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
 
@@ -103,7 +106,9 @@ def episode_kl(
     for index, member in enumerate(members):
         if own_reward(member) is None:
             continue
-        made = [row for seq in member.sequences if (row := make_row(seq, 0.0, index, 0)) is not None]
+        attempts = [turn.attempt for turn in member.turns]
+        rows_of = (make_row(seq, 0.0, index, 0, attempts=attempts) for seq in member.sequences)
+        made = [row for row in rows_of if row is not None]
         fit = list(fit_rows(made, max_length, vocab_size, Counter()))
         if fit or not made:
             totals[index] = 0.0
@@ -111,7 +116,9 @@ def episode_kl(
     reference.score(rows)
     for row in rows:
         assert row.ref_n is not None
-        value = float(kl_penalty(row.sampler_n, row.ref_n, estimator).sum())
+        kl_n = kl_penalty(row.sampler_n, row.ref_n, config.kl_estimator)
+        factor_n = kl_factors(*row.indices(), config)
+        value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
         totals[row.episode] = (totals[row.episode] or 0.0) + value
     values = iter(totals)
     return [[next(values) for _ in group] for group in groups]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentenv.core.errors import UsageError
 from agentenv.train.config import GRPOConfig
-from agentenv.train.objective.loss_inputs import LossInputs, sequence_mean
+from agentenv.train.objective.loss_inputs import LossInputs, kl_factors, sequence_mean
 from agentenv.train.objective.mismatch import correction_weights, off_policy_mask
 
 __all__ = ["SURROGATES", "LossOutput", "grpo_loss", "kl_penalty"]
@@ -153,13 +153,15 @@ def grpo_loss(
     ref_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
     sequence_ids: Tensor | None = None,
+    turns: Tensor | None = None,
+    attempts: Tensor | None = None,
     loss_fn: Callable[[LossInputs], Tensor] | None = None,
 ) -> LossOutput:
     """Return the weighted policy loss of whole sequences, with what the metrics need.
 
-    The loss is `sum(w * (c * l + beta * kl - entropy_coef * H))`, where l is the surrogate, c the correction
-    of `train.objective.mismatch` and H the entropy. All tensors have the same shape: `[B, T]`, or flat `[N]`
-    with `sequence_ids`.
+    The loss is `sum(w * (c * l + beta * k * kl - entropy_coef * H))`, where l is the surrogate, c the
+    correction of `train.objective.mismatch`, k the factor in `kl_weights` and H the entropy. All tensors have
+    the same shape: `[B, T]`, or flat `[N]` with `sequence_ids`.
 
     Args:
         logprobs: lp, with gradient.
@@ -172,6 +174,8 @@ def grpo_loss(
         ref_logprobs: of the reference; needed when `beta` acts in the loss.
         entropy: of the policy at each token; with gradient if `entropy_coef` is not 0.
         sequence_ids: the sequence of each token; the row index when None and 2-dimensional.
+        turns: index of each token's assistant turn in its episode; 0 when None.
+        attempts: index of the attempt that each token belongs to; 0 when None.
         loss_fn: the user's own surrogate instead of the configured one: `[N]` losses for N trained tokens.
 
     Raises:
@@ -189,18 +193,30 @@ def grpo_loss(
         ref_N=None if ref_logprobs is None else ref_logprobs[mask],
         advantages_N=advantages[mask],
         sequence_N=sequence_N,
+        turn_N=_indices(turns, mask),
+        attempt_N=_indices(attempts, mask),
         ratio_N=_ratio(lp_N - old_N, sequence_N, config),
         config=config,
     )
-    correction_N = correction_weights(x.old_N, x.sampler_N, sequence_N, config) * off_policy_mask(x)
-    loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[config.loss_type](x)
+    return _weighted(x, weights[mask], None if entropy is None else entropy[mask], loss_fn)
+
+
+def _weighted(
+    x: LossInputs,
+    weights_N: Tensor,
+    entropy_N: Tensor | None,
+    loss_fn: Callable[[LossInputs], Tensor] | None,
+) -> LossOutput:
+    """Return the weighted sum of the losses of the trained tokens."""
+    c = x.config
+    correction_N = correction_weights(x.old_N, x.sampler_N, x.sequence_N, c) * off_policy_mask(x)
+    loss_N = _own_loss(loss_fn, x) if loss_fn else SURROGATES[c.loss_type](x)
     total_N = loss_N * correction_N + _kl_term(x)
-    entropy_N = None if entropy is None else entropy[mask]
-    if entropy_N is not None and config.entropy_coef:
-        total_N = total_N - config.entropy_coef * entropy_N
+    if entropy_N is not None and c.entropy_coef:
+        total_N = total_N - c.entropy_coef * entropy_N
     with torch.no_grad():
         sums, extremes = _observe(x, correction_N, entropy_N)
-    return LossOutput((weights[mask] * total_N).sum(), sums, extremes, lp_N.numel())
+    return LossOutput((weights_N * total_N).sum(), sums, extremes, x.logprobs_N.numel())
 
 
 def _own_loss(loss_fn: Callable[[LossInputs], Tensor], x: LossInputs) -> Tensor:
@@ -228,6 +244,11 @@ def _sequences(logprobs: Tensor, sequence_ids: Tensor | None) -> Tensor:
     return rows[:, None].expand_as(logprobs) if logprobs.dim() == 2 else torch.zeros_like(rows)
 
 
+def _indices(given: Tensor | None, mask: Tensor) -> Tensor:
+    """Return the indices of the trained tokens; 0 for all if none are given."""
+    return (torch.zeros_like(mask, dtype=torch.long) if given is None else given)[mask]
+
+
 def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tensor:
     """Return exp(lp - old), per token or per sequence as `importance_sampling_level` says."""
     if config.importance_sampling_level == "sequence":
@@ -236,11 +257,13 @@ def _ratio(log_ratio_N: Tensor, sequence_N: Tensor, config: GRPOConfig) -> Tenso
 
 
 def _kl_term(x: LossInputs) -> Tensor | float:
-    """Return `beta * kl` of each token; 0 if the KL is not in the loss."""
+    """Return `beta * k * kl` of each token; 0 if the KL is not in the loss."""
     c = x.config
     if x.ref_N is None or not c.beta or c.kl_in != "loss":
         return 0.0
     kl_N = kl_penalty(x.logprobs_N, x.ref_N, c.kl_estimator)
+    if (factor_N := kl_factors(x.turn_N, x.attempt_N, c)) is not None:
+        kl_N = kl_N * factor_N.to(kl_N)
     return c.beta * (kl_N * x.ratio_N if c.use_bias_correction_kl else kl_N)
 
 

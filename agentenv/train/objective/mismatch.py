@@ -26,9 +26,9 @@ def correction_weights(old_N: Tensor, sampler_N: Tensor, sequence_N: Tensor, con
     The names are TRL's (`vllm_importance_sampling_mode`). A sequence's product grows with its length:
     in bfloat16 it reaches 2.7 after 54 tokens on identical weights, so prefer the token modes.
     """
-    if config.importance_correction is None:
+    if config.correction == "off":
         return torch.ones_like(old_N)
-    level, mode = config.importance_correction.split("_")
+    level, mode = config.correction.split("_")
     log_rho_N = (old_N - sampler_N).detach()
     if level == "sequence":
         sums_S = log_rho_N.new_zeros(int(sequence_N.max()) + 1).index_add(0, sequence_N, log_rho_N)

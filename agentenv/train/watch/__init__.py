@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.train.watch.bounds import busiest_bound as busiest_bound
     from agentenv.train.watch.metrics import episode_metrics as episode_metrics
     from agentenv.train.watch.notes import episode_notes as episode_notes
     from agentenv.train.watch.toptokens import TokenKL as TokenKL
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
+        "bounds": ["busiest_bound"],
         "metrics": ["episode_metrics"],
         "notes": ["episode_notes"],
         "toptokens": ["TokenKL"],

@@ -8,7 +8,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.train.batch import Advantage, Row, TrainBatch
+from agentenv.train.batch import Advantage, TrainBatch
+from agentenv.train.rows import Row
 
 __all__ = ["episode_notes"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from agentenv.core.trajectory import TrajectoryGroup
-from agentenv.train.batch import Row
 from agentenv.train.objective.loss import kl_penalty
+from agentenv.train.rows import Row
 from agentenv.train.world import World
 
 __all__ = ["TokenKL", "top_tokens"]

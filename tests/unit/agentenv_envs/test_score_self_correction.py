@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentenv.core import Action, Context, StopReason, UsageError
+from agentenv.core import Action, Context, RunLimits, StopReason, UsageError
 from agentenv.engine import ScriptedEngine
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
@@ -69,3 +69,15 @@ async def test_a_number_too_long_to_read_is_no_answer():
     result = await env.advance(Action.of({"role": "assistant", "content": "9" * 5_000}))
 
     assert (result.reward, result.terminated) == (0.0, False)
+
+
+async def test_turns_are_marked_by_attempt_and_both_results_are_named():
+    both = await play("It is 400.", "It is 500.", alpha=2)
+    cut = await Runner(
+        ScriptedEngine(["It is 500."], tokenizer=TOKENIZER), Renderer(TOKENIZER), RunLimits(max_turns=1)
+    ).run_episode(SelfCorrection(), TASK)
+
+    assert [turn.attempt for turn in both.turns] == [0, 1]
+    assert both.rewards == {"first_correct": 0.0, "second_correct": 1.0}
+    assert both.reward == 3.0
+    assert cut.rewards == {"first_correct": 1.0}

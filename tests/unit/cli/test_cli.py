@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentenv.cli import VERBS, main
-from agentenv.cli.dashboard import sparkline, step_line
+from agentenv.cli.dashboard import Dashboard, held_out_lines, sparkline, step_line
 from agentenv.cli.errors import report_error
 from agentenv.core import RunLimits, StoreError, Trajectory
 from agentenv.envs import EnvSpec, registry
@@ -126,7 +126,9 @@ def test_every_verb_has_help_with_at_most_a_dozen_options(verb, capsys):
     assert run(verb, "--help") == 0
     text = capsys.readouterr().out
 
-    assert len([line for line in text.splitlines() if line.strip().startswith("-")]) <= 13
+    assert (
+        len([line for line in text.splitlines() if line.strip().startswith("-")]) <= 14
+    )  # with --help and --workers
     assert len(text.splitlines()) <= 40
 
 
@@ -431,6 +433,33 @@ def test_sparkline_spans_least_to_largest():
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert sparkline([float("nan")]) == ""
+
+
+def test_the_held_out_success_of_each_environment_has_a_line():
+    scores = {"success": 0.5, "success_low": 0.25, "success_high": 0.75, "tasks": 8.0, "pass@4": 0.875}
+    one = {f"eval/{name}": value for name, value in scores.items()}
+    two = {
+        f"eval/{env}/{name}": value for env in ("demo/A-v0", "demo/B-v0") for name, value in scores.items()
+    }
+
+    line = "0.500 [0.250, 0.750] on 8 tasks, greedy, pass@4 0.875"
+    assert held_out_lines(one, "greedy") == [f"held-out success {line}"]
+    assert held_out_lines(two, "greedy") == [
+        f"held-out success of {env} {line}" for env in ("demo/A-v0", "demo/B-v0")
+    ]
+    assert held_out_lines({"reward": 1.0}, "greedy") == []
+
+
+def test_the_dashboard_tells_the_scores_before_the_first_step(capsys):
+    board = Dashboard()
+    scores = {"success": 0.5, "success_low": 0.25, "success_high": 0.75, "tasks": 8.0}
+
+    board.step(0, {f"eval/{name}": value for name, value in scores.items()})
+    board.step(1, {"reward": 0.25})
+
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith(" before the first step: held-out success 0.500")
+    assert shown[1].startswith("step 1/0  reward 0.25")
 
 
 def test_step_line_survives_missing_metrics():

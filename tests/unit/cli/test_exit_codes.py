@@ -66,6 +66,9 @@ WRONG = [
     ("view", "."),
     ("view", "last#99"),
     ("view", "--sort", "nope"),
+    ("note", "nope"),
+    ("note", "last", "--tag", "two words"),
+    ("note", "last", "--untag", "nope"),
     ("replay", "last"),
     ("replay", "nope#1"),
     ("replay", "last#99"),
@@ -100,6 +103,7 @@ DONE = [
     ("export", "last"),
     ("view", "last", "--output", "page.html"),
     ("diff", "last", "last"),
+    ("note", "last", "a first try"),
     ("new", "shop"),
     ("doctor",),
 ]

@@ -29,7 +29,7 @@ from agentenv.envs import registry
 from agentenv.interop import from_atif, from_openai, to_atif, to_openai, to_sft
 from agentenv.runs import compare
 from agentenv.runs.compare import first_divergence
-from agentenv.runs.store import Run, RunStatus, RunWriter, find_run, list_runs
+from agentenv.runs.store import Run, RunStatus, RunWriter, UserNote, find_run, list_runs
 from agentenv.testing import tool_call
 
 GUESSER = '''
@@ -142,6 +142,24 @@ def test_diff_pairs_tasks_and_finds_where_episodes_part(guesser, tmp_path, capsy
     assert "1 tasks better · 0 worse · 5 same" in text
     assert "first divergence: task" in text
     assert "episodes agree token by token" in same
+
+
+def test_note_gives_a_run_a_text_and_tags(tmp_path, capsys):
+    one = stored(tmp_path / "runs", "one", [tool_episode()])
+
+    assert run("note", "one", "lower", "learning rate", "--tag", "base", "--tag", "lr", "--tag", "base") == 0
+    assert capsys.readouterr().out == "one  [base]  [lr]  lower learning rate\n"
+    assert run("note", "one", "--untag", "lr", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "run": "one",
+        "text": "lower learning rate",
+        "tags": ["base"],
+    }
+    assert run("note", "one", "--untag", "lr") == 2
+    assert "its tags are base" in capsys.readouterr().err
+    assert run("note", "one", "", "--untag", "base") == 0
+    assert one.user_note == UserNote()
+    assert not (one.path / "note.json").exists()
 
 
 def test_diff_of_unrelated_runs_is_refused(guesser, tmp_path, capsys):
@@ -326,9 +344,35 @@ def test_export_and_import_through_files(guesser, tmp_path, capsys):
     assert [one.reward for one in imported.summaries] == [one.reward for one in find_run(name).summaries]
 
 
+def test_a_directory_of_documents_is_imported_whole(guesser, tmp_path, capsys):
+    name = played(guesser, "scripted:12", tmp_path)
+    assert run("export", name, "--as", "atif", "--output", "documents") == 0
+    assert run("import", "documents") == 0
+
+    assert [(one.reward, one.task_id) for one in find_run("last").summaries] == [
+        (one.reward, one.task_id) for one in find_run(name).summaries
+    ]
+
+
+def test_a_directory_without_documents_is_named(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+
+    assert run("import", "empty") == 2
+    assert "there is no .json file in empty" in capsys.readouterr().err
+
+
+def test_equal_rows_become_members_of_a_group(tmp_path, capsys):
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 3))
+
+    assert run("import", "rows.jsonl") == 0
+    assert [one.member for one in find_run("last").summaries] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ('{"eval": {}, "samples": []}', "logs of Inspect are not read"),
         ('{"messages": []}', "has no list `messages`"),
         ('{"messages": [{"role": "elf"}]}', "no known role"),
         ('{"messages": 1}\nnonsense', "line 2 is not JSON"),
@@ -361,8 +405,13 @@ def test_new_package_has_entry_point_test_readme_and_ci():
         "shop_math.py",
         "test_shop_math.py",
         "README.md",
+        ".gitignore",
         ".github/workflows/test.yml",
     } == set(files)
+    assert (
+        "json?url=https://raw.githubusercontent.com/OWNER/shop-math/main/check.json&query="
+        in files["README.md"]
+    )
     assert '"shop/ShopMath-v0" = "shop_math:SPEC"' in files["pyproject.toml"]
     assert "@" not in files["shop_math.py"].replace("@ae.tool", "")
 

@@ -1,4 +1,7 @@
-"""The chat engine against a loopback server that keeps OpenAI's protocol, faults included."""
+"""The chat engine against a loopback server that keeps OpenAI's protocol, faults included.
+
+Every test plays twice, without the openai package and through it, because both must do the same.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from openai import _base_client
 
 import agentenv as ae
 from agentenv.core import ContextTooLong, EngineError, EngineUnavailable, RunLimits, UsageError
-from agentenv.engine import ChatEngine, OpenAIChatEngine, Sampling
+from agentenv.engine import ChatEngine, OpenAIChatEngine, Sampling, chat_client
 from agentenv.runner import Runner
 
 TOOL = {
@@ -23,6 +27,8 @@ TOOL = {
     },
 }
 ASK = [{"role": "user", "content": "hi"}]
+HOW: dict[str, str] = {}
+"""Options of each engine, which say how it sends its requests."""
 USAGE = {
     "prompt_tokens": 10,
     "completion_tokens": 5,
@@ -30,6 +36,14 @@ USAGE = {
     "completion_tokens_details": {"reasoning_tokens": 3},
     "prompt_tokens_details": {"cached_tokens": 8},
 }
+
+
+@pytest.fixture(autouse=True, params=[None, "openai"], ids=["posted", "sdk"])
+def how(request, monkeypatch):
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(_base_client, "INITIAL_RETRY_DELAY", 0.0)
+    HOW.clear()
+    HOW.update({"sdk": request.param} if request.param else {})
 
 
 def call(number, name="add", arguments='{"a": 1}'):
@@ -80,7 +94,8 @@ async def engine_on(*plan, **options):
         if isinstance(planned, dict):
             return web.json_response(planned)
         if isinstance(planned, web.Response):
-            return planned
+            # A response can be sent only once, and the plans of tests that play twice are made once.
+            return web.Response(body=planned.body, status=planned.status, headers=planned.headers)
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         for event in planned:
@@ -99,7 +114,7 @@ async def engine_on(*plan, **options):
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/v1"
-    engine = OpenAIChatEngine("m", base_url=url, api_key="k", **{"max_retries": 2} | options)
+    engine = OpenAIChatEngine("m", base_url=url, api_key="k", **{"max_retries": 2} | HOW | options)
     try:
         yield engine, seen
     finally:
@@ -161,6 +176,64 @@ async def test_calls_have_distinct_ids(ids):
     assert len({one["id"] for one in done.message["tool_calls"]}) == len(ids)
 
 
+NASTY = [
+    {"choices": [{"finish_reason": "stop"}]},
+    {"choices": [{"message": None, "finish_reason": "stop"}]},
+    {"choices": [{"message": {"tool_calls": [{"id": "x"}]}}]},
+    {"choices": "none"},
+    {"choices": [[]]},
+    {"choices": {"a": 1}},
+    web.json_response([1]),
+    web.json_response(None),
+    web.json_response("text"),
+    web.Response(body=b""),
+    web.Response(body=b"\xff\xfe"),
+]
+
+
+@pytest.mark.parametrize("said", NASTY)
+async def test_an_answer_of_another_form_is_an_error_of_the_engine(said):
+    async with engine_on(said) as (engine, _):
+        with pytest.raises(EngineError, match=r"did not answer with a chat completion|without a choice"):
+            await engine.chat(ASK, [], Sampling())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "requests"),
+    [
+        ({"Retry-After": "121"}, 429, 1),
+        ({"Retry-After": "soon"}, 429, 2),
+        ({"Retry-After": "nan"}, 429, 2),
+        ({"retry-after-ms": "1"}, 503, 2),
+        ({"Retry-After": "Sun, 06 Nov 1994 08:49:37 GMT"}, 503, 2),
+        ({"Retry-After": "Fri, 06 Nov 2994 08:49:37 GMT"}, 503, 1),
+        ({"x-should-retry": "true"}, 402, 2),
+        ({"x-should-retry": "false"}, 500, 1),
+        ({}, 408, 2),
+        ({}, 409, 2),
+        ({}, 403, 1),
+    ],
+)
+async def test_an_api_decides_whether_and_when_it_is_asked_again(headers, status, requests):
+    async with engine_on(refusal(status, "not now", **headers), answer()) as (engine, seen):
+        if requests == 1:
+            with pytest.raises(EngineError, match="not now"):
+                await engine.chat(ASK, [], Sampling())
+        else:
+            await engine.chat(ASK, [], Sampling())
+
+    assert len(seen) == requests
+
+
+async def test_further_parameters_and_text_beyond_utf_8_are_sent():
+    async with engine_on(answer(), extra={"reasoning": {"effort": "low"}}) as (engine, seen):
+        await engine.chat([{"role": "user", "content": "é\U0001f642"}], [], Sampling(top_k=3))
+
+    assert (seen[0]["reasoning"], seen[0]["top_k"]) == ({"effort": "low"}, 3)
+    assert seen[0]["messages"][0]["content"] == "é\U0001f642"
+    assert "extra_body" not in seen[0]
+
+
 @pytest.mark.parametrize("usage", [None, {"prompt_tokens": None, "completion_tokens": None}])
 async def test_counts_that_the_api_leaves_out_cost_nothing(usage):
     async with engine_on(answer() | {"usage": usage}, price_in=2.0, price_out=4.0) as (engine, _):
@@ -220,7 +293,7 @@ async def test_an_api_that_stays_busy_is_unavailable():
 
 
 async def test_an_unreachable_api_is_unavailable():
-    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:9/v1", max_retries=0)
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:9/v1", max_retries=0, **HOW)
     with pytest.raises(EngineUnavailable, match="APIConnectionError"):
         await engine.chat(ASK, [], Sampling())
     await engine.close()
@@ -546,11 +619,10 @@ async def test_the_same_environment_is_played_with_parallel_calls_and_never_trai
 
 
 async def test_a_deadline_aborts():
-    gate = asyncio.Event()
     async with engine_on(answer(), concurrency=1) as (engine, _):
+        await engine._settle()
         async with engine._room:
             done = await engine.chat(ASK, [], Sampling(), deadline_s=0.01)
-        gate.set()
 
     assert (done.finish_reason, done.message["content"]) == ("abort", "")
 
@@ -590,7 +662,7 @@ def test_the_next_event_loop_may_also_have_more_requests_than_go_at_once():
             await engine.close()
             return [one.finish_reason for one in done]
 
-    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", concurrency=1)
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", concurrency=1, **HOW)
 
     assert [asyncio.run(several()) for _ in range(2)] == [["stop"] * 3] * 2
 
@@ -600,12 +672,12 @@ def test_an_engine_may_be_closed_on_another_event_loop_than_it_was_used_on():
         async with engine_on(answer()) as (there, _):
             engine._address = there._address
             await engine.chat(ASK, [], Sampling())
-            await engine._client._client.aclose()  # or the test would leave the connection open
+            await engine._client.close()  # or the test would leave the connection open
 
     async def close():
         raise RuntimeError("Event loop is closed")
 
-    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k")
+    engine = OpenAIChatEngine("m", base_url="http://127.0.0.1:1/v1", api_key="k", **HOW)
     asyncio.run(used())
     engine._client.close = close  # as it is with an open connection
 

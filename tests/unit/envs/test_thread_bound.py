@@ -15,6 +15,7 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.testing import check_env, tool_call, tool_call_message
 from agentenv.tools import tool
+from helpers.waiting import wait_until
 
 TOKENIZER = byte_tokenizer()
 
@@ -57,6 +58,12 @@ def kept_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "thread of its own" in thread.name]
 
 
+def all_ended() -> bool:
+    """Return whether no environment has a thread; one that is forgotten ends it when it is collected."""
+    gc.collect()  # again and again, because another thread may still hold an environment for a moment
+    return not kept_threads()
+
+
 async def test_a_connection_of_start_works_in_tools_rewards_and_close():
     engine = ScriptedEngine(
         [tool_call("sell", name="tea") * 2, tool_call("sell", name="jam")], tokenizer=TOKENIZER
@@ -68,9 +75,7 @@ async def test_a_connection_of_start_works_in_tools_rewards_and_close():
     assert len(played) == 24
     assert [each.error for each in played if each.error] == []
     assert {(each.reward, each.stop_reason.value) for each in played} == {(1.0, "env_done")}
-    for thread in kept_threads():
-        thread.join(timeout=10)
-    assert kept_threads() == []
+    wait_until(all_ended)
 
 
 async def test_the_checker_finds_nothing_wrong_with_it():
@@ -89,11 +94,8 @@ def test_gymnasiums_front_uses_the_same_thread_and_a_forgotten_environment_ends_
     assert done
 
     del env
-    gc.collect()
 
-    for thread in kept_threads():
-        thread.join(timeout=10)
-    assert kept_threads() == []
+    wait_until(all_ended)
 
 
 class Nested(Shop):
@@ -137,9 +139,7 @@ async def test_an_environment_whose_start_failed_is_closed():
         free.set()
         await asyncio.gather(*busy)
 
-    for thread in kept_threads():
-        thread.join(timeout=10)
-    assert kept_threads() == []
+    wait_until(all_ended)
 
 
 class Stuck(Shop):

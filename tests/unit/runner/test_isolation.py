@@ -17,7 +17,7 @@ from agentenv.core import EngineUnavailable, RunLimits, SandboxCrashed, SandboxU
 from agentenv.engine import ScriptedEngine, ScriptedTurn
 from agentenv.envs import Env, EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
-from agentenv.runner import FunctionUser, GroupPolicy, Runner, RunnerOptions
+from agentenv.runner import FunctionUser, GroupPolicy, Runner, RunnerOptions, UserTurn
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 from helpers.waiting import until
@@ -346,6 +346,54 @@ async def test_cancelling_closes_every_environment_and_keeps_what_is_finished():
     assert runner.ledger.cancelled == 4
     assert runner.ledger.in_flight == 0
     assert runner.ledger.balanced
+
+
+@pytest.mark.parametrize("where", ["reset", "tool", "user", "reward"])
+async def test_cancelling_reaches_every_part_of_an_episode_once(where):
+    """Acceptance D13."""
+    reached: list[str] = []
+    closed: list[str] = []
+
+    async def wait_at(place: str) -> None:
+        reached.append(place)
+        if place == where:
+            await asyncio.Event().wait()
+
+    class Waiting(ToolEnv):
+        async def start(self) -> str:
+            await wait_at("reset")
+            return "go"
+
+        @tool
+        async def work(self) -> str:
+            "Work."
+            await wait_at("tool")
+            return "worked"
+
+        async def reward(self) -> float:
+            await wait_at("reward")
+            return 1.0
+
+        def close(self) -> None:
+            closed.append(where)
+
+    async def answer(messages, task):
+        await wait_at("user")
+        return UserTurn("Thanks.", done=True)
+
+    runner = Runner(ScriptedEngine([tool_call("work"), "done"], tokenizer=TOKENIZER), RENDERER)
+    spec = spec_of(Waiting, tasks=[{}], user=FunctionUser(answer))
+    playing = asyncio.create_task(collect(runner, spec, [{}]))
+    await until(lambda: where in reached)
+
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+
+    parts = ["reset", "tool", "user", "reward"]
+    assert reached == parts[: parts.index(where) + 1]
+    assert closed == [where]
+    assert (runner.ledger.cancelled, runner.ledger.in_flight) == (1, 0)
 
 
 async def test_leaving_the_loop_early_closes_what_is_running():

@@ -14,6 +14,7 @@ from agentenv.engine.exact import faulty_ids, padded
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
+from agentenv.runs import verify_episode
 from agentenv.testing import tool_call
 from agentenv.tools import tool
 
@@ -125,6 +126,8 @@ async def test_a_sample_that_encodes_otherwise_is_kept_as_sampled():
     assert list(requests[1].prompt_ids[first.start : first.end]) == odd
     assert tokenizer.encode(tokenizer.decode(odd)) != odd
     assert first.tool_results[0].text == "hello"
+    found = verify_episode(record, renderer, drift="off")
+    assert [(one.check, one.turn) for one in found.findings] == [("tokenisation", 0)]
 
 
 async def test_a_template_that_drops_thinking_changes_nothing_that_was_sampled():

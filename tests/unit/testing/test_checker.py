@@ -241,6 +241,7 @@ async def test_the_report_is_for_people_and_machines():
     assert str(report).splitlines()[-1] == "1 ok, 1 problem"
     assert [one["status"] for one in data["findings"]] == ["problem", "ok"]
     assert data["ok"] is False
+    assert data["summary"] == report.summary == "1 ok, 1 problem"
 
 
 class SharedList(Fine):
@@ -352,6 +353,19 @@ async def test_short_answers_in_the_first_observation_are_found():
 
     assert [one.name for one in report.problems] == ["leak"]
     assert "20 of 20 first observations contain their short answer" in report.problems[0].text
+
+
+class Served(Fine):
+    ends_on_text = False
+
+
+async def test_an_environment_without_a_last_text_is_not_said_to_lack_an_oracle():
+    user = FunctionUser(lambda messages, task: UserTurn("Thanks.", done=True))
+    spec = EnvSpec.of("test/Served-v0", Served, tasks=ROWS, user=user)
+
+    report = await check_env(spec, only=("leak",))
+
+    assert "the model's text does not end an episode" in report.findings[0].text
 
 
 class Forgetful(Timed):

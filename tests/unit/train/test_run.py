@@ -364,6 +364,56 @@ def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
     assert result.history[0]["weights_version"] == 2.0  # one update of the warm-up, one of the step
 
 
+def test_a_run_is_scored_before_its_first_step_if_it_is_asked_to_be(model):
+    told: list[tuple[int, list[str]]] = []
+
+    result = train(
+        model,
+        settings={"eval_on_start": True},
+        on_metrics=lambda step, metrics: told.append((step, sorted(metrics))),
+    )
+
+    assert [step for step, _ in told] == [0, 1, 2]
+    assert all(name.startswith("eval/") for name in told[0][1])
+    assert result.evaluation_on_start["eval/tasks"] == 1.0
+    assert len(result.history) == 2
+    assert [line["step"] for line in result.run.metrics()] == [0, 1, 2]
+    held_out = [one for one in result.run.summaries if one.group_id.startswith("held-out-")]
+    assert len(held_out) == 2  # before the first step and after the last one
+    again = train(resume=result.run.path, steps=3)
+    assert not again.evaluation_on_start
+
+
+def test_a_run_without_held_out_tasks_has_nothing_to_score_before_its_first_step(model):
+    result = train(model, solved(), demos="none", settings={"eval_on_start": True}, steps=1)
+
+    assert (len(result.history), result.evaluation_on_start) == (1, {})
+
+
+def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("agentenv.cli.dashboard.TELL_EVERY_S", 0.0)
+    (tmp_path / "solved.py").write_text(
+        "import agentenv as ae\n"
+        "class Solved(ae.ToolEnv):\n"
+        "    def start(self, n): return 'say ten'\n"
+        "    def reward(self, answer): return len(answer) / 10\n"
+        "def oracle(messages, task, rng): return 'ten'\n"
+        "ae.register('test/Told-v0', Solved, tasks=[{'n': n} for n in range(16)])\n"
+    )
+    options = ("max_tokens_per_turn=4", "groups_per_step=1", "max_turns=1")
+    settings = [word for option in options for word in ("-o", option)]
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "solved.py", "-m", model, "--steps", "1", "-k", "2", "--num-demos", "16", *settings])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert not ended.value.code
+    assert [line[:22] for line in lines if "warm-up step" in line] == [
+        "  warm-up step 1 of 2:",
+        "  warm-up step 2 of 2:",
+    ]
+
+
 class Solved(Echo):
     @staticmethod
     def oracle(messages, task, rng):

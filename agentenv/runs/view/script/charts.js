@@ -59,36 +59,35 @@ function curve(rows, key) {
   );
 }
 
-function histogram(values) {
+const BINS = 20;
+
+// The columns go from 0 to the best reward that is known, in all runs alike; a click filters by a column.
+function histogram(values, { low, high }) {
   if (!values.length) return h("p", { class: "dim" }, "no episode has a reward");
-  const low = lowest(values);
-  const high = highest(values);
-  const bins = high > low ? 20 : 1;
-  const counts = Array(bins).fill(0);
-  for (const v of values) counts[Math.min(bins - 1, Math.floor(((v - low) / (high - low || 1)) * bins))]++;
+  const size = (high - low || 1) / BINS;
+  const counts = Array(BINS).fill(0);
+  for (const v of values) counts[Math.max(0, Math.min(BINS - 1, Math.floor((v - low) / size + 1e-9)))]++;
   const most = Math.max(...counts);
-  const wide = 320 / Math.max(bins, 4);
-  const bars = counts.map((count, n) =>
-    svg("rect", {
-      x: 4 + n * wide,
-      y: 102 - (count / most) * 86,
-      width: wide - 1,
-      height: (count / most) * 86,
-      class: "column",
-    }),
-  );
-  return svg(
-    "svg",
-    { width: 330, height: 120, role: "img", "aria-label": `rewards from ${fix(low)} to ${fix(high)}` },
-    bars,
-    svgText(4, 116, fix(low)),
-    bins > 1 && svg("text", { x: 324, y: 116, "text-anchor": "end" }, fix(high)),
-    svgText(4, 10, `at most ${most} episodes`),
+  const column = (count, n) => {
+    const [from, to] = [low + n * size, low + (n + 1) * size].map((x) => +x.toPrecision(6));
+    const last = n === BINS - 1;
+    const title = `${count} episodes with a reward of ${from} to ${to}`;
+    const onclick = () => filterBy(`reward>=${from}` + (last ? "" : ` reward<${to}`));
+    const bar = h("i", { style: `height:${count ? Math.max(2, (100 * count) / most) : 0}%` });
+    return h("button", { class: "column", title, "aria-label": title, disabled: !count, onclick }, bar);
+  };
+  const half = (low + high) / 2;
+  return div(
+    "histogram",
+    div("dim", `most in a column: ${most} episodes`),
+    div("columns", counts.map(column)),
+    div("ends dim", span("", fix(low)), span("", fix(half)), span("", fix(high))),
   );
 }
 
 // From light to dark blue, so that the order is visible without colour vision too.
 function rewardColour(r, low, high) {
-  const x = high > low ? (r - low) / (high - low) : 1;
-  return `rgb(${Math.round(240 - 232 * x)},${Math.round(242 - 150 * x)},${Math.round(246 - 66 * x)})`;
+  const x = high > low ? Math.max(0, Math.min(1, (r - low) / (high - low))) : 0;
+  const part = [240 - 232 * x, 242 - 150 * x, 246 - 66 * x].map(Math.round);
+  return { back: `rgb(${part.join(",")})`, ink: x > 0.8 ? "#fff" : "#111" };
 }

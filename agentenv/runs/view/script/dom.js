@@ -37,13 +37,14 @@ function svgText(x, y, words) {
   return svg("text", { x, y }, words);
 }
 
+// A head in brackets stands over numbers.
 function table(head, rows) {
   const top =
     head.length > 0 &&
     h(
       "tr",
       {},
-      head.map((name) => h("th", {}, name)),
+      head.map((name) => (Array.isArray(name) ? h("th", { class: "num" }, name) : h("th", {}, name))),
     );
   return h("table", {}, top, rows);
 }

@@ -1,6 +1,33 @@
 // The page of one episode, next to the episodes of its group.
 
 const MAX_RAW_CHARS = 400000;
+const MAX_OUTCOME_CHARS = 600;
+
+// ---- what was asked, what was answered and what it was worth
+const textOf = (content) =>
+  typeof content === "string"
+    ? content
+    : Array.isArray(content)
+      ? content.map((piece) => (piece && typeof piece.text === "string" ? piece.text : "")).join("")
+      : "";
+
+function outcome(run, e, ep) {
+  const isAsked = (message) => !["system", "developer"].includes(message.role);
+  const first = ep.messages.find(isAsked);
+  const question = first && first.role !== "assistant" ? textOf(first.content) : questionOf(run, e);
+  const last = ep.messages.findLast((message) => message.role === "assistant");
+  const expected = expectedOf(run, e);
+  const line = (name, ...words) => [h("dt", {}, name), h("dd", {}, words)];
+  const long = (text) => safe(clip(text.trim(), MAX_OUTCOME_CHARS));
+  return h(
+    "dl",
+    { class: "outcome" },
+    line("task", long(question) || "–", " ", span("dim", safe(e.k))),
+    line("answer", long(last ? textOf(last.content).replace(THOUGHT, "") : "") || "–"),
+    expected && line("expected", safe(expected)),
+    line("reward", h("b", {}, fix(e.r, 3)), " ", stopPill(e.s)),
+  );
+}
 
 function groupCard(r, e, longest, advantage, chosen) {
   const bar = e.p.map(([source, n]) =>
@@ -21,6 +48,7 @@ function groupCard(r, e, longest, advantage, chosen) {
     },
     top,
     div("bar", bar),
+    e.A && h("div", { class: "said", title: e.A }, safe(e.A)),
     stopPill(e.s),
     e.u && !FAILED.has(e.s) && div("dim", "not trainable"),
   );
@@ -201,6 +229,16 @@ function endMark(e) {
   );
 }
 
+const sourceOf = (run) => (run.config && run.config.branched_from) || "";
+
+// A run of branches names the run whose episodes it continues.
+function branchSource(run) {
+  const source = sourceOf(run);
+  if (!source) return null;
+  const r = runs.findIndex((other) => other.id === source);
+  return [" · branched from ", r < 0 ? safe(source) : link("#/r/" + r, safe(source))];
+}
+
 async function centreOf(r, e, ep, group) {
   const run = runs[r];
   if (!ep) {
@@ -209,10 +247,10 @@ async function centreOf(r, e, ep, group) {
   }
   if (state.tab === "raw json")
     return [div("box raw", safe(clip(JSON.stringify(ep, null, 1), MAX_RAW_CHARS)))];
-  if (state.tab === "messages" || !ep.sequences.length) return [messageBoxes(ep), endMark(e)];
+  if (state.tab === "messages" || !ep.sequences.length) return [branchTree(ep), messageBoxes(ep), endMark(e)];
   const legend =
     LEGENDS[state.tab] && div("dim legend", LEGENDS[state.tab], " · grey and hatched: not trained");
-  return [legend, tokenBoxes(ep, run.vocab, await shared(r, e, ep, group)), endMark(e)];
+  return [branchTree(ep), legend, tokenBoxes(ep, run.vocab, await shared(r, e, ep, group)), endMark(e)];
 }
 
 let showing = null;
@@ -224,15 +262,17 @@ async function pageEpisode(r, i) {
     return put(root, head([link("#/r/" + r, run.id)], "u up"), h("main", {}, "This episode does not exist."));
   const group = groupOf(run, e);
   const ticket = (showing = {});
+  state.episode = `#/r/${r}/e/${i}`;
   const ep = await payload(r, i);
   if (ticket !== showing) return;
-  const centre = h("article", { class: "centre", tabindex: -1 });
+  const centre = h("article", { class: "centre", tabindex: -1, onclick: clickToken });
   const search = searchBox(() => repaint());
   const repaint = async () => {
     const body = await centreOf(r, e, ep, group);
     const bar = tabBar(ep, group, repaint);
     bar.append(search);
-    put(centre, bar, body);
+    put(centre, ep && outcome(run, e, ep), bar, body);
+    if (state.token !== null && centre.isConnected) chooseToken(state.token);
   };
   await repaint();
   if (ticket !== showing) return;
@@ -241,6 +281,7 @@ async function pageEpisode(r, i) {
   const where = span(
     "sub",
     link("#/r/" + r, run.id),
+    branchSource(run),
     safe(` · ${step}task ${e.k} · ${group.length} episodes`),
   );
   const keys = "← → episode · j k turn · l m e r d colours · / search · ? keys";
@@ -249,4 +290,5 @@ async function pageEpisode(r, i) {
   put(root, head([h("b", {}, safe(e.e)), where, groupPill(group)], keys), div("ep", left, centre, right));
   state.repaint = repaint;
   left.querySelector(".on").scrollIntoView({ block: "nearest" });
+  if (state.token !== null) showToken(state.token);
 }

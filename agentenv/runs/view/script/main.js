@@ -7,6 +7,7 @@ const KEYS = [
   ["s", "show the messages"],
   ["/", "filter the list, or search in an episode"],
   ["u", "go up"],
+  ["n p", "next or previous token, after a click on one"],
   ["c", "copy the episode as JSON"],
   ["t", "switch between light and dark"],
   ["Esc", "clear the filter or the search"],
@@ -29,8 +30,9 @@ const address = () => location.hash.replace(/^#\/?/, "").split("/").filter(Boole
 const onEpisode = () => Boolean(document.querySelector(".ep"));
 
 function render() {
-  const [kind, a, b, c] = address();
+  const [kind, a, b, c, d, token] = address();
   state.box = -1;
+  state.token = d === "t" ? +token : null;
   state.repaint = null;
   showing = null;
   if (kind === "r" && runs[+a]) return b === "e" ? pageEpisode(+a, +c) : pageRun(+a);
@@ -106,6 +108,7 @@ function chooseTab(name) {
 }
 
 function clear() {
+  if (state.token !== null) return chooseToken(null);
   const again = state.search ? state.repaint : state.filter ? render : null;
   state.search = state.filter = "";
   const box = document.getElementById("search");
@@ -134,6 +137,8 @@ const IN_EPISODE = {
   ArrowLeft: () => moveEpisode(-1),
   j: () => moveBox(1),
   k: () => moveBox(-1),
+  n: () => state.token !== null && chooseToken(state.token + 1),
+  p: () => state.token !== null && chooseToken(Math.max(0, state.token - 1)),
   c: () => click("#copy-json"),
   "/": () => focus("search"),
 };
@@ -179,5 +184,6 @@ function renderInPlace() {
 startTheme();
 document.addEventListener("keydown", keyed);
 window.addEventListener("hashchange", render);
-if (page.live && window.EventSource) new EventSource("events?page=" + page.number + pass).onmessage = takeNews;
+if (page.live && window.EventSource)
+  new EventSource("events?page=" + page.number + pass).onmessage = takeNews;
 render();

@@ -1,4 +1,4 @@
-// Parts that several pages share: the head, the filter, the list of episodes, and the grid.
+// Parts that several pages share: the head, the filter, and the list of episodes.
 
 const ROW_PX = 28;
 
@@ -8,54 +8,72 @@ function head(left, keys) {
   return h("header", {}, left, span("keys", keys), theme, help);
 }
 
-function filterBox(again) {
+const card = (title, value, more) =>
+  div("card", div("dim", title), div("big", value), more && div("dim", more));
+const limits = (found) =>
+  Number.isFinite(found.low) ? `${fix(found.low, 3)} to ${fix(found.high, 3)}` : "one task alone";
+
+const TYPING_MS = 80;
+
+function filterBox(again, placeholder = "filter: words, stop:max_turns, reward<0.5, tool:calc, error:…") {
+  let waiting = 0;
   const typed = (event) => {
     state.filter = event.target.value;
-    again();
-    const box = document.getElementById("filter");
-    box.focus();
-    box.setSelectionRange(box.value.length, box.value.length);
+    clearTimeout(waiting);
+    waiting = setTimeout(again, TYPING_MS);
   };
-  const placeholder = "filter: words, stop:max_turns, reward<0.5, tool:calc, error:…";
-  return h("input", { id: "filter", type: "search", placeholder, value: state.filter, oninput: typed });
+  const label = { "aria-label": "filter", placeholder, title: FILTER_HELP };
+  return h("input", { id: "filter", type: "search", ...label, value: state.filter, oninput: typed });
 }
 
 function filterBy(text) {
   state.filter = text;
-  render();
-  const list = document.querySelector(".vlist");
-  if (list) list.scrollIntoView({ block: "center" });
+  renderInPlace();
 }
 
 // ---- the list of episodes, which draws only the visible rows
-const COLUMNS = ["place", "task", "member", "reward", "stop", "turns", "tokens", "time"];
+// The columns of the list: their width, what they show, and the least width of the window that has them.
+const COLUMNS = {
+  place: ["52px", 700, (e) => span("dim", "#" + e.i)],
+  step: ["44px", 900, (e) => span("num", e.w ?? "–")],
+  task: [
+    "minmax(110px, 2fr)",
+    0,
+    (e, run) => h("span", { title: taskTitle(run, e) }, safe(taskName(run, e))),
+  ],
+  member: ["62px", 900, (e) => span("num", e.m)],
+  answer: ["minmax(70px, 1fr)", 500, (e) => h("span", { title: e.x || e.A }, safe(e.x || e.A))],
+  expected: ["minmax(60px, 0.7fr)", 700, (e, run) => span("dim", safe(expectedOf(run, e)))],
+  reward: ["58px", 0, (e) => span("num", fix(e.r, 3))],
+  stop: ["170px", 700, (e) => span("", stopPill(e.s))],
+  end: ["26px", 0, (e) => h("span", { title: e.s, class: kindOf(e.s) }, MARKS[kindOf(e.s)])],
+  turns: ["46px", 1000, (e) => span("num", e.n)],
+  tokens: ["58px", 1000, (e) => span("num", big(e.t))],
+  time: ["70px", 900, (e) => span("num", seconds(e.q))],
+};
+
+function columnsOf(run) {
+  const absent = {
+    step: run.episodes.every((e) => e.w === null),
+    expected: run.tasks.every(([, expected]) => !expected),
+    end: innerWidth >= COLUMNS.stop[1],
+  };
+  return Object.keys(COLUMNS).filter((name) => innerWidth >= COLUMNS[name][1] && !absent[name]);
+}
 
 function listRow(r, e, columns, top) {
-  const cells = {
-    place: () => span("dim", "#" + e.i),
-    step: () => span("num", e.w ?? "–"),
-    task: () => span("", safe(e.k)),
-    member: () => span("num", e.m),
-    reward: () => span("num", fix(e.r, 3)),
-    stop: () => span("", stopPill(e.s)),
-    turns: () => span("num", e.n),
-    tokens: () => span("num", big(e.t)),
-    time: () => span("num", seconds(e.q)),
-  };
   const href = `#/r/${r}/e/${e.i}`;
-  return h(
-    "a",
-    { class: "vrow", href, style: `top:${top}px` },
-    columns.map((name) => cells[name]()),
-    span("dim", safe(e.x || e.A)),
-  );
+  const cells = columns.map((name) => COLUMNS[name][2](e, runs[r]));
+  return h("a", { class: "vrow", href, style: `top:${top}px` }, cells);
 }
+
+const NUMBERS = new Set(["step", "member", "reward", "turns", "tokens", "time"]);
+const HEADS = { place: "#", answer: "answer or error", end: "" };
 
 function virtualList(r, run) {
   const list = h("div", { class: "vlist", tabindex: 0 });
   const inner = div("inner");
-  const count = span("dim");
-  const columns = run.episodes.some((e) => e.w !== null) ? ["place", "step", ...COLUMNS.slice(1)] : COLUMNS;
+  const columns = columnsOf(run);
   let shown = [];
   const paint = () => {
     const from = Math.max(0, Math.floor(list.scrollTop / ROW_PX) - 6);
@@ -68,7 +86,6 @@ function virtualList(r, run) {
   const refill = () => {
     shown = ordered(run);
     inner.style.height = shown.length * ROW_PX + "px";
-    count.textContent = `${shown.length} of ${run.episodes.length}`;
     paint();
   };
   const sortBy = (name) => {
@@ -77,60 +94,20 @@ function virtualList(r, run) {
     refill();
   };
   const names = columns.map((name) =>
-    h("span", { role: "button", tabindex: 0, onclick: () => sortBy(name) }, name),
+    h(
+      "button",
+      {
+        class: NUMBERS.has(name) ? "plain num" : "plain",
+        title: "sort by " + name,
+        onclick: () => sortBy(name),
+      },
+      HEADS[name] ?? name,
+    ),
   );
-  const box = div(
-    "list" + (columns.includes("step") ? " with-step" : ""),
-    div("vhead", names, span("", "answer or error")),
-    list,
-  );
+  const widths = "--columns:" + columns.map((name) => COLUMNS[name][0]).join(" ");
+  const box = h("div", { class: "list", style: widths }, div("vhead", names), list);
   list.append(inner);
   list.addEventListener("scroll", paint, { passive: true });
   refill();
-  return [div("tools", filterBox(refill), count), box];
-}
-
-// ---- the grid of tasks and episodes, which grows while it is scrolled
-function heatCell(r, e, low, high) {
-  const scored = e.r !== null;
-  const edge = kindOf(e.s) === "cut" ? "var(--warnline)" : "var(--line)";
-  return h("a", {
-    href: `#/r/${r}/e/${e.i}`,
-    title: `${e.k} #${e.m}: ${fix(e.r, 3)} ${e.s}`,
-    "aria-label": `${e.k} ${e.m} ${fix(e.r)}`,
-    class: scored ? "" : "fail-cell",
-    style: scored ? `background:${rewardColour(e.r, low, high)};border:1px solid ${edge}` : "",
-  });
-}
-
-function heat(r, run) {
-  const groups = new Map();
-  for (const e of run.episodes) {
-    const key = [e.e, e.k, e.g].join("\n");
-    groups.set(key, [...(groups.get(key) || []), e]);
-  }
-  const rewards = run.episodes.map((e) => e.r).filter(there);
-  const low = Math.min(0, lowest(rewards));
-  const high = Math.max(low, highest(rewards));
-  const rows = [...groups.values()];
-  const box = div("grid");
-  let at = 0;
-  const more = () => {
-    for (const group of rows.slice(at, at + 150)) {
-      const cells = group.sort((a, b) => a.m - b.m).map((e) => heatCell(r, e, low, high));
-      box.append(div("", h("span", { title: group[0].k }, safe(group[0].k)), cells));
-    }
-    at += 150;
-  };
-  const nearEnd = () => box.scrollTop + box.clientHeight > box.scrollHeight - 200;
-  more();
-  box.addEventListener("scroll", () => at < rows.length && nearEnd() && more(), { passive: true });
-  return [
-    box,
-    h(
-      "p",
-      { class: "dim" },
-      `light ${fix(low)} to dark ${fix(high)} · amber edge: ended by a limit · hatched: no score`,
-    ),
-  ];
+  return { box, refill };
 }

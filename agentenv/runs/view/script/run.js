@@ -17,29 +17,23 @@ const MAIN_CURVES = [
   "step_time",
 ];
 
-const card = (title, value, more) =>
-  div("card", div("dim", title), div("big", value), more && div("dim", more));
 const section = (title, ...kids) => h("section", {}, h("h2", {}, title), ...kids);
 
-function figureCards(run) {
-  const report = run.report;
-  const ks = (values, mark) =>
-    Object.keys(values)
-      .map((k) => `${mark}${k} ${fix(values[k])}`)
-      .join("  ");
-  const reward = report.reward;
+const ks = (values, mark) =>
+  Object.keys(values)
+    .map((k) => `${mark}${k} ${fix(values[k])}`)
+    .join("  ");
+
+function figureCards(run, report, count) {
+  const { reward } = report;
+  const most = run.expected && report === run.report ? "/" + run.expected : "";
+  const tokens = there(report.total_tokens)
+    ? card("tokens", big(report.total_tokens), "read and sampled")
+    : card("tokens", big(report.sampled_tokens), `sampled; ${big(report.prompt_tokens)} read`);
   return div(
     "cards",
-    card(
-      "reward",
-      reward ? fix(reward.mean, 3) : "–",
-      reward && `95 % ${fix(reward.low, 3)} to ${fix(reward.high, 3)}`,
-    ),
-    card(
-      "episodes",
-      run.episodes.length + (run.expected ? "/" + run.expected : ""),
-      `${report.num_tasks} tasks, ${report.num_scored} scored`,
-    ),
+    card("reward", reward ? fix(reward.mean, 3) : "–", reward && "95 % " + limits(reward)),
+    card("episodes", count + most, `${report.num_tasks} tasks, ${report.num_scored} scored`),
     card(
       "pass@k",
       ks(report.pass_at, "@") || "–",
@@ -47,7 +41,7 @@ function figureCards(run) {
     ),
     report.majority !== null && card("majority", fix(report.majority), "most frequent answer passes"),
     card("groups", `${report.num_groups_with_spread}/${report.num_groups}`, "have reward spread"),
-    card("tokens", big(report.sampled_tokens), `sampled; ${big(report.prompt_tokens)} read`),
+    tokens,
     card("truncated", percent(report.truncated_share), "ended by a limit"),
     report.cost_usd !== null && card("cost", "$" + fix(report.cost_usd, 4)),
   );
@@ -59,6 +53,7 @@ function notices(run) {
   );
   return [
     warnings.map((text) => div("warn", "! ", safe(text))),
+    (run.text || run.tags.length > 0) && h("p", {}, tagPills(run), " ", safe(run.text)),
     run.note && div("warn", safe(run.note)),
     run.damaged > 0 && div("warn", run.damaged + " damaged lines were left out"),
   ];
@@ -79,8 +74,8 @@ function curves(run) {
   return keys.length > 0 && section("training", draw(first), rest.length > 0 && more);
 }
 
-function stopTable(run) {
-  const stops = Object.entries(run.report.stop_reasons);
+function stopTable(report) {
+  const stops = Object.entries(report.stop_reasons);
   const most = Math.max(1, ...stops.map(([, count]) => count));
   const rows = stops.map(([stop, count]) => {
     const filter = h("button", { class: "plain", onclick: () => filterBy("stop:" + stop) }, stopPill(stop));
@@ -106,7 +101,8 @@ function toolTable(report) {
       "",
     );
   });
-  const found = section("tools", table(["tool", "calls", "p50", "p95", "errors", "most frequent"], rows));
+  const columns = ["tool", ["calls"], ["p50"], ["p95"], "errors", "most frequent"];
+  const found = section("tools", div("scroll", table(columns, rows)));
   found.className = "wide";
   return rows.length > 0 && found;
 }
@@ -118,42 +114,78 @@ function timeTable(report) {
   return total > 0 && section("time", table([], rows));
 }
 
-function failureTable(run) {
-  const rows = run.report.errors.map((failure) => {
-    const word = failure.error.split(/\s+/).slice(0, 2).join(" error:");
-    const filter = h(
-      "button",
-      { class: "plain", onclick: () => filterBy("error:" + word) },
-      safe(failure.error),
+function workerTable(run) {
+  const rows = (run.workers ?? []).map((worker) => {
+    const waits = Object.entries(worker.waits ?? {})
+      .map(([what, wait]) => `${what} ${wait.episodes} (${seconds(wait.longest_s)})`)
+      .join(", ");
+    const died = worker.deaths > 0 && `${worker.deaths} workers died, ${worker.replayed} episodes played again`;
+    return row(
+      [
+        safe(worker.worker),
+        safe(`${worker.node ?? "?"} ${worker.pid ?? ""}`),
+        num(worker.live ?? "–"),
+        num(worker.done ?? "–"),
+        num(there(worker.rss_mb) ? big(worker.rss_mb * 1e6) : "–"),
+        num(there(worker.cpu_s) ? seconds(worker.cpu_s) : "–"),
+        num(there(worker.lag_p99_s) ? seconds(worker.lag_p99_s) : "–"),
+        num(worker.abandoned ? `${worker.threads} (${worker.abandoned} hang)` : (worker.threads ?? "–")),
+        span("dim", safe(worker.silent ? "does not answer" : died || waits)),
+      ],
+      "",
     );
-    return row([num(failure.count + " ×"), filter]);
+  });
+  const head = ["worker", "node, process", "live", "done", "bytes", "CPU", "loop delay p99", "threads", "waits for"];
+  const found = section("workers", table(head, rows));
+  found.className = "wide";
+  return rows.length > 0 && found;
+}
+
+function failureTable(report) {
+  const rows = report.errors.map((failure) => {
+    const word = failure.error.split(/\s+/).slice(0, 2).join(" error:");
+    const show = { class: "plain", title: failure.where, onclick: () => filterBy("error:" + word) };
+    return row([num(failure.count + " ×"), h("button", show, safe(failure.error))]);
   });
   return rows.length > 0 && section("failures", table([], rows));
 }
 
-function rewardSection(run) {
-  const parts = Object.entries(run.report.rewards)
+function rewardSection(run, report, episodes) {
+  const parts = Object.entries(report.rewards)
     .map(([name, value]) => `${name} ${fix(value, 3)}`)
     .join("   ");
-  const rewards = run.episodes.map((e) => e.r).filter(there);
-  return section("rewards", histogram(rewards), parts && h("p", { class: "dim" }, "means: ", safe(parts)));
+  const rewards = episodes.map((e) => e.r).filter(there);
+  const bars = histogram(rewards, rewardRange(run, rewards));
+  return section("rewards", bars, parts && h("p", { class: "dim" }, "means: ", safe(parts)));
 }
 
-function episodeSections(r, run) {
-  if (!run.episodes.length) return null;
-  return [
-    div(
-      "two",
-      rewardSection(run),
-      stopTable(run),
-      toolTable(run.report),
-      timeTable(run.report),
-      failureTable(run),
-      section("task × episode", heat(r, run)),
-    ),
-    h("h2", {}, "episodes"),
-    virtualList(r, run),
-  ];
+// What follows the filter: figures, histogram, stop reasons, failures, grid and list.
+function episodeSections(r, run, figures, count) {
+  const tables = div("two");
+  const grid = section("task × episode");
+  const list = virtualList(r, run);
+  const refill = () => {
+    const all = !words().length;
+    const found = selected(run);
+    const shown = found.filter((e) => !e.o).length ? found.filter((e) => !e.o) : found;
+    const report = all ? run.report : reportOf(run, shown);
+    const own = all ? run.episodes.filter((e) => !e.o) : shown;
+    count.textContent = `${found.length} of ${run.episodes.length} episodes`;
+    put(figures, found.length > 0 && figureCards(run, report, own.length));
+    put(
+      tables,
+      rewardSection(run, report, own),
+      stopTable(report),
+      failureTable(report),
+      all && toolTable(run.report),
+      all && workerTable(run),
+      all && timeTable(run.report),
+    );
+    put(grid, h("h2", {}, "task × episode"), found.length > 0 && heat(r, run, found));
+    list.refill();
+  };
+  refill();
+  return { refill, sections: [tables, grid, section("episodes", list.box)] };
 }
 
 function emptyRun(run) {
@@ -176,13 +208,16 @@ function pageRun(r) {
   );
   if (!run.episodes.length && !run.metrics.length) return put(root, top, emptyRun(run));
   const settings = JSON.stringify({ config: run.config, versions: run.versions }, null, 1);
+  const [figures, count] = [div(""), h("span", { class: "dim", role: "status" })];
+  const episodes = run.episodes.length > 0 && episodeSections(r, run, figures, count);
   const body = h(
     "main",
     {},
-    run.episodes.length > 0 && figureCards(run),
+    episodes && div("tools filter", filterBox(episodes.refill), count),
+    figures,
     notices(run),
     curves(run),
-    episodeSections(r, run),
+    episodes && episodes.sections,
     h("details", {}, h("summary", {}, "configuration"), div("code", safe(settings))),
   );
   put(root, top, body);

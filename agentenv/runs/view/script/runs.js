@@ -17,48 +17,84 @@ function pick(r) {
   render();
 }
 
-function runRow(run, r) {
-  const name = "compare " + run.id;
-  const box = h("input", {
-    type: "checkbox",
-    checked: state.picked.has(r),
-    "aria-label": name,
-    onchange: () => pick(r),
-  });
-  const done = run.episodes.length;
-  return row([
-    box,
-    link("#/r/" + r, run.id),
-    run.kind,
-    safe(run.envs.join(", ")),
-    safe(run.model),
-    num(run.expected && run.expected !== done ? `${done}/${run.expected}` : done),
-    num(run.report.reward ? fix(run.report.reward.mean, 3) : "–"),
-    spark(rewardSeries(run)),
-    run.status,
-    span("dim", run.created.slice(0, 16).replace("T", " ")),
-  ]);
+const stepsOf = (run) => highest(run.metrics.map((m, n) => m.step ?? n + 1));
+const tagPills = (run) => run.tags.map((tag) => span("pill", safe(tag)));
+
+// Seconds from the start of a run to its end, or until now; null if nobody recorded its end.
+function lasted(run) {
+  const end = run.closed ? Date.parse(run.closed) : run.status === "running" ? Date.now() : NaN;
+  const s = (end - Date.parse(run.created)) / 1000;
+  return s >= 0 ? s : null;
 }
 
+function pickBox(run, r) {
+  const name = "compare " + run.id;
+  const onchange = () => pick(r);
+  return h("input", { type: "checkbox", checked: state.picked.has(r), "aria-label": name, onchange });
+}
+
+function runName(run, r) {
+  const text = run.text && h("div", { class: "dim note", title: run.text }, safe(run.text));
+  return [link("#/r/" + r, run.id), " ", tagPills(run), text];
+}
+
+function episodesOf(run) {
+  const done = run.episodes.length;
+  return run.expected && run.expected !== done ? `${done}/${run.expected}` : done;
+}
+
+// The columns of the list of runs: the head (in brackets over numbers), the least width of the window that
+// has the column, and the cell.
+const RUN_COLUMNS = [
+  ["", 0, pickBox],
+  ["run", 0, runName],
+  ["kind", 1000, (run) => run.kind],
+  ["environment", 700, (run) => safe(run.envs.join(", "))],
+  ["model", 700, (run) => safe(run.model)],
+  [["episodes"], 700, (run) => num(episodesOf(run))],
+  [["steps"], 1000, (run) => num(run.metrics.length ? stepsOf(run) : "")],
+  [["reward"], 0, (run) => num(run.report.reward ? fix(run.report.reward.mean, 3) : "–")],
+  ["95 %", 500, (run) => span("num dim", run.report.reward ? limits(run.report.reward) : "")],
+  ["curve", 1000, (run) => spark(rewardSeries(run))],
+  [["duration"], 1000, (run) => num(there(lasted(run)) ? duration(lasted(run)) : "–")],
+  ["status", 0, (run) => run.status],
+  ["made", 900, (run) => span("dim num", run.created.slice(0, 16).replace("T", " "))],
+];
+
 function pageRuns() {
-  const shown = runs.map((run, r) => [run, r]);
-  const left = shown.filter(([run]) => matches([run.id, run.model, run.kind, ...run.envs].join(" ")));
+  const rows = div("scroll");
+  const columns = RUN_COLUMNS.filter(([, width]) => innerWidth >= width);
+  const refill = () => {
+    const about = (run) => [run.id, run.model, run.kind, run.text, ...run.tags, ...run.envs].join(" ");
+    const shown = runs.map((run, r) => [run, r]).filter(([run]) => matches(about(run)));
+    shown.sort(([a], [b]) => (a.created < b.created ? 1 : a.created > b.created ? -1 : a.id < b.id ? 1 : -1));
+    const lines = shown.map(([run, r]) => row(columns.map(([, , cell]) => cell(run, r))));
+    put(
+      rows,
+      table(
+        columns.map(([name]) => name),
+        lines,
+      ),
+    );
+  };
   const both = [...state.picked].sort((a, b) => a - b);
   const compare =
     both.length === 2 && h("button", { onclick: () => go("#/compare/" + both.join("/")) }, "compare");
-  const columns = ["", "run", "", "environment", "model", "episodes", "reward", "", "status", "made"];
   const none = !runs.length && h("p", { class: "dim" }, "There are no runs yet; agentenv eval makes one.");
+  refill();
   put(
     root,
     head([h("b", {}, "runs"), span("sub", runs.length + " runs")], "/ filter · ? keys"),
     h(
       "main",
       {},
-      div("tools", filterBox(render), span("dim", "select two runs to compare them"), compare),
-      table(
-        columns,
-        left.map(([run, r]) => runRow(run, r)),
+      div(
+        "tools",
+        filterBox(refill, "filter: words of the run, its model, environment, note or tags"),
+        span("dim", "select two runs to compare them"),
+        compare,
       ),
+      rows,
       none,
     ),
   );
@@ -81,7 +117,8 @@ function pairs(before, after) {
   const both = [...left.keys()].filter((key) => right.has(key));
   const rows = both.map((key) => {
     const [ours, theirs] = [left.get(key), right.get(key)];
-    return { task: key.split("\n")[1], p: of(ours), q: of(theirs), i: ours[0].i, j: theirs[0].i };
+    const [task, title] = [taskName(before, ours[0]), taskTitle(before, ours[0])];
+    return { task, title, p: of(ours), q: of(theirs), i: ours[0].i, j: theirs[0].i };
   });
   return rows.sort((a, b) => a.q - a.p - (b.q - b.p));
 }
@@ -89,7 +126,13 @@ function pairs(before, after) {
 function changeCell(change) {
   const kind = change > 0 ? "good" : change < 0 ? "bad" : "dim";
   const mark = change > 0 ? "▲ " : change < 0 ? "▼ " : "";
-  return h("td", { class: kind }, mark + sign(change));
+  return h("td", { class: "num " + kind }, mark + sign(change));
+}
+
+function differenceCard(changes) {
+  const found = bootstrapMean(changes);
+  const limits = `95 % ${sign(found.low)} to ${sign(found.high)}, paired over ${changes.length} tasks`;
+  return card("change of the mean reward", sign(found.mean), limits);
 }
 
 function pageCompare(a, b) {
@@ -101,13 +144,13 @@ function pageCompare(a, b) {
   const same = changes.length - better - worse;
   const words = found.length
     ? `mean ${fix(mean(found.map((one) => one.p)), 3)} → ${fix(mean(found.map((one) => one.q)), 3)}` +
-      ` (${sign(mean(changes))}) · ${better} tasks better · ${worse} worse · ${same} same`
+      ` · ${better} tasks better · ${worse} worse · ${same} same`
     : "the runs have no task in common";
   const lines = found
     .slice(0, 2000)
     .map((one) =>
       row([
-        safe(one.task),
+        h("span", { title: one.title }, safe(one.task)),
         num(link(`#/r/${a}/e/${one.i}`, fix(one.p, 3))),
         num(link(`#/r/${b}/e/${one.j}`, fix(one.q, 3))),
         changeCell(one.q - one.p),
@@ -122,9 +165,9 @@ function pageCompare(a, b) {
     h(
       "main",
       {},
+      changes.length > 0 && div("cards", differenceCard(changes)),
       h("p", {}, words),
-      h("p", { class: "dim" }, "Intervals: ", span("code", `agentenv diff ${before.id} ${after.id}`)),
-      table(["task", before.id, after.id, "change"], lines),
+      table(["task", [before.id], [after.id], ["change"]], lines),
     ),
   );
 }

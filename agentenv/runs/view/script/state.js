@@ -10,6 +10,8 @@ const state = {
   filter: "",
   picked: new Set(),
   box: -1,
+  token: null,
+  episode: "",
   search: "",
 };
 const MAX_KEPT = 60;
@@ -43,15 +45,59 @@ async function payload(r, i) {
   return data;
 }
 
+// ---- what a task was: the beginning of its first observation, and its answer where the task names one
+const questionOf = (run, e) => (run.tasks[e.Q] || ["", ""])[0];
+const expectedOf = (run, e) => (run.tasks[e.Q] || ["", ""])[1];
+const naming = new WeakMap();
+const MIN_SHARED_CHARS = 24;
+
+// The words with which all questions of the run begin, and the questions that several tasks share.
+function namesOf(run) {
+  if (naming.has(run)) return naming.get(run);
+  const [first, ...rest] = [...new Set(run.tasks.map(([question]) => String(question)))];
+  let shared = rest.length ? first.length : 0;
+  for (const text of rest) while (!text.startsWith(first.slice(0, shared))) shared--;
+  shared = shared < MIN_SHARED_CHARS ? 0 : first.lastIndexOf(" ", shared) + 1;
+  const [owner, several] = [new Map(), new Set()];
+  for (const e of run.episodes) {
+    const task = e.e + "\n" + e.k;
+    const question = questionOf(run, e);
+    if (owner.has(question) && owner.get(question) !== task) several.add(question);
+    owner.set(question, task);
+  }
+  naming.set(run, { shared, several });
+  return naming.get(run);
+}
+
+// A line that tells this task from the others; its id alone if the run has no text of it.
+function taskName(run, e) {
+  const question = String(questionOf(run, e));
+  if (!question) return e.k;
+  const { shared, several } = namesOf(run);
+  const words = shared && question.length > shared ? "… " + question.slice(shared) : question;
+  return several.has(question) ? `${e.k} · ${words}` : words;
+}
+
+const taskTitle = (run, e) => [e.k, questionOf(run, e)].filter(Boolean).join(": ");
+
 // ---- filter and order
 const words = () => state.filter.split(/\s+/).filter(Boolean);
 const has = (text, part) => text.toLowerCase().includes(part.toLowerCase());
 const matches = (text) => words().every((word) => has(text, word));
-const COMPARE = { "<": (a, b) => a < b, ">": (a, b) => a > b, "=": (a, b) => a === b };
+const COMPARE = {
+  "<": (a, b) => a < b,
+  ">": (a, b) => a > b,
+  "<=": (a, b) => a <= b,
+  ">=": (a, b) => a >= b,
+  "=": (a, b) => a === b,
+};
+const FILTER_HELP =
+  "words that must all occur, or stop:max_turns  reward<0.5  reward>=1  tool:calc  error:field  step:3  " +
+  "role:held-out";
 const toolFailed = (use, text) => use[2] && has(use[2] + " " + use[3], text);
 
 const QUESTIONS = [
-  [/^reward([<>=])(-?[\d.]+)$/, (e, how, value) => e.r !== null && COMPARE[how](e.r, +value)],
+  [/^reward([<>]=?|=)(-?[\d.]+)$/, (e, how, value) => e.r !== null && COMPARE[how](e.r, +value)],
   [/^stop:(.*)$/, (e, stop) => e.s.startsWith(stop)],
   [/^step:(\d+)$/, (e, step) => e.w === +step],
   [/^role:(.*)$/, (e, role) => (e.o ?? "").startsWith(role)],
@@ -59,32 +105,43 @@ const QUESTIONS = [
   [/^error:(.*)$/, (e, text) => has(e.x, text) || e.T.some((use) => toolFailed(use, text))],
 ];
 
-function asked(e, word) {
+function asked(run, e, word) {
   for (const [shape, answer] of QUESTIONS) {
     const found = shape.exec(word);
     if (found) return answer(e, ...found.slice(1));
   }
-  return has([e.k, e.g, e.e, e.s, e.x, e.A].join(" "), word);
+  return has([e.k, e.g, e.e, e.s, e.x, e.A, questionOf(run, e), expectedOf(run, e)].join(" "), word);
 }
 
 const SORTS = {
   place: (e) => e.i,
   step: (e) => e.w ?? 0,
-  task: (e) => e.k,
+  task: (e, run) => taskName(run, e),
   member: (e) => e.m,
   reward: (e) => e.r ?? -Infinity,
   stop: (e) => e.s,
+  end: (e) => e.s,
+  answer: (e) => e.x || e.A,
+  expected: (e, run) => expectedOf(run, e),
   turns: (e) => e.n,
   tokens: (e) => e.t,
   time: (e) => e.q ?? 0,
 };
 
+function selected(run) {
+  const asking = words();
+  return run.episodes.filter((e) => asking.every((word) => asked(run, e, word)));
+}
+
 function ordered(run) {
   const key = SORTS[state.sort] || SORTS.place;
   const way = state.desc ? -1 : 1;
-  const asking = words();
-  const found = run.episodes.filter((e) => asking.every((word) => asked(e, word)));
-  return found.sort((a, b) => (key(a) < key(b) ? -way : key(a) > key(b) ? way : a.i - b.i));
+  const found = selected(run);
+  const keys = new Map(found.map((e) => [e, key(e, run)]));
+  return found.sort((a, b) => {
+    const [left, right] = [keys.get(a), keys.get(b)];
+    return left < right ? -way : left > right ? way : a.i - b.i;
+  });
 }
 
 // ---- groups

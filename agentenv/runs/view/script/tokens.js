@@ -2,6 +2,7 @@
 
 const CHUNK = 800;
 const TABS = ["logprob", "entropy", "mask", "ratio", "advantage", "diff", "messages", "raw json"];
+const TOKEN_TABS = new Set(TABS.slice(0, 6));
 const LEGENDS = {
   logprob: "red: unlikely when it was sampled (−logprob, darkest at 6)",
   entropy: "violet: the policy was unsure (entropy in nats, darkest at 5)",
@@ -57,7 +58,9 @@ function tokenNode(text, info, part) {
   if (state.search && has(text, state.search)) kinds.push("hit");
   const style = part.s === "model" && COLOURS[state.tab] ? COLOURS[state.tab](info) : "";
   const lines = text.split("\n").flatMap((line, n) => (n ? ["⏎\n", safe(line)] : safe(line)));
-  return h("span", { class: kinds.join(" "), style, title: tip(info, part) }, lines);
+  if (info.place === state.token) kinds.push("chosen");
+  const place = { "data-place": info.place };
+  return h("span", { class: kinds.join(" "), style, title: tip(info, part), ...place }, lines);
 }
 
 // Long spans are drawn only when they become visible.
@@ -81,7 +84,7 @@ function tokenChunks(part, view, vocab) {
     texts.slice(from, from + CHUNK).flatMap((text, n) => {
       const own = from + n;
       const place = view.base + own;
-      const info = { id: part.ids[own], lp: at(part.lp, own), same: place < view.common };
+      const info = { id: part.ids[own], place, lp: at(part.lp, own), same: place < view.common };
       info.entropy = at(note.entropy, place);
       info.new = at(note.new_logprobs, place);
       info.advantage = at(note.advantages, place) ?? note.advantage;
@@ -90,7 +93,7 @@ function tokenChunks(part, view, vocab) {
     });
   const chunks = [];
   for (let from = 0; from < texts.length; from += CHUNK) {
-    const chunk = div("chunk");
+    const chunk = h("div", { class: "chunk", "data-from": view.base + from });
     chunk.draw = () => {
       chunk.style.minHeight = "";
       put(chunk, nodes(from));
@@ -105,11 +108,12 @@ function tokenChunks(part, view, vocab) {
   return chunks;
 }
 
-function titleOf(part, turn) {
+function titleOf(part, turn, withUser) {
   if (part.s === "model" || part.s === "other") return "ASSISTANT · TURN " + (part.t + 1);
   if (part.s !== "env") return part.s.toUpperCase();
   const calls = turn ? turn.tool_calls.map((call) => `${call.name}(${call.arguments})`) : [];
-  return calls.length ? "TOOL " + calls.join("  ") : "ENVIRONMENT · AFTER TURN " + (part.t + 1);
+  if (calls.length) return "TOOL " + calls.join("  ");
+  return (withUser ? "USER · AFTER TURN " : "ENVIRONMENT · AFTER TURN ") + (part.t + 1);
 }
 
 function factsOf(part, turn, view) {
@@ -140,7 +144,7 @@ const errorMark = (result) =>
 
 function tokenBox(part, ep, view, vocab) {
   const turn = ep.turns[part.t];
-  const title = safe(clip(titleOf(part, turn), 400));
+  const title = safe(clip(titleOf(part, turn, hasUser(ep)), 400));
   const results = part.s === "env" && turn ? turn.tool_results : [];
   const marks = results.map((one) => [one.trimmed && trimMark(one), one.error_kind && errorMark(one)]);
   return h(
@@ -165,20 +169,71 @@ function tokenBoxes(ep, vocab, common) {
   });
 }
 
-function messageBoxes(ep) {
-  const kinds = { assistant: "model", tool: "env" };
-  const text = (content) =>
-    typeof content === "string" ? content : content ? JSON.stringify(content, null, 1) : "";
-  return ep.messages.map((message) =>
-    h(
-      "section",
-      { class: "box " + (kinds[message.role] || "prompt") },
-      h("h4", {}, message.role.toUpperCase(), h("span", {}, safe(message.name || ""))),
-      message.reasoning_content && h("pre", { class: "dim", dir: "auto" }, safe(message.reasoning_content)),
-      h("pre", { dir: "auto" }, safe(text(message.content))),
-      (message.tool_calls || []).map((call) =>
-        h("pre", {}, "→ ", h("b", {}, safe(call.function.name)), " ", safe(pretty(call.function.arguments))),
-      ),
-    ),
+// ---- one token: its numbers without a pointer, and an address that leads to it
+const sequenceStart = (ep, number) =>
+  ep.sequences
+    .slice(0, number)
+    .reduce((sum, parts) => sum + parts.reduce((n, part) => n + part.ids.length, 0), 0);
+const firstPlace = (ep, turn) => sequenceStart(ep, turn.sequence) + turn.start;
+
+function tokenAt(place) {
+  const chunks = [...document.querySelectorAll(".chunk")];
+  const chunk = chunks.findLast((one) => +one.dataset.from <= place);
+  if (chunk && chunk.draw) chunk.draw();
+  return chunk ? chunk.querySelector(`[data-place="${place}"]`) : null;
+}
+
+function tokenBar(node, place) {
+  const close = h("button", { "aria-label": "close", onclick: () => chooseToken(null) }, "✕");
+  const link = h("button", { onclick: () => copy(location.href) }, "copy link");
+  const text = span(
+    "t",
+    [...node.childNodes].map((kid) => kid.cloneNode(true)),
   );
+  return h(
+    "div",
+    { class: "tokenbar", role: "status" },
+    `token ${place} `,
+    text,
+    span("dim", node.title),
+    link,
+    close,
+  );
+}
+
+// Chooses a token of the drawn episode, or none; the address then names it.
+function chooseToken(place) {
+  for (const old of document.querySelectorAll(".t.chosen, .tokenbar")) {
+    if (old.classList.contains("tokenbar")) old.remove();
+    else old.classList.remove("chosen");
+  }
+  const node = place === null ? null : tokenAt(place);
+  state.token = node ? place : null;
+  nameToken();
+  if (!node) return;
+  node.classList.add("chosen");
+  node.scrollIntoView({ block: "nearest" });
+  document.querySelector(".centre").append(tokenBar(node, place));
+}
+
+function nameToken() {
+  const token = state.token === null ? "" : "/t/" + state.token;
+  try {
+    history.replaceState(null, "", state.episode + token);
+  } catch {
+    // The address of a page in a sandboxed frame cannot be changed.
+  }
+}
+
+async function showToken(place) {
+  if (!TOKEN_TABS.has(state.tab)) {
+    state.tab = "logprob";
+    await state.repaint();
+  }
+  chooseToken(place);
+}
+
+function clickToken(event) {
+  const node = event.target.closest("[data-place]");
+  if (node && getSelection().isCollapsed) chooseToken(+node.dataset.place);
 }

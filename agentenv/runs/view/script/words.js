@@ -15,6 +15,11 @@ function seconds(s) {
   return s < 100 ? s.toFixed(2) + " s" : (s / 60).toFixed(1) + " min";
 }
 
+function duration(s) {
+  if (s < 100) return s.toFixed(0) + " s";
+  return s < 6000 ? (s / 60).toFixed(0) + " min" : (s / 3600).toFixed(1) + " h";
+}
+
 function big(n) {
   if (n >= 1e6) return (n / 1e6).toFixed(1) + " M";
   return n >= 1e4 ? (n / 1e3).toFixed(0) + " k" : String(n);

@@ -59,6 +59,7 @@ class StandIn:
         self.loop = None
         self.weights = "start"
         self.hangs = False
+        self.asleep = 0
 
     def on_my_loop(self):
         assert asyncio.get_running_loop() is (self.loop or asyncio.get_running_loop())
@@ -85,6 +86,18 @@ class StandIn:
 
     async def reset_prefix_cache(self, running):
         return True
+
+    async def sleep(self, level):
+        self.on_my_loop()
+        self.asleep = level
+
+    async def wake_up(self):
+        self.on_my_loop()
+        assert self.asleep
+        self.asleep = 0
+
+    async def is_sleeping(self):
+        return bool(self.asleep)
 
     def shutdown(self):
         self.weights = "gone"
@@ -192,6 +205,31 @@ async def test_weights_that_were_half_loaded_are_never_sampled(tmp_path, stand_i
     await engine.load_weights(tmp_path / "whole", version=2)
 
     assert (await one_token(engine)).version_ranges == ((2, 0, 1),)
+    await engine.close()
+
+
+async def test_with_its_option_it_rests_until_it_is_woken(tmp_path, stand_in):
+    engine = VLLMEngine(ModelFiles(str(tmp_path)), sleep=True)
+    await engine.rest()  # nothing was started yet
+    await one_token(engine)
+    slept = []
+    for step in (engine.rest, engine.wake, engine.wake):
+        await step()
+        slept.append(stand_in.asleep)
+    await one_token(engine)
+    await engine.close()
+
+    assert slept == [1, 0, 0]
+    assert VLLMEngine(ModelFiles(str(tmp_path)))._arguments.get("enable_sleep_mode") is None
+    assert engine._arguments["enable_sleep_mode"] is True
+
+
+async def test_without_the_option_it_never_rests(tmp_path, stand_in):
+    engine = VLLMEngine(ModelFiles(str(tmp_path)))
+    await one_token(engine)
+    await engine.rest()
+    assert stand_in.asleep == 0
+    await engine.wake()
     await engine.close()
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ from agentenv.runs.store import (
     list_runs,
     summarize,
 )
-from agentenv.runs.store.codec import dumps
+from agentenv.runs.store.codec import dumps, encode_line, loads
 from agentenv.runs.store.index import index_line
 from agentenv.runs.store.parquet import write_parquet
 from helpers.episodes import episode
@@ -166,6 +167,50 @@ def test_a_trajectory_survives_the_disk_exactly(trajectory):
     assert back == trajectory
     assert "\n" not in line
     assert line.isascii()
+
+
+@given(trajectory=trajectories())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_written_line_holds_the_trajectory_exactly(trajectory):
+    line = encode_line(trajectory)
+
+    assert decode_trajectory(loads(line)) == trajectory
+    assert json.loads(line) == json.loads(dumps(encode_trajectory(trajectory)))
+    assert line.isascii()
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+
+
+def test_numbers_of_numpy_are_written_as_numbers():
+    ids, logprobs = np.arange(3), np.array([-0.25, -1e-7, -0.0])
+    span = TokenSpan("model", tuple(ids), tuple(logprobs), 3, 0)
+    line = encode_line(episode(tokens=3, sequences=(TokenSequence((TokenSpan("prompt", (1, 2, 3)), span)),)))
+
+    ((_, stored),) = loads(line)["sequences"]
+    assert stored["token_ids"] == [0, 1, 2]
+    assert stored["logprobs"] == [float(logprob) for logprob in logprobs]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 0.1, "b": 1e-320, "c": 123456789012345678901234567890}',
+        "[1.0, 1, -0.0, NaN, Infinity]",
+        '"\\ud800 lone"',
+        '"\\u2028 \\u00e9"',
+        '{"a": 1, "a": 2}',
+        "[" * 300 + "]" * 300,
+        " 5 ",
+    ],
+)
+def test_json_is_read_as_pythons_own_parser_reads_it(text):
+    assert repr(loads(text)) == repr(loads(text.encode())) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", "nul", "[" * 100_000])
+def test_what_is_not_json_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"."):
+        loads(text)
 
 
 @given(trajectory=trajectories())

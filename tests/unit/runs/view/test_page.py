@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
-from agentenv.runs.store import Run, RunWriter, list_runs
+from agentenv.runs import compare, report_on
+from agentenv.runs.store import Run, RunWriter, UserNote, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
 from agentenv.runs.view.data import page_json, run_data, safe_json
 from agentenv.runs.view.page import frame
 from helpers.browser import CHROMIUM, open_browser
 from helpers.live_viewer import fetch, live
-from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, varied, write_run
+from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, talk, varied, write_run
 
 LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
 LOOP_MS = 1_000
@@ -62,8 +64,6 @@ def test_only_the_pages_own_script_is_a_script(tmp_path):
 
 
 def test_numbers_that_json_lacks_do_not_break_the_page(tmp_path):
-    from dataclasses import replace
-
     odd = replace(episode(0, 0), metrics={"loss": float("nan"), "gap": float("inf")})
     page = build_page([write_run(tmp_path, "nan", [odd], metrics=[{"step": 1, "loss": float("nan")}])])
     data = re.search(r'id="page">(.*?)</script>', page, re.S)
@@ -88,6 +88,20 @@ def test_trajectories_at_hand_show_themselves_in_a_notebook():
 
     assert [tag for tag, _ in tags] == ["iframe"]
     assert tags[0][1]["sandbox"] == "allow-scripts"
+
+
+def test_text_of_a_task_stands_once_in_the_page(tmp_path):
+    asked = [
+        replace(episode(task, member), task={"answer": task}) for task in range(3) for member in range(4)
+    ]
+    data = run_data(write_run(tmp_path, "asked", asked), vocabulary={})
+
+    assert data["tasks"] == [
+        ("How many pencils?", "0"),
+        ("How many pencils?", "1"),
+        ("How many pencils?", "2"),
+    ]
+    assert [row["Q"] for row in data["episodes"]] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +211,7 @@ async def test_pages_in_a_real_browser(tmp_path):
             await tab.key(key)
             await tab.until(f"document.querySelector('.tabs .on').textContent === '{tab_name}'")
         await tab.key("ArrowRight")
-        await tab.until("location.hash === '#/r/0/e/2'")
-        await tab.until("document.querySelectorAll('.box').length >= 4")
+        await tab.until("document.querySelector('.mem.on b').textContent === '#2'")
         await tab.key("j")
         await tab.key("j")
         assert await tab.js("document.querySelectorAll('.box.now').length") == 1
@@ -230,6 +243,223 @@ async def test_hostile_and_odd_text_is_shown_and_never_run(tmp_path):
         assert await tab.js("window.hacked") is None
         assert await tab.js("document.querySelectorAll('img').length") == 0
         assert tab.complaints == []
+
+
+def _asking(task: int, member: int, question: str):
+    """An episode whose task asks this."""
+    plain = episode(task, member)
+    return replace(
+        plain, messages=({"role": "user", "content": question}, *plain.messages[1:]), task={"answer": "391"}
+    )
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_lists_say_what_each_task_was(tmp_path):
+    head = "Answer with a number and nothing else. "
+    asked = [_asking(task, 0, f"{head}What is {task} + 1?") for task in range(3)]
+    twins = [_asking(task, 0, f"Play. {HOSTILE}") for task in range(2)]
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "asked", asked), write_run(tmp_path, "twins", twins)]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.js("location.hash = '#/r/0'")
+        await tab.until("document.querySelectorAll('.vrow').length === 3")
+        first = str(await tab.js("document.querySelector('.vrow').innerText"))
+        grid = str(await tab.js("document.querySelector('.grid').innerText"))
+        assert "… 0 + 1?" in first
+        assert first.index("391") < first.index("1.000")
+        assert "… 2 + 1?" in grid
+
+        await tab.js("location.hash = '#/r/1'")
+        await tab.until("document.querySelectorAll('.vrow').length === 2")
+        assert "order-0001 · Play. </script>" in str(await tab.js("document.body.innerText"))
+
+        await tab.js("location.hash = '#/r/0/e/1'")
+        await tab.until("document.querySelectorAll('.outcome').length")
+        outcome = str(await tab.js("document.querySelector('.outcome').innerText"))
+        assert [
+            word for word in ("What is 1 + 1?", "17 boxes hold", "391", "1.000") if word not in outcome
+        ] == []
+        assert tab.complaints == []
+
+
+CARDS = "[...document.querySelectorAll('main > div > .cards')].slice(0, 1).map((cards) => cards.innerText).join('')"
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_numbers", [True, False])
+async def test_figures_follow_the_filter_and_are_those_of_the_report(tmp_path, whole_numbers):
+    """A filter that selects what the report counts gives the report's own figures."""
+    episodes = [
+        replace(
+            one, reward=one.reward if not whole_numbers or one.reward is None else float(one.reward > 0.5)
+        )
+        for one in varied(12)
+    ]
+    run = write_run(tmp_path, "a", episodes)
+    other = write_run(tmp_path, "b", [one for one in episodes if one.stop_reason is StopReason.MAX_TURNS])
+    page = tmp_path / "view.html"
+    page.write_text(build_page([run, other]))
+
+    def expected(run: Run) -> list[str]:
+        report = report_on(one for one in run.summaries if one.scored)
+        assert report.reward
+        passes = " ".join(f"@{k} {value:.2f}" for k, value in report.pass_at.items())
+        limits = f"95 % {report.reward.low:.3f} to {report.reward.high:.3f}"
+        spread = f"{report.num_groups_with_spread}/{report.num_groups}"
+        return [f"{report.reward.mean:.3f}", limits, f"{report.num_tasks} tasks", passes, spread]
+
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.js("location.hash = '#/r/0'")
+        for text, figures in [("reward>-9", expected(run)), ("reward>-9 stop:max_turns", expected(other))]:
+            await tab.until("document.querySelectorAll('.vrow').length > 0")
+            await tab.js(
+                f"(() => {{ const box = document.getElementById('filter'); box.value = '{text}';"
+                " box.dispatchEvent(new Event('input')); })()"
+            )
+            chosen = run if text == "reward>-9" else other
+            scored = [one for one in chosen.summaries if one.scored]
+            await tab.until(f"document.querySelector('.filter').innerText.startsWith('{len(scored)} of')")
+            cards = " ".join(str(await tab.js(CARDS)).split())
+            assert [figure for figure in figures if figure not in cards] == []
+            assert await tab.js("document.querySelectorAll('.grid a').length") == len(scored)
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_list_of_runs_has_figures_and_notes_and_the_comparison_its_interval(tmp_path):
+    metrics = [{"step": n, "reward": n / 40} for n in range(1, 38)]
+    before = write_run(tmp_path, "a", [episode(task, 0, reward=task % 3 / 2) for task in range(20)])
+    after = write_run(tmp_path, "b", [episode(task, 0, reward=1.0) for task in range(20)], metrics=metrics)
+    UserNote(HOSTILE, ("baseline",)).write(before.path)
+    page = tmp_path / "view.html"
+    page.write_text(build_page([before, after]))
+    difference = compare(before, after).difference
+    assert difference
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        text = str(await tab.js("document.querySelector('main').innerText"))
+        assert [word for word in ("baseline", HOSTILE, "37", "0 s", " to ") if word not in text] == []
+        assert await tab.js("document.querySelectorAll('th.num').length") == 4
+        await tab.js(
+            "(() => { const box = document.getElementById('filter'); box.value = 'baseline';"
+            " box.dispatchEvent(new Event('input')); })()"
+        )
+        await tab.until("document.querySelectorAll('tr.row').length === 1")
+
+        await tab.js("location.hash = '#/compare/0/1'")
+        await tab.until("document.body.innerText.includes('change of the mean reward')")
+        shown = await tab.js("document.querySelector('.card').innerText.match(/[+\\u2212][\\d.]+/g)")
+        mean, low, high = (float(str(number).replace("\u2212", "-")) for number in shown)
+        assert mean == pytest.approx(difference.mean, abs=0.006)
+        assert (low, high) == pytest.approx((difference.low, difference.high), abs=0.03)
+        assert await tab.js("window.hacked") is None
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_messages_mark_errors_show_images_and_fold_what_is_long(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "talk", [talk()])]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.box').length >= 6")
+        assert "USER · AFTER TURN" not in str(await tab.js("document.querySelector('.centre').innerText"))
+        await tab.key("s")
+        await tab.until("document.querySelector('.tabs .on').textContent === 'messages'")
+        text = str(await tab.js("document.querySelector('.centre').innerText"))
+        heads = await tab.js("[...document.querySelectorAll('.box h4 > b')].map((head) => head.innerText)")
+        failed = str(await tab.js("document.querySelector('.box.failed').innerText"))
+        folds = str(
+            await tab.js("[...document.querySelectorAll('.fold summary')].map((s) => s.innerText).join('|')")
+        )
+
+        assert heads == [
+            "SYSTEM",
+            "USER · simulated",
+            "ASSISTANT · TURN 1",
+            "TOOL calc",
+            "USER · simulated",
+            "ASSISTANT · TURN 2",
+            "ASSISTANT · TURN 3",
+        ]
+        assert "✕ exception" in failed
+        assert "no such price" in failed
+        assert [
+            part
+            for part in ("thinking, 560", "thinking, 7", "JSON · ", "not shown to the model")
+            if part not in folds
+        ] == []
+        assert "<think>" not in text
+        assert HOSTILE in text
+        assert await tab.until("[...document.images].every((image) => image.naturalWidth === 24)")
+        assert await tab.js("document.images.length") == 1
+        assert "image, not loaded: https://example.org/x.png" in text
+        assert "65 tokens of 1, then 17 own" in text
+        assert await tab.js("window.hacked") is None
+        await tab.js(
+            "[...document.querySelectorAll('.box .copy')].find((b) => b.innerText === 'copy').click()"
+        )
+        await tab.js("[...document.querySelectorAll('.tree button')][1].click()")
+        assert await tab.until("location.hash.endsWith('/t/223')")
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_an_address_leads_to_a_token(tmp_path):
+    long_text = "row 0123456789 " * 200
+    spans = (span("prompt", "go\n"), span("model", long_text, 0))
+    turn = Turn(0, {"role": "assistant", "content": long_text}, "stop", len(spans[1]), start=len(spans[0]))
+    long = replace(episode(0, 0), turns=(turn,), sequences=(TokenSequence(spans),), reward=0.0)
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "long", [long, episode(0, 1)])]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri() + "#/r/0/e/0/t/2900")
+        await tab.until("document.querySelectorAll('.t.chosen').length === 1")
+        bar = str(await tab.js("document.querySelector('.tokenbar').innerText"))
+        assert "token 2900" in bar
+        assert "logp" in bar
+        assert await tab.js("document.querySelector('.t.chosen').getBoundingClientRect().top < innerHeight")
+
+        await tab.key("n")
+        await tab.until("location.hash === '#/r/0/e/0/t/2901'")
+        await tab.js("document.querySelector('.box.prompt .t').click()")
+        await tab.until("location.hash === '#/r/0/e/0/t/0'")
+        assert "not trained" in str(await tab.js("document.querySelector('.tokenbar').innerText"))
+        await tab.key("Escape")
+        await tab.until("location.hash === '#/r/0/e/0'")
+        assert await tab.js("document.querySelectorAll('.tokenbar, .t.chosen').length") == 0
+        await tab.key("ArrowRight")
+        await tab.until("location.hash === '#/r/0/e/1'")
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_rewards_of_zero_are_painted_as_the_lowest(tmp_path):
+    episodes = [episode(task, member, reward=0.0) for task in range(2) for member in range(64)]
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "zero", episodes)]))
+    async with open_browser(width=1280) as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.grid a').length === 128")
+
+        colours = "[...new Set([...document.querySelectorAll('.grid a')].map((cell) => cell.style.backgroundColor))]"
+        assert await tab.js(colours) == ["rgb(240, 242, 246)"]
+        assert await tab.js("document.querySelector('.grid').clientWidth > 1200")
+        assert (
+            await tab.js("document.querySelector('.ends').innerText.split(/\\s+/).join(' ')")
+            == "0.00 0.50 1.00"
+        )
+        await tab.js("document.querySelector('button.column:enabled').click()")
+        assert await tab.until("document.getElementById('filter').value === 'reward>=0 reward<0.05'")
+        assert "128 of 128" in str(await tab.js("document.querySelector('.filter').innerText"))
 
 
 @needs_browser

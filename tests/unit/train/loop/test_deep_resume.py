@@ -27,7 +27,7 @@ def dealt(mixture: Mixture, cursor: int, number: int = 3):
         number, seed=0, round_index=1, cursors={"test/Still-v0": cursor}, left_out=frozenset()
     )
     assert after == {"test/Still-v0": cursor + number}
-    return [task.id for _, task in tasks]
+    return [one.task.id for one in tasks]
 
 
 def test_a_place_deep_in_an_endless_set_is_reached_without_the_tasks_before_it():

@@ -30,7 +30,7 @@ def numbers(tasks) -> list[int]:
 
 def dealt(mixture: Mixture, count: int, cursors, round_index: int = 1):
     tasks, after = mixture.deal(count, seed=0, round_index=round_index, cursors=cursors, left_out=frozenset())
-    return [(owner, task.data["n"]) for owner, task in tasks], after
+    return [(one.owner, one.task.data["n"]) for one in tasks], after
 
 
 def test_an_environment_without_given_tasks_keeps_its_own():

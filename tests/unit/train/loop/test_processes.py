@@ -36,7 +36,7 @@ from agentenv.engine.hf import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.train.batch import Row
+from agentenv.train.rows import Row
 from agentenv.train.loop.sync import open_engine, push
 from agentenv.train.model.shards import whole
 from agentenv.train.update import accumulate, assign_weights
@@ -256,7 +256,7 @@ class Parrot(ToolEnv):
 
 def loop(how):
     torch.manual_seed(0)
-    sharded = how not in ("synchronous", "asynchronous")
+    sharded = how not in ("synchronous", "asynchronous", "stream")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **sizes)).eval()
     followed = []
@@ -270,6 +270,7 @@ def loop(how):
         GRPOConfig(
             fsdp=sharded, groups_per_step=3, num_generations=3, learning_rate=0.02, max_steps=3, save_steps=3,
             refill_rounds=1, output_dir=f"{OUT}/{how}", asynchronous="asynchronous" in how, top_kl_tokens=2,
+            max_ahead=2 if how == "stream" else 0,
         ),
         model=model,
         engine=(FromDisk if how == "pushed" else TransformersEngine)(copy.deepcopy(model)) if sharded else None,
@@ -351,7 +352,7 @@ for how, size in (("one", 1), ("shard", 2)):
 play(refusals, "shard", 2)
 play(late, "late", 2)  # raises where the limit of the default group holds
 play(equal_at_the_start, "replicas", 2)
-for how in ("synchronous", "asynchronous", "sharded", "sharded asynchronous", "pushed"):
+for how in ("synchronous", "asynchronous", "stream", "sharded", "sharded asynchronous", "pushed"):
     play(loop, how, 2)
 """
 
@@ -444,7 +445,9 @@ def test_a_sharded_model_is_saved_as_transformers_loads_it(found):
     )
 
 
-@pytest.mark.parametrize("how", ["synchronous", "asynchronous", "sharded", "sharded asynchronous", "pushed"])
+@pytest.mark.parametrize(
+    "how", ["synchronous", "asynchronous", "stream", "sharded", "sharded asynchronous", "pushed"]
+)
 def test_two_processes_play_their_share_and_keep_equal_weights(found, how):
     (history, cursors), (others, other_cursors) = (
         json.loads((found / f"{how}-{rank}.json").read_text()) for rank in range(2)

@@ -18,7 +18,8 @@ from agentenv.engine import TransformersEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
-from agentenv.train.loop.rollouts import EpisodeBatch, _scores
+from agentenv.train.loop.held_out import scores_of
+from agentenv.train.loop.rollouts import EpisodeBatch
 from agentenv.train.loop.sync import WeightSync, push, sync_engine
 
 
@@ -209,10 +210,10 @@ def test_held_out_tasks_can_be_sampled_several_times(tmp_path):
 def test_scores_leave_tasks_without_all_rewards_out_of_pass_at_k():
     rewards = [[1.0, 0.0], [0.0, 0.0], [None, 1.0], [None, None]]
 
-    scores = _scores(rewards, 2)
+    scores = scores_of(rewards, 2)
 
     assert (scores["avg@2"], scores["pass@2"], scores["unscored"], scores["tasks"]) == (0.4, 0.5, 3, 4)
-    assert "pass@1" not in _scores([[1.0], [0.0]], 1)
+    assert "pass@1" not in scores_of([[1.0], [0.0]], 1)
 
 
 def test_several_greedy_episodes_of_a_task_are_refused():

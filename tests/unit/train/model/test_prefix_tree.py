@@ -10,10 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.train import GRPOConfig
-from agentenv.train.batch import Row
 from agentenv.train.model import CostModel, Policy, pack_rows
 from agentenv.train.model.attention import Node, block_mask, enable_tree_attention, tree_attention
 from agentenv.train.model.packing import plan
+from agentenv.train.rows import Row
 
 
 def row(ids: list[int]) -> Row:

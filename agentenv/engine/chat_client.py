@@ -1,0 +1,246 @@
+"""Posts conversations to a chat API over HTTP, and tries again as the SDK of OpenAI does.
+
+1. The statuses 408, 409, 429 and those from 500 on are tried again, and so are failed connections, unless
+   the API says with `x-should-retry` what to do.
+2. `Retry-After` is honoured up to `LONGEST_WAIT_S`; an API that asks for more is not waited for. Without it,
+   each pause is twice as long as the one before.
+3. A stream that has begun is not tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
+from email.utils import mktime_tz, parsedate_tz
+from importlib import import_module
+from random import SystemRandom
+from time import time
+from typing import Any, Protocol, cast
+
+import aiohttp
+from pydantic_core import from_json, to_json
+
+from agentenv.engine.chat_answer import joined
+from agentenv.engine.vllm.client import KEEP_ALIVE_S, message_of
+
+__all__ = ["ChatClient", "ChatFailure", "ChatSender"]
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+LONGEST_WAIT_S = 120.0
+AGAIN = {408, 409, 429}
+"""Statuses below 500 after which a request is tried again."""
+NAMES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+}
+"""What the SDK calls errors of these statuses, which is how they are known."""
+
+_random = SystemRandom()
+
+
+class ChatFailure(Exception):
+    """A chat API refused a request, broke off its answer, or could not be reached."""
+
+    def __init__(self, kind: str, message: str, *, status: int | None = None, body: object = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """What the SDK calls such an error."""
+        self.message = message
+        self.status_code = status
+        """Status of the answer; None if there was none, or if a stream broke off."""
+        self.body = body
+        """The error in the answer, or the whole answer; None without an answer."""
+        said: Mapping[str, object] = cast("Any", body) if isinstance(body, Mapping) else {}
+        self.code = said.get("code")
+        self.param = said.get("param")
+        self.type = said.get("type")
+
+    @classmethod
+    def of_status(cls, status: int, content: bytes) -> ChatFailure:
+        """Return the failure that an answer with an error status stands for."""
+        text = content.decode(errors="replace").strip()
+        try:
+            body: object = from_json(content)
+        except ValueError:
+            body, message = text, text or f"Error code: {status}"
+        else:
+            message = f"Error code: {status} - {body}"
+        kind = NAMES.get(status, "InternalServerError" if status >= 500 else "APIStatusError")
+        return cls(kind, message, status=status, body=_inner(body))
+
+    @classmethod
+    def of_connection(cls, error: BaseException) -> ChatFailure:
+        """Return the failure that a failed connection stands for."""
+        if isinstance(error, TimeoutError):
+            return cls("APITimeoutError", "Request timed out.")
+        return cls("APIConnectionError", f"{type(error).__name__}: {error}")
+
+
+class ChatSender(Protocol):
+    """Sends a request to a chat API and returns its answer as JSON."""
+
+    async def send(self, body: Mapping[str, Any], *, stream: bool) -> Any:
+        """Send a request; the errors are those of `ChatClient.send`."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class ChatClient:
+    """Posts to a chat API over connections of the current event loop.
+
+    Args:
+        address: address of the API, such as `https://api.openai.com/v1`.
+        api_key: key that is sent as a bearer token.
+        max_retries: how often a request is tried again.
+        timeout_s: longest time in seconds in which nothing comes from the API.
+    """
+
+    def __init__(self, address: str, api_key: str, *, max_retries: int, timeout_s: float) -> None:
+        self._url = f"{address.rstrip('/')}/chat/completions"
+        self._max_retries = max_retries
+        secure = _ssl_context() if address.startswith("https") else True
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=secure),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s),
+            headers=_headers(api_key),
+            trust_env=True,
+        )
+
+    async def send(self, body: Mapping[str, Any], *, stream: bool) -> Any:
+        """Post a request, and return the JSON of the answer; a streamed answer is joined.
+
+        Raises:
+            ChatFailure: The API refused the request, or could not be reached.
+            EOFError: The stream ended in the middle of the answer.
+            ValueError: The answer is not JSON.
+        """
+        data = _encoded({**body, "stream": True} if stream else body)
+        for attempt in range(self._max_retries + 1):
+            try:
+                async with self._http.post(self._url, data=data) as reply:
+                    if reply.status < 400 and stream:
+                        return await joined(_chunks(reply.content))
+                    content = await reply.read()
+                    if reply.status < 400:
+                        return from_json(content)
+                    failure = ChatFailure.of_status(reply.status, content)
+                    pause = _pause(reply.headers, reply.status, attempt)
+            except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+                failure, pause = ChatFailure.of_connection(error), _backoff(attempt)
+            if pause is None or attempt == self._max_retries:
+                raise failure
+            await asyncio.sleep(pause)
+        raise AssertionError("a request is sent at least once")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+
+async def _chunks(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
+    """Yield the JSON of each event of a stream.
+
+    Raises:
+        ChatFailure: An event says that the API failed, or the connection broke.
+    """
+    async with aclosing(_events(content)) as events:
+        async for data in events:
+            if data.startswith(b"[DONE]"):
+                return
+            chunk: Any = from_json(data)
+            if isinstance(chunk, dict) and (error := cast("dict[str, Any]", chunk).get("error")):
+                words = message_of({"error": error}) or "An error occurred during streaming"
+                raise ChatFailure("APIError", words, body=error)
+            yield chunk
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+    """Yield the data of each server-sent event."""
+    data: list[bytes] = []
+    rest = b""
+    try:
+        async for block in content.iter_any():
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data:"):
+                    data.append(line[5:].strip())
+                elif not line.strip() and data:
+                    yield b"\n".join(data)
+                    data.clear()
+    except (aiohttp.ClientError, OSError) as error:
+        # The answer has begun, so trying again is not for this client to decide.
+        raise ChatFailure.of_connection(error) from error
+    if rest.startswith(b"data:"):
+        data.append(rest[5:].strip())
+    if data:
+        yield b"\n".join(data)
+
+
+def _pause(headers: Mapping[str, str], status: int, attempt: int) -> float | None:
+    """Return the seconds to wait before the request is tried again; None if it is not."""
+    asked = _asked_wait(headers)
+    if asked is not None and asked > LONGEST_WAIT_S:
+        return None
+    said = headers.get("x-should-retry")
+    if said == "false" or (said != "true" and status not in AGAIN and status < 500):
+        return None
+    return asked if asked is not None and asked > 0 else _backoff(attempt)
+
+
+def _backoff(attempt: int) -> float:
+    # The requests of a run fail together, so without a random part they would come back together.
+    return min(FIRST_PAUSE_S * 2.0 ** min(attempt, 32), LONGEST_PAUSE_S) * _random.uniform(0.75, 1)
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds for which an API asks to be left alone."""
+    for name, divisor in (("retry-after-ms", 1000), ("retry-after", 1)):
+        with suppress(ValueError):
+            wait = float(headers.get(name, "")) / divisor
+            return wait if wait == wait else None  # noqa: PLR0124 - not a number differs from itself
+    date = parsedate_tz(headers.get("retry-after", ""))
+    return None if date is None else mktime_tz(date) - time()
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    try:
+        return to_json(body)
+    except ValueError:
+        # Text with a lone surrogate is not UTF-8, but JSON can write it as an escape.
+        return json.dumps(body).encode()
+
+
+def _inner(body: object) -> object:
+    """Return the error in the body of an answer, or the body if it has none."""
+    return cast("Mapping[str, object]", body).get("error", body) if isinstance(body, Mapping) else body
+
+
+def _headers(api_key: str) -> dict[str, str]:
+    headers = {
+        "Authorization": f"Bearer {api_key}",
+        "Content-Type": "application/json",
+        "Accept": "application/json",
+    }
+    scopes = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+    return headers | {header: value for header, name in scopes.items() if (value := os.environ.get(name))}
+
+
+def _ssl_context() -> ssl.SSLContext:
+    """Return a context that trusts the system's certificates, and those of certifi where it is installed."""
+    context = ssl.create_default_context()
+    with suppress(ImportError):
+        context.load_verify_locations(import_module("certifi").where())
+    return context

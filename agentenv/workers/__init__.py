@@ -1,0 +1,28 @@
+"""Workers play the episodes of a run in other processes and on other machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.workers.crew import Crew as Crew
+    from agentenv.workers.crew import Worker as Worker
+    from agentenv.workers.crew import WorkerLost as WorkerLost
+    from agentenv.workers.episode_worker import EpisodeWorker as EpisodeWorker
+    from agentenv.workers.episode_worker import Order as Order
+    from agentenv.workers.episode_worker import Played as Played
+    from agentenv.workers.recipe import Recipe as Recipe
+    from agentenv.workers.start import check_workers as check_workers
+    from agentenv.workers.start import crew_of as crew_of
+
+__all__ = door(
+    __name__,
+    {
+        "crew": ["Crew", "Worker", "WorkerLost"],
+        "episode_worker": ["EpisodeWorker", "Order", "Played"],
+        "recipe": ["Recipe"],
+        "start": ["check_workers", "crew_of"],
+    },
+)

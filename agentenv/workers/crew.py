@@ -1,0 +1,391 @@
+"""The crew of a run gives episodes to its workers, replaces workers that die, and plays lost episodes again.
+
+Rules, which are the same for every kind of worker:
+
+1. An episode goes to the least busy worker that is alive. A worker that dies is replaced.
+2. An episode whose worker died is played again with the same seeds, so its record is the same.
+3. An episode that was lost twice is played a last time, in a worker of its own: if it kills that one, too,
+   then it killed the others, and not an episode beside it. It is then recorded as aborted at the boundary
+   `worker`, and the run goes on.
+4. Only one attempt at an episode is awaited at a time, so an episode has one record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
+from agentenv.envs.spec import EnvSpec
+from agentenv.runner.ledger import Ledger
+from agentenv.runner.stage import Stage
+from agentenv.workers.crew_stage import CrewStage
+from agentenv.workers.episode_worker import Order, Played
+from agentenv.workers.reports import Reports, Tell
+
+__all__ = ["Crew", "Worker", "WorkerLost"]
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+MAX_REPLAYS = 2
+"""Times that an episode whose worker died is played again; the last time it has a worker of its own."""
+MAX_STARTS = 3
+"""Attempts in a row at replacing a worker, after which it stays away."""
+ANSWER_S = 5.0
+"""Time after which a worker that does not say how it is doing counts as silent."""
+TELL_EVERY_S = 10.0
+"""Time between two notices of what the crew waits for."""
+
+
+class WorkerLost(AgentEnvError, RuntimeError):
+    """A worker died, so it will not answer."""
+
+
+class Worker(Protocol):
+    """One process that plays episodes."""
+
+    @property
+    def name(self) -> str:
+        """Name of the worker, which no other worker of the run has."""
+        ...
+
+    async def start(self) -> None:
+        """Start the process and wait until the recipe is open in it.
+
+        Raises:
+            UsageError: The recipe cannot be opened there; the message holds the reason.
+            WorkerLost: The process died.
+        """
+        ...
+
+    async def play(self, order: Order) -> Played:
+        """Play an episode; a cancellation cancels it, and its record is returned if it was complete.
+
+        Raises:
+            WorkerLost: The process died.
+        """
+        ...
+
+    async def expect_weights(self, version: int) -> None:
+        """Tell the worker's engine which weights its servers have now."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """Return how the worker is doing.
+
+        Raises:
+            WorkerLost: The process died.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let the worker close its environments, and end the process."""
+        ...
+
+
+@dataclass(slots=True)
+class _Place:
+    """One of the crew's places, which a worker fills as long as it lives."""
+
+    # Invariant: `worker` is None exactly while a replacement is being started, or if it cannot be started.
+    worker: Worker | None = None
+    busy: int = 0
+    """Number of episodes of the worker."""
+
+
+class Crew:
+    """Plays episodes on several workers; `async with` starts and ends them, and may be entered again.
+
+    Args:
+        hire: makes a worker from its name; the second argument is true for one beside the crew's places.
+        num_workers: number of workers.
+        specs: the environments of the recipe, in its order.
+        tell: called from time to time with how the driver and each worker are doing.
+    """
+
+    # Invariant: `_places` has `num_workers` entries while the crew is open. `_changed` is notified whenever
+    # a place gets its worker, or loses the hope for one.
+
+    def __init__(
+        self,
+        hire: Callable[[str, bool], Worker],
+        num_workers: int,
+        specs: Sequence[EnvSpec],
+        tell: Tell | None = None,
+    ) -> None:
+        self.num_workers = num_workers
+        self.lost = 0
+        """Number of times that a worker died while it played an episode, counted for each episode."""
+        self.replayed = 0
+        """Number of times that a lost episode was played again."""
+        self.deaths = 0
+        """Number of workers that died."""
+        self.done = 0
+        """Number of finished episodes."""
+        self._reports = None if tell is None else Reports(self.stats, self._counts, tell)
+        self._hire = hire
+        self._specs = specs
+        self._names = 0
+        self._stages = 0
+        self._places: list[_Place] = []
+        self._spare: list[Worker] = []
+        """Idle workers beside the places, each for one episode that was lost twice."""
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._failure: AgentEnvError | None = None
+        self._version: int | None = None
+        self._encoded: dict[tuple[str, str, int], object] = {}
+
+    async def __aenter__(self) -> Self:
+        """Start the workers.
+
+        Raises:
+            UsageError: The recipe cannot be opened in a worker.
+            WorkerLost: A worker died while it started.
+        """
+        # Made here, because they belong to the event loop on which they are used.
+        self._alone, self._changed = asyncio.Semaphore(self.num_workers), asyncio.Condition()
+        self._failure = None
+        starts = [asyncio.create_task(self._started()) for _ in range(self.num_workers)]
+        started = asyncio.gather(*starts)
+        try:
+            self._places = [_Place(worker) for worker in await self._told(started, self.num_workers)]
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            there = [start.result() for start in starts if not start.cancelled() and not start.exception()]
+            await asyncio.gather(*(worker.close() for worker in there))
+            raise
+        if self._reports is not None:
+            await self._reports.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the workers, and wait until their environments are closed."""
+        if self._reports is not None:
+            await self._reports.__aexit__()
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+        workers = [place.worker for place in self._places if place.worker is not None] + self._spare
+        self._places, self._spare = [], []
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+    def stage(self, stage: Stage, ledger: Ledger) -> CrewStage:
+        """Return what plays the episodes of a stage on this crew; see `agentenv.runner.elsewhere`.
+
+        Raises:
+            UsageError: The workers do not know the environment.
+        """
+        indices = [index for index, spec in enumerate(self._specs) if spec is stage.spec]
+        if not indices:
+            raise UsageError(
+                f"the workers of this run do not know {stage.spec.id}",
+                remedy="name all environments when the run begins",
+            )
+        self._stages += 1
+        return CrewStage(self, stage, ledger, number=self._stages, env=indices[0])
+
+    def encoded(self, trajectory: Trajectory) -> Any:
+        """Return, once, what the worker made of a record for the driver; None if it made nothing."""
+        return self._encoded.pop((trajectory.env_id, trajectory.group_id, trajectory.member), None)
+
+    async def expect_weights(self, version: int) -> None:
+        """Tell all workers, and those that replace them, which weights the engine's servers have now."""
+        self._version = version
+        workers = [place.worker for place in self._places if place.worker is not None]
+        await asyncio.gather(*(worker.expect_weights(version) for worker in (*workers, *self._spare)))
+
+    async def stats(self) -> list[dict[str, Any]]:
+        """Return how each worker is doing, or that it is silent; those being replaced are left out."""
+        workers = [place.worker for place in self._places if place.worker is not None]
+        return [row for row in await asyncio.gather(*map(_stats, workers)) if row]
+
+    def summary(self) -> str:
+        """Return in a few words how many workers are alive, and what died so far."""
+        alive = sum(place.worker is not None for place in self._places)
+        died = f", {self.deaths} died, {self.replayed} episodes played again" if self.deaths else ""
+        return f"{alive}/{self.num_workers} workers{died}"
+
+    def _counts(self) -> dict[str, int]:
+        live = sum(place.busy for place in self._places)
+        counts = {"live": live, "done": self.done, "lost": self.lost}
+        return {**counts, "replayed": self.replayed, "deaths": self.deaths}
+
+    async def play(self, order: Order, env_id: str) -> Trajectory:
+        """Play one episode and return its record, whichever workers die meanwhile.
+
+        Raises:
+            AgentEnvError: All workers died, and none can be replaced.
+        """
+        lost: WorkerLost | None = None
+        for attempt in range(1 + MAX_REPLAYS):
+            self.replayed += attempt > 0
+            lent = self._lone_worker() if attempt == MAX_REPLAYS else self._least_busy()
+            try:
+                async with lent as worker:
+                    played = await worker.play(order)
+            except WorkerLost as error:
+                self.lost += 1
+                lost = error
+            else:
+                return self._kept(played)
+        assert lost is not None
+        return _aborted(order, env_id, lost)
+
+    def _kept(self, played: Played) -> Trajectory:
+        record = played.record
+        self.done += 1
+        if played.encoded is not None:
+            self._encoded[record.env_id, record.group_id, record.member] = played.encoded
+        return record
+
+    # Workers ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _least_busy(self) -> AsyncGenerator[Worker]:
+        """Lend the worker with the fewest episodes; wait if all are being replaced."""
+        lent = self._alive()
+        place, worker = lent if lent is not None else await self._wait_for_one()
+        place.busy += 1
+        try:
+            yield worker
+        except WorkerLost as error:
+            self._replace(place, worker, error)
+            raise
+        finally:
+            if place.worker is worker:
+                place.busy -= 1
+
+    def _alive(self) -> tuple[_Place, Worker] | None:
+        """Return the least busy place with its worker; None if no worker is alive."""
+        alive = [(place, place.worker) for place in self._places if place.worker is not None]
+        return min(alive, key=lambda lent: lent[0].busy) if alive else None
+
+    async def _wait_for_one(self) -> tuple[_Place, Worker]:
+        async with self._changed:
+            while (lent := self._alive()) is None:
+                if not self._replacing:
+                    raise self._failure or AgentEnvError("this crew is not open")
+                await self._changed.wait()
+            return lent
+
+    @asynccontextmanager
+    async def _lone_worker(self) -> AsyncGenerator[Worker]:
+        """Lend a worker that plays nothing else."""
+        async with self._alone:
+            worker = self._spare.pop() if self._spare else await self._another(beside=True)
+            try:
+                yield worker
+            except WorkerLost:
+                self.deaths += 1
+                await worker.close()
+                raise
+            except BaseException:
+                await worker.close()
+                raise
+            self._spare.append(worker)
+
+    def _replace(self, place: _Place, dead: Worker, error: WorkerLost) -> None:
+        """Start another worker for a place; does nothing if another episode of the dead one did so."""
+        if place.worker is not dead:
+            return
+        self.deaths += 1
+        _log.warning("%s; its episodes are played again", error)
+        place.worker, place.busy = None, 0
+        task = asyncio.create_task(self._fill(place, dead))
+        self._replacing.add(task)
+
+    async def _fill(self, place: _Place, dead: Worker) -> None:
+        try:
+            await dead.close()
+            place.worker = await self._told(self._another(), 1)
+        except AgentEnvError as error:
+            self._failure = error
+            _log.warning("%s", error)
+        finally:
+            task = asyncio.current_task()
+            assert task is not None
+            self._replacing.discard(task)
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _another(self, *, beside: bool = False) -> Worker:
+        """Start another worker; what makes it fail may pass, so this is tried several times.
+
+        Raises:
+            AgentEnvError: It cannot be started.
+        """
+        failures: list[AgentEnvError] = []
+        for _ in range(MAX_STARTS):
+            try:
+                return await self._started(beside=beside)
+            except AgentEnvError as error:
+                failures.append(error)
+        raise AgentEnvError(
+            f"a worker died and cannot be replaced, after {MAX_STARTS} attempts: {failures[-1]}"
+        )
+
+    async def _started(self, *, beside: bool = False) -> Worker:
+        """Start a worker under a name that no other worker of the run had."""
+        self._names += 1
+        worker = self._hire(f"w{self._names}", beside)
+        try:
+            await worker.start()
+            if self._version is not None:
+                await worker.expect_weights(self._version)
+        except BaseException:
+            await worker.close()
+            raise
+        return worker
+
+    async def _told(self, starting: Awaitable[_T], number: int) -> _T:
+        """Await the start of workers, and say in the log from time to time that it is awaited."""
+        future = asyncio.ensure_future(starting)
+        began = asyncio.get_running_loop().time()
+        try:
+            while True:
+                done, _ = await asyncio.wait({future}, timeout=TELL_EVERY_S)
+                if done:
+                    return future.result()
+                waited = asyncio.get_running_loop().time() - began
+                _log.warning("%d workers have been starting for %.0f s", number, waited)
+        finally:
+            future.cancel()
+
+
+async def _stats(worker: Worker) -> dict[str, Any]:
+    """Return how a worker is doing; nothing if it has died, and that it is silent if it does not answer."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await worker.stats()
+    except TimeoutError:
+        return {"worker": worker.name, "time": time.time(), "silent": True}
+    except WorkerLost:
+        return {}
+
+
+def _aborted(order: Order, env_id: str, lost: WorkerLost) -> Trajectory:
+    """Return the record of an episode that killed every worker that played it."""
+    times = 1 + MAX_REPLAYS
+    message = f"the worker that played this episode died {times} times, the last time alone with it: {lost}"
+    error = EpisodeError("worker", type(lost).__name__, message)
+    job: Any = order.job
+    return Trajectory(
+        env_id=env_id,
+        task_id=job.task_id,
+        seed=job.seed,
+        group_id=job.group_id,
+        stop_reason=StopReason.ABORTED,
+        member=order.member,
+        error=error,
+        untrainable_reason=f"failed at {error.boundary}: {error.type}: {error.message}",
+        task=job.task,
+    )

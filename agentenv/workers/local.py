@@ -1,0 +1,179 @@
+"""Workers that are processes of this machine.
+
+1. A worker and the driver talk through a pair of connected sockets, which have no name.
+2. A worker ends itself when the driver ends, however that happens: a thread of it reads a pipe whose other
+   end only the driver holds.
+3. A worker leads a session of its own, so that Ctrl-C reaches only the driver, and so that everything that
+   the worker started can be killed with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.workers.crew import WorkerLost
+from agentenv.workers.episode_worker import Order, Played
+from agentenv.workers.frames import read_frame, write_frame
+
+__all__ = ["LocalWorker"]
+
+CLOSE_S = 60.0
+"""Time limit for a worker to close its environments; it is killed after that."""
+
+
+class LocalWorker:
+    """A worker process of this machine; see `agentenv.workers.crew.Worker`.
+
+    Args:
+        recipe: JSON text of the recipe.
+        name: name of the worker.
+    """
+
+    # Invariant: every request in `_asked` is settled by the answer to it, or by the end of the process.
+
+    def __init__(self, recipe: str, name: str) -> None:
+        self.name = name
+        self._recipe = recipe
+        self._keys = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._death_pipe = -1
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the process; None before it is started."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start the process and wait until the recipe is open in it; see `Worker.start`."""
+        ours, theirs = socket.socketpair()
+        pipe, self._death_pipe = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "agentenv.workers.local_main", str(theirs.fileno()), str(pipe)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=2,  # what environments print must not mix with what a command prints
+                pass_fds=(theirs.fileno(), pipe),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(pipe)
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._listening = asyncio.create_task(self._listen(reader, self._process))
+        failure = await self._ask("open", self._recipe, self.name)
+        if failure is not None:
+            raise UsageError(f"a worker cannot open this run: {failure}")
+
+    async def play(self, order: Order) -> Played:
+        """Play an episode; see `Worker.play`."""
+        key, answer = self._request("play", order)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            if self._writer is not None:
+                write_frame(self._writer, "cancel", key)
+            with contextlib.suppress(WorkerLost):
+                played = await answer
+                if played is not None:
+                    return played
+            raise
+
+    async def expect_weights(self, version: int) -> None:
+        """Tell the worker's engine which weights its servers have now."""
+        await self._ask("weights", version)
+
+    async def stats(self) -> dict[str, Any]:
+        """Return how the worker is doing; see `Worker.stats`."""
+        return await self._ask("stats")
+
+    async def close(self) -> None:
+        """Let the worker close its environments, and end the process and all that it started."""
+        if self._process is None:
+            return
+        if self._process.returncode is None and self._writer is not None:
+            write_frame(self._writer, "close")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        if self._listening is not None:
+            await self._listening
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._death_pipe >= 0:
+            os.close(self._death_pipe)
+            self._death_pipe = -1
+
+    def _request(self, kind: str, *values: object) -> tuple[int, asyncio.Future[Any]]:
+        """Send a request; return its key and the future of its answer."""
+        if self._writer is None or self._listening is None or self._listening.done():
+            raise WorkerLost(f"worker {self.name} has ended")
+        key = next(self._keys)
+        write_frame(self._writer, kind, key, *values)
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        return key, answer
+
+    async def _ask(self, kind: str, *values: object) -> Any:
+        return await self._request(kind, *values)[1]
+
+    async def _listen(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
+        """Settle the requests as their answers arrive, and all that are left when the process ends.
+
+        The process counts as ended when it has exited, too: a process that it forked may keep the socket.
+        """
+        answers = asyncio.create_task(self._settle(reader))
+        exited = asyncio.create_task(process.wait())
+        await asyncio.wait({answers, exited}, return_when=asyncio.FIRST_COMPLETED)
+        if exited.done() and not answers.done():
+            # Answers that the process wrote before it exited are still in the socket.
+            await asyncio.wait({answers}, timeout=1.0)
+        answers.cancel()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = await exited
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            if not answer.done():
+                answer.set_exception(WorkerLost(f"worker {self.name} (pid {process.pid}) {_ending(status)}"))
+                answer.exception()  # the caller may be gone
+        await asyncio.gather(answers, return_exceptions=True)
+
+    async def _settle(self, reader: asyncio.StreamReader) -> None:
+        while (message := await read_frame(reader)) is not None:
+            kind, key, value = message
+            answer = self._asked.pop(key, None)
+            if answer is None or answer.done():
+                continue
+            if kind == "raised":
+                answer.set_exception(value)
+            else:
+                answer.set_result(value)
+
+
+def _ending(status: int) -> str:
+    """Return how a process ended, in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = str(-status)
+    hint = " (out of memory, perhaps)" if status == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

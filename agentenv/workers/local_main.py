@@ -1,0 +1,106 @@
+"""The program of a local worker process; see `agentenv.workers.local`.
+
+Arguments are the file descriptors of its socket and of the pipe that ends when the driver ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.faults import class_of, message_of
+from agentenv.workers.current import mark_as_worker
+from agentenv.workers.episode_worker import EpisodeWorker
+from agentenv.workers.frames import pickled, read_frame, write_frame
+
+__all__ = ["main"]
+
+GRACE_S = 20.0
+"""Time that a worker without a driver has to close its environments."""
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the driver until it closes the worker or ends."""
+    fd, pipe = map(int, arguments)
+    mark_as_worker()
+    threading.Thread(target=_end_with_driver, args=(pipe,), name="driver watch", daemon=True).start()
+    asyncio.run(_serve(socket.socket(fileno=fd)))
+
+
+def _end_with_driver(pipe: int) -> None:
+    """Wait for the driver's end, then give the event loop some time to close, then kill the session."""
+    os.read(pipe, 1)
+    time.sleep(GRACE_S)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+async def _serve(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    async with AsyncExitStack() as stack:
+        opening = await read_frame(reader)
+        if opening is None:
+            return
+        _, key, recipe, name = opening
+        try:
+            worker = await stack.enter_async_context(EpisodeWorker(recipe, name))
+        except BaseException as error:  # noqa: BLE001 - opening imports the author's code; the driver is told
+            write_frame(writer, "failed", key, f"{class_of(error)}: {message_of(error)}")
+            await writer.drain()
+            return
+        write_frame(writer, "opened", key, None)
+        await _Session(worker, writer).follow(reader)
+    writer.close()
+
+
+class _Session:
+    """Follows the requests of the driver."""
+
+    def __init__(self, worker: EpisodeWorker, writer: asyncio.StreamWriter) -> None:
+        self._worker = worker
+        self._writer = writer
+        self._playing: set[asyncio.Task[None]] = set()
+
+    async def follow(self, reader: asyncio.StreamReader) -> None:
+        """Answer requests until the driver says `close` or ends."""
+        while (message := await read_frame(reader)) is not None:
+            kind, values = message[0], message[1:]
+            if kind == "close":
+                return
+            if kind == "cancel":
+                self._worker.cancel(*values)
+            elif kind == "play":
+                task = asyncio.create_task(self._play(*values))
+                self._playing.add(task)
+                task.add_done_callback(self._playing.discard)
+            elif kind == "weights":
+                self._worker.expect_weights(values[1])
+                write_frame(self._writer, "done", values[0], None)
+            elif kind == "stats":
+                write_frame(self._writer, "done", values[0], self._worker.stats())
+
+    async def _play(self, key: int, order: Any) -> None:
+        try:
+            answer = pickled(("done", key, await self._worker.play(key, order)))
+        except Exception as error:  # noqa: BLE001 - a mistake of the caller, which is raised in the driver
+            answer = _raised(key, error)
+        self._writer.write(answer)
+
+
+def _raised(key: int, error: Exception) -> bytes:
+    """Return the message with which the driver raises an error that was raised here."""
+    try:
+        return pickled(("raised", key, error))
+    except AgentEnvError:
+        return pickled(("raised", key, AgentEnvError(f"{class_of(error)}: {message_of(error)}")))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

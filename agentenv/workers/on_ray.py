@@ -1,0 +1,203 @@
+"""Workers that are actors of a Ray cluster. This is the only module that imports Ray.
+
+1. Ray only places processes and carries messages. Which worker plays what, and what happens when one dies, is
+   decided by the crew, as for every other kind of worker; Ray restarts no actor and repeats no call.
+2. An actor that cannot be reached counts as dead and is killed, so that an episode that is played again is
+   not also played on by an actor that was only unavailable.
+3. Records return by value with the call's result; nothing else is put into Ray's object store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray  # pyright: ignore[reportMissingImports]
+
+from agentenv.core.errors import AgentEnvError, UsageError
+from agentenv.core.faults import class_of, message_of
+from agentenv.workers.crew import Worker, WorkerLost
+from agentenv.workers.current import mark_as_worker
+from agentenv.workers.episode_worker import EpisodeWorker, Order, Played
+
+__all__ = ["hire"]
+
+_ray: Any = ray
+_log = logging.getLogger(__name__)
+
+MAX_CONCURRENCY = 50_000
+"""Calls that an actor serves at the same time. Ray's default of 1000 would limit the live episodes."""
+CLOSE_S = 60.0
+"""Time limit for a worker to close its environments; it is killed after that."""
+
+
+class _Actor:
+    """The process of a worker."""
+
+    def __init__(self, recipe: str, name: str) -> None:
+        mark_as_worker()
+        self._worker = EpisodeWorker(recipe, name)
+
+    async def open(self) -> str:
+        """Open the recipe; return what went wrong, or an empty text."""
+        try:
+            await self._worker.__aenter__()
+        except Exception as error:  # noqa: BLE001 - opening imports the author's code; the driver is told
+            return f"{class_of(error)}: {message_of(error)}"
+        return ""
+
+    async def play(self, key: int, order: Order) -> Played | None:
+        return await self._worker.play(key, order)
+
+    async def cancel(self, key: int) -> None:
+        self._worker.cancel(key)
+
+    async def expect_weights(self, version: int) -> None:
+        self._worker.expect_weights(version)
+
+    async def stats(self) -> dict[str, Any]:
+        return self._worker.stats()
+
+    async def close(self) -> None:
+        await self._worker.__aexit__()
+
+
+class RayWorker:
+    """A Ray actor that plays episodes; see `agentenv.workers.crew.Worker`.
+
+    Args:
+        recipe: JSON text of the recipe.
+        name: name of the worker.
+        num_cpus: number of processors that Ray reserves for it.
+    """
+
+    def __init__(self, recipe: str, name: str, num_cpus: int) -> None:
+        self.name = name
+        self._recipe = recipe
+        self._num_cpus = num_cpus
+        self._keys = itertools.count()
+        self._actor: Any = None
+
+    async def start(self) -> None:
+        """Place the actor and wait until the recipe is open in it; see `Worker.start`."""
+        modules = os.environ.get("PYTHONPATH", "")
+        options: dict[str, Any] = {
+            "num_cpus": self._num_cpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": MAX_CONCURRENCY,
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": {"PYTHONPATH": modules}} if modules else None,
+        }
+        self._actor = _ray.remote(_Actor).options(**options).remote(self._recipe, self.name)
+        failure = await self._answer(self._actor.open.remote())
+        if failure:
+            raise UsageError(f"a worker cannot open this run: {failure}")
+
+    async def play(self, order: Order) -> Played:
+        """Play an episode; see `Worker.play`."""
+        key = next(self._keys)
+        answer = asyncio.ensure_future(self._answer(self._actor.play.remote(key, order)))
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            with contextlib.suppress(WorkerLost):
+                await self._answer(self._actor.cancel.remote(key))
+                played = await answer
+                if played is not None:
+                    return played
+            raise
+
+    async def expect_weights(self, version: int) -> None:
+        """Tell the worker's engine which weights its servers have now."""
+        await self._answer(self._actor.expect_weights.remote(version))
+
+    async def stats(self) -> dict[str, Any]:
+        """Return how the worker is doing; see `Worker.stats`."""
+        return await self._answer(self._actor.stats.remote())
+
+    async def close(self) -> None:
+        """Let the worker close its environments, and end the process."""
+        if self._actor is None:
+            return
+        actor, self._actor = self._actor, None
+        with contextlib.suppress(TimeoutError, AgentEnvError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._answer(actor.close.remote())
+        _ray.kill(actor)
+
+    async def _answer(self, called: Awaitable[Any]) -> Any:
+        """Return the result of a call.
+
+        Raises:
+            WorkerLost: The actor or its node died, or cannot be reached.
+            Exception: What the call raised.
+        """
+        try:
+            return await called
+        except _ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else AgentEnvError(str(error)) from None
+        except _ray.exceptions.RayError as error:
+            first = str(error).strip().partition("\n")[0]
+            raise WorkerLost(f"worker {self.name} (Ray) cannot be reached: {first}") from error
+
+
+def hire(address: str, recipe: str, workers: int) -> Callable[[str, bool], Worker]:
+    """Connect to a cluster, check that the workers have room in it, and return what makes a worker.
+
+    Args:
+        address: `auto`, `HOST:PORT` of the cluster's head, or `local` for a new cluster of this machine.
+        recipe: JSON text of the recipe.
+        workers: number of workers.
+
+    Raises:
+        UsageError: The cluster cannot be reached, or has fewer processors than there are workers.
+    """
+    if not _ray.is_initialized():
+        _connect(address)
+    there = int(_ray.cluster_resources().get("CPU", 0))
+    if workers > there:
+        raise UsageError(
+            f"the Ray cluster {address} has {there} CPUs, too few for {workers} workers of one CPU each",
+            remedy="ask for fewer workers, or add nodes to the cluster",
+        )
+    free = int(_ray.available_resources().get("CPU", 0))
+    if workers > free:
+        _log.warning("only %d CPUs of the Ray cluster are free; %d workers wait for others", free, workers)
+    _warn_if_open()
+    # A worker beside the places reserves no processor: it replaces one that has just died.
+    return lambda name, beside: RayWorker(recipe, name, 0 if beside else 1)
+
+
+def _connect(address: str) -> None:
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"{address} is an address of Ray Client, which loses the run when its connection breaks",
+            remedy="run the command on a machine of the cluster (ray job submit), with --ray auto",
+        )
+    try:
+        _ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
+    except Exception as error:
+        first = message_of(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"the Ray cluster {address} cannot be used: {class_of(error)}: {first}",
+            remedy="start one (ray start --head); use the versions of Ray and Python that it has; if it "
+            "wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH",
+        ) from error
+
+
+def _warn_if_open() -> None:
+    """Warn if whoever reaches the cluster's ports may run code in it."""
+    host = str(_ray.get_runtime_context().gcs_address).rpartition(":")[0]
+    if os.environ.get("RAY_AUTH_MODE") == "token" or host in {"127.0.0.1", "localhost", "::1"}:
+        return
+    _log.warning(
+        "the Ray cluster at %s listens beyond this machine without authentication, so whoever reaches its "
+        "ports can run code in it; start it with RAY_AUTH_MODE=token, or on a private network",
+        host,
+    )

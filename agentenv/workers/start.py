@@ -1,0 +1,64 @@
+"""Make the crew that a run asks for: none, local processes, or Ray actors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.envs.spec import EnvSpec
+from agentenv.workers.crew import Crew, Worker
+from agentenv.workers.current import refuse_in_worker
+from agentenv.workers.local import LocalWorker
+from agentenv.workers.recipe import Recipe, require_remote
+from agentenv.workers.reports import Tell
+
+__all__ = ["check_workers", "crew_of"]
+
+
+def check_workers(workers: int, ray: str, model: str) -> None:
+    """Check what a run says about its workers, before anything is loaded or connected.
+
+    Args:
+        workers: number of workers; 0 plays in this process.
+        ray: address of a Ray cluster, or `auto`; empty for processes of this machine.
+        model: engine string of the run.
+
+    Raises:
+        UsageError: The settings exclude each other, or the model cannot be used by workers.
+        DependencyMissing: Ray is named and is not installed.
+    """
+    if ray and not workers:
+        raise UsageError(
+            f"ray={ray!r} names a cluster, but no workers", remedy="say how many as well (--workers 8)"
+        )
+    if not workers:
+        return
+    refuse_in_worker()
+    require_remote(model)
+    if ray:
+        DependencyMissing.require("ray", extra="ray", purpose="playing on a Ray cluster")
+
+
+def crew_of(
+    recipe: Recipe, specs: Sequence[EnvSpec], *, workers: int, ray: str = "", tell: Tell | None = None
+) -> Crew:
+    """Return the crew of a run; it starts when it is entered.
+
+    Args:
+        recipe: what the workers open.
+        specs: the environments of the recipe, in its order.
+        workers: number of workers.
+        ray: address of a Ray cluster, or `auto`; empty for processes of this machine.
+        tell: called from time to time with how the driver and each worker are doing.
+    """
+    check_workers(workers, ray, recipe.model)
+    text = recipe.to_json()
+    if ray:
+        hire = importlib.import_module("agentenv.workers.on_ray").hire(ray, text, workers)
+        return Crew(hire, workers, specs, tell)
+
+    def hire_process(name: str, beside: bool) -> Worker:
+        return LocalWorker(text, name)
+
+    return Crew(hire_process, workers, specs, tell)

@@ -1,0 +1,73 @@
+"""A server that keeps vLLM's protocol, samples from a real small model, and takes new weights."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from aiohttp import web
+from transformers import AutoModelForCausalLM
+
+from helpers.fake_vllm import FakeVLLM
+
+
+class ModelServer(FakeVLLM):
+    """Samples each token with the seed of its request, so that equal requests have equal answers."""
+
+    model: Any = None
+
+    async def rpc(self, request):
+        answer = await super().rpc(request)
+        self.model = AutoModelForCausalLM.from_pretrained(self.weights).eval()
+        return answer
+
+    async def generate(self, request):
+        body = await request.json()
+        drawn = body["sampling_params"]
+        self.sampled.append((self.version, self.weights, {}))
+        ids, tokens, entries = list(body["token_ids"]), [], []
+        generator = torch.Generator().manual_seed(drawn.get("seed", 0) % 2**63)
+        while len(tokens) < drawn["max_tokens"]:
+            with torch.no_grad():
+                logits = self.model(torch.tensor([ids])).logits[0, -1].float()
+            logprobs = (logits / (drawn["temperature"] or 1.0)).log_softmax(-1)
+            token = int(logprobs.argmax())
+            if drawn["temperature"]:
+                token = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
+            best = logprobs.topk(5)
+            top = [{"token_id": int(i), "logprob": float(p)} for p, i in zip(*best, strict=True)]
+            entries.append({"token_id": token, "logprob": float(logprobs[token]), "top_logprobs": top})
+            ids.append(token)
+            tokens.append(token)
+            if token in drawn.get("stop_token_ids", ()):
+                break
+        stopped = tokens[-1] in drawn.get("stop_token_ids", ())
+        choice = {
+            "token_ids": tokens,
+            "logprobs": {"content": entries},
+            "finish_reason": "stop" if stopped else "length",
+            "weight_versions": [{"version": self.version, "start": 0, "end": len(tokens)}],
+        }
+        return web.json_response({"choices": [choice]})
+
+
+@contextmanager
+def model_server(path: str) -> Generator[ModelServer]:
+    """Serve the model of a directory from a thread, and yield the server."""
+    server = ModelServer(model_path=path, max_model_len=512)
+    server.model = AutoModelForCausalLM.from_pretrained(path).eval()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="model server")
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+        yield server
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

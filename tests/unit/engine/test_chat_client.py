@@ -1,0 +1,203 @@
+"""What the two ways to send a chat request do not share: server-sent events, headers, Azure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agentenv.core import EngineUnavailable, UsageError
+from agentenv.engine import OpenAIChatEngine, Sampling, chat_client
+from agentenv.engine.chat_client import ChatClient, ChatFailure
+
+ASK = [{"role": "user", "content": "hi"}]
+HELLO = {"choices": [{"index": 0, "message": {"content": "hello"}, "finish_reason": "stop"}]}
+DELTA = {"choices": [{"index": 0, "delta": {"content": "hello"}, "finish_reason": "stop"}]}
+
+
+@asynccontextmanager
+async def server(handler):
+    """Serve every path with a handler; yield the address."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+
+
+def streams(*blocks: bytes):
+    """Return a handler that writes the blocks of a stream."""
+
+    async def handle(request):
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        for block in blocks:
+            await stream.write(block)
+        await stream.write_eof()
+        return stream
+
+    return handle
+
+
+@asynccontextmanager
+async def client_on(handler, **options):
+    """Yield a client of a server with this handler."""
+    async with server(handler) as address:
+        client = ChatClient(f"{address}/v1/", "k", **{"max_retries": 0, "timeout_s": 30.0} | options)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+SAID = json.dumps(DELTA).encode()
+EVENTS = {
+    "plain": [b"data: " + SAID + b"\n\ndata: [DONE]\n\n"],
+    "no space, carriage returns": [b"data:" + SAID + b"\r\n\r\ndata:[DONE]\r\n\r\n"],
+    "comments and other fields": [b": ping\n\nevent: message\nid: 4\nretry: 9\ndata: " + SAID + b"\n\n"],
+    "cut anywhere": [bytes([byte]) for byte in b"data: " + SAID + b"\n\n"],
+    "several lines": [b"data: " + SAID.replace(b", ", b",\ndata: ") + b"\n\n"],
+    "no blank line at the end": [b"data: " + SAID],
+    "one newline at the end": [b"data: " + SAID + b"\n"],
+    "more after the end": [b"data: " + SAID + b"\n\ndata: [DONE]\n\ndata: nonsense\n\n"],
+}
+
+
+@pytest.mark.parametrize("blocks", EVENTS.values(), ids=EVENTS)
+async def test_events_are_read_however_they_are_written(blocks):
+    async with client_on(streams(*blocks)) as client:
+        answer = await client.send({"messages": ASK}, stream=True)
+
+    assert answer["choices"][0]["message"]["content"] == "hello"
+
+
+async def test_a_long_event_is_read():
+    text = "x" * 300_000
+    long = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+    async with client_on(streams(b"data: " + json.dumps(long).encode() + b"\n\n")) as client:
+        answer = await client.send({"messages": ASK}, stream=True)
+
+    assert answer["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize(("error", "said"), [("overloaded", "overloaded"), ({"code": 1}, '{"code": 1}')])
+async def test_an_error_within_a_stream_is_said(error, said):
+    async with client_on(streams(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")) as client:
+        with pytest.raises(ChatFailure, match=said) as caught:
+            await client.send({"messages": ASK}, stream=True)
+
+    assert (caught.value.kind, caught.value.status_code, caught.value.body) == ("APIError", None, error)
+
+
+async def test_a_request_carries_the_key_and_the_scope(monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "org")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project")
+    seen = []
+
+    async def handle(request):
+        seen.append((request.path, dict(request.headers), await request.text()))
+        return web.json_response(HELLO)
+
+    async with client_on(handle) as client:
+        await client.send({"messages": [{"role": "user", "content": "\ud800"}]}, stream=False)
+
+    ((path, headers, text),) = seen
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer k"
+    assert (headers["OpenAI-Organization"], headers["OpenAI-Project"]) == ("org", "project")
+    assert '"\\ud800"' in text
+
+
+async def test_an_api_that_says_nothing_is_unavailable_and_asked_again(monkeypatch):
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+    asked = 0
+
+    async def handle(request):
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        return web.json_response(HELLO)
+
+    async with server(handle) as address:
+        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", max_retries=1, timeout_s=0.05)
+        done = await engine.chat(ASK, [], Sampling())
+        await engine.close()
+
+    assert (done.message["content"], asked) == ("hello", 2)
+
+
+async def test_without_retries_a_silent_api_timed_out():
+    async def handle(request):
+        await asyncio.Event().wait()
+
+    async with server(handle) as address:
+        engine = OpenAIChatEngine("m", base_url=f"{address}/v1", api_key="k", max_retries=0, timeout_s=0.05)
+        with pytest.raises(EngineUnavailable, match="APITimeoutError: Request timed out"):
+            await engine.chat(ASK, [], Sampling())
+        await engine.close()
+
+
+@pytest.mark.parametrize(("attempt", "most"), [(0, 0.5), (1, 1.0), (4, 8.0), (5000, 8.0)])
+def test_pauses_double_up_to_a_limit(attempt, most):
+    assert 0.75 * most <= chat_client._backoff(attempt) <= most
+
+
+def test_certificates_of_the_system_and_of_certifi_are_trusted():
+    context = chat_client._ssl_context()
+
+    assert context.check_hostname
+    assert context.cert_store_stats()["x509_ca"] > 0
+
+
+async def test_azure_is_reached_through_the_sdk(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_VERSION", "2026-01-01")
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "azure-key")
+    seen = []
+
+    async def handle(request):
+        seen.append((request.path, request.query_string, request.headers.get("api-key")))
+        return web.json_response(HELLO)
+
+    async with server(handle) as address:
+        monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", address)
+        for options in ({}, {"base_url": address, "api_key": "other"}):
+            engine = OpenAIChatEngine("gpt", sdk="azure", **options)
+            await engine.chat(ASK, [], Sampling())
+            await engine.close()
+
+    path = "/openai/deployments/gpt/chat/completions"
+    version = "api-version=2026-01-01"
+    assert seen == [(path, version, "azure-key"), (path, version, "other")]
+
+
+async def test_what_azure_lacks_and_an_unknown_sdk_are_usage_errors(monkeypatch):
+    for name in ("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "OPENAI_API_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+
+    with pytest.raises(UsageError, match="sdk=azure cannot be used"):
+        await OpenAIChatEngine("gpt", sdk="azure").chat(ASK, [], Sampling())
+    with pytest.raises(UsageError, match="there is no sdk 'aws'; use openai or azure"):
+        OpenAIChatEngine("gpt", sdk="aws", api_key="k")
+
+
+def test_the_package_is_not_imported_where_it_is_not_asked_for():
+    code = (
+        "import sys, agentenv.engine.openai_chat as chat\n"
+        "chat.OpenAIChatEngine('m', api_key='k')\n"
+        "print('openai' in sys.modules, 'httpx' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,248 @@
+"""Weights that a trainer sends to servers, over real process groups on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from aiohttp import web  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+from agentenv.core import EngineError, UsageError  # noqa: E402
+from agentenv.engine import push_weights  # noqa: E402
+from agentenv.engine.vllm import connect, streams, wire  # noqa: E402
+from helpers.fake_vllm import FakeVLLM, say, serving  # noqa: E402
+from helpers.waiting import until  # noqa: E402
+
+
+@dataclass
+class Receiving(FakeVLLM):
+    """Receives weights as vLLM does with our plug-in."""
+
+    got: dict = field(default_factory=dict)
+    finished: list = field(default_factory=list)
+    is_open: bool = False
+    refuses: str = ""
+    """Command that the server refuses."""
+    dies_at: str = ""
+    """Command during which the connection breaks, once."""
+    alters: bool = False
+    """Whether the weights become others while they are loaded."""
+
+    def app(self):
+        app = super().app()
+        for name in ("init_weight_transfer_engine", "start_weight_update", "update_weights"):
+            app.router.add_post(f"/{name}", getattr(self, name))
+        app.router.add_post("/finish_weight_update", self.finish)
+        app.router.add_post("/weight_checker", self.checker)
+        app.router.add_get("/get_world_size", self.world_size)
+        return app
+
+    async def world_size(self, _):
+        return web.json_response({"world_size": 1})
+
+    async def command(self, request, name):
+        self.posts.append(name)
+        if self.refuses == name:
+            raise web.HTTPInternalServerError(text='{"error": {"message": "no transfer engine"}}')
+        if self.dies_at == name:
+            self.dies_at = ""
+            request.transport.close()
+            raise web.HTTPInternalServerError
+        return await request.json()
+
+    async def init_weight_transfer_engine(self, request):
+        body = await self.command(request, "init")
+        meeting = wire.Rendezvous(**body["init_info"])
+        self.channel = await asyncio.to_thread(wire.Channel, meeting, 1)
+        await asyncio.to_thread(self.channel.connect)
+        return web.json_response({})
+
+    async def start_weight_update(self, request):
+        await self.command(request, "start")
+        if self.is_open:
+            raise web.HTTPInternalServerError(text='{"error": {"message": "an update is active"}}')
+        self.is_open, self.got = True, {}
+        return web.json_response({})
+
+    async def update_weights(self, request):
+        described = (await self.command(request, "update"))["update_info"]
+        tensors = await asyncio.to_thread(lambda: dict(self.channel.receive(described, "cpu")))
+        self.got |= {name: tensor.clone() for name, tensor in tensors.items()}
+        return web.json_response({})
+
+    async def finish(self, request):
+        self.finished.append((await self.command(request, "finish")).get("weight_version"))
+        self.is_open = False
+        self.version = self.finished[-1] or self.version
+        return web.json_response({})
+
+    async def checker(self, _):
+        total = sum(float(tensor.double().sum()) for tensor in self.got.values())
+        return web.json_response({"checksums": {"all": str(total + self.alters)}})
+
+
+TENSORS = {
+    "a": torch.arange(7, dtype=torch.bfloat16),
+    "b": torch.randn(3, 5),
+    "c": torch.tensor(4, dtype=torch.int64),
+    "d": torch.randn(2, 3, dtype=torch.float16),
+    "empty": torch.zeros(0, 4),
+}
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """A directory of weights in two files, which are sent in several parts."""
+    monkeypatch.setattr(wire, "PART_BYTES", 48)
+    save_file({name: TENSORS[name] for name in "ab"}, tmp_path / "model-1.safetensors")
+    save_file({name: TENSORS[name] for name in ("c", "d", "empty")}, tmp_path / "model-2.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+async def fleet(stack, *fakes, **options):
+    """Serve the fakes; return an engine that sends weights to them."""
+    for fake in fakes:
+        await fake.start()
+        stack.push_async_callback(fake.stop)
+    urls = ",".join(fake.url for fake in fakes)
+    options = {"retry_s": 5, "hang_s": 20, "transfer": "gloo"} | options
+    engine, _ = await asyncio.to_thread(connect, urls, tokenizer="x", **options)
+    stack.push_async_callback(engine.close)
+    return engine
+
+
+def same(fake):
+    return fake.got.keys() == TENSORS.keys() and all(
+        fake.got[name].dtype == tensor.dtype and torch.equal(fake.got[name], tensor)
+        for name, tensor in TENSORS.items()
+    )
+
+
+async def test_all_servers_get_the_weights_and_their_version(weights):
+    async with AsyncExitStack() as stack:
+        fakes = [Receiving(), Receiving()]
+        engine = await fleet(stack, *fakes)
+
+        assert await engine.load_weights(weights, version=3) == 3
+        assert await engine.load_weights(weights, version=4) == 4
+
+        for fake in fakes:
+            assert same(fake)
+            assert fake.finished == ["agentenv-3", "agentenv-4"]
+            assert fake.posts.count("init") == 1
+            assert fake.posts.count("update") > 2
+            order = [
+                name for name in fake.posts if name in {"/pause?mode=keep", "start", "finish", "/resume"}
+            ]
+            assert order == ["/pause?mode=keep", "start", "finish", "/resume"] * 2
+        assert (await say(engine)).version_ranges[0][0] == 4
+
+
+@pytest.mark.parametrize("command", ["update", "finish"])
+async def test_a_server_that_breaks_off_gets_the_weights_over_a_new_channel(weights, command):
+    async with AsyncExitStack() as stack:
+        steady, broken = Receiving(), Receiving(dies_at=command)
+        engine = await fleet(stack, steady, broken)
+
+        assert await engine.load_weights(weights, version=3) == 3
+        assert same(steady)
+        await until(lambda: broken.version == "agentenv-3" and not broken.is_open)
+
+        assert same(broken)
+        assert broken.posts.count("init") == 2
+
+
+async def test_an_update_that_another_process_left_open_is_finished_first(weights):
+    async with AsyncExitStack() as stack:
+        fake = Receiving(is_open=True)
+        engine = await fleet(stack, fake)
+
+        await engine.load_weights(weights, version=1)
+
+        assert fake.finished == [None, "agentenv-1"]
+        assert same(fake)
+
+
+@pytest.mark.parametrize("refuses", ["init", "start", "update"])
+async def test_a_server_that_cannot_receive_says_what_to_start_it_with(weights, refuses):
+    async with AsyncExitStack() as stack:
+        fake = Receiving(refuses=refuses)
+        engine = await fleet(stack, fake, hang_s=3)
+
+        with pytest.raises(EngineError, match="agentenv serve --transfer"):
+            await engine.load_weights(weights, version=1)
+
+        assert engine.weights_version == 0
+
+
+async def test_servers_that_end_with_different_weights_fail_the_update(weights):
+    async with AsyncExitStack() as stack:
+        engine = await fleet(stack, Receiving(), Receiving(alters=True))
+
+        with pytest.raises(EngineError, match="different weights after one update"):
+            await engine.load_weights(weights, version=1)
+
+
+def test_a_part_that_is_not_what_was_sent_is_refused(weights, monkeypatch):
+    part = next(wire.parts_of(weights))
+    meeting = wire.Rendezvous(host="127.0.0.1", port=0, size=1, transport="gloo", timeout_s=5)
+    channel = wire.Channel(meeting, 0)
+    monkeypatch.setattr(channel, "_broadcast", lambda content: content.fill_(1))
+
+    with pytest.raises(ValueError, match="checksum"):
+        list(channel.receive(part.description(), "cpu"))
+
+
+@pytest.fixture
+def ended_process():
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return process.pid
+
+
+async def test_weights_are_staged_in_memory_and_deleted_with_the_engine(tmp_path, monkeypatch, ended_process):
+    monkeypatch.setattr(streams, "MEMORY", tmp_path)
+    left = tmp_path / f"agentenv-weights-{ended_process}-x"
+    left.mkdir()
+    other = tmp_path / f"agentenv-weights-{os.getppid()}-x"
+    other.mkdir()
+
+    async with AsyncExitStack() as stack:
+        fake = Receiving()
+        engine = await fleet(stack, fake)
+        model = Saved()
+        assert await push_weights(engine, model, version=2, directory=tmp_path / "shared") == 2
+        assert [path.parent.parent for path in model.saved] == [tmp_path]
+        assert engine.weights_directory.stat().st_mode & 0o077 == 0
+        assert same(fake)
+
+    assert list(tmp_path.iterdir()) == [other]
+
+
+class Saved:
+    def __init__(self):
+        self.saved = []
+
+    def save_pretrained(self, target):
+        target.mkdir()
+        (target / "config.json").write_text("{}")
+        save_file(TENSORS, target / "model.safetensors")
+        self.saved.append(target)
+
+
+async def test_a_transport_that_is_not_there_is_refused():
+    async with serving() as fake:
+        for transfer, told in (("pigeon", '"disk", "gloo" or "nccl"'), ("nccl", "no nccl")):
+            if transfer == "nccl" and torch.distributed.is_nccl_available():
+                continue
+            with pytest.raises(UsageError, match=told):
+                await asyncio.to_thread(connect, fake.url, tokenizer="x", transfer=transfer)

@@ -1,0 +1,129 @@
+"""A feed gets jobs while others are played, and the run ends when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from agentenv.core import UsageError
+from agentenv.engine import ScriptedEngine
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import GroupPolicy, JobFeed, Runner, RunnerOptions
+
+TOKENIZER = byte_tokenizer()
+
+
+class Quiet(ToolEnv):
+    closed = 0
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+SPEC = EnvSpec.of("test/Quiet-v0", Quiet, tasks=[{"n": n} for n in range(9)])
+
+
+@pytest.fixture(autouse=True)
+def _anew():
+    Quiet.closed = 0
+
+
+def runner_of(**options) -> Runner:
+    engine = ScriptedEngine(["done"], tokenizer=TOKENIZER, repeat_last=True)
+    return Runner(engine, Renderer(TOKENIZER), options=RunnerOptions(**options))
+
+
+def jobs_of(runner: Runner, count: int = 9):
+    return list(runner.stage(SPEC).jobs([{"n": n} for n in range(count)]))
+
+
+async def test_jobs_that_are_put_in_later_are_played_and_a_closed_feed_ends_the_run():
+    runner, feed = runner_of(), JobFeed()
+    jobs = jobs_of(runner, 3)
+    played = []
+
+    async with aclosing(runner.run_jobs(SPEC, feed, 2)) as groups:
+        feed.put(jobs[0])
+        async for group in groups:
+            played.append(group.group_id)
+            if len(played) == 1:
+                # Nothing runs now, so only the feed can keep the run alive.
+                asyncio.get_running_loop().call_soon(feed.put, jobs[1])
+            elif len(played) == 2:
+                feed.put(jobs[2])
+                feed.close()
+
+    assert played == [job.group_id for job in jobs]
+    assert feed.ended
+    assert Quiet.closed == 6
+
+
+async def test_a_run_whose_feed_is_closed_before_any_job_plays_nothing():
+    feed = JobFeed()
+    groups = runner_of().run_jobs(SPEC, feed, 2)
+    waiting = asyncio.create_task(anext(groups, None))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    feed.close()
+
+    assert await waiting is None
+
+
+async def test_a_job_begins_when_there_is_room_for_it():
+    begun: list[str] = []
+    runner, feed = runner_of(concurrency=1), JobFeed(lambda job: begun.append(job.group_id))
+    for job in jobs_of(runner, 4):
+        feed.put(job)
+    feed.close()
+    when: list[int] = []
+
+    async with aclosing(
+        runner.run_jobs(SPEC, feed, 1, on_trajectory=lambda _: when.append(len(begun)))
+    ) as groups:
+        ids = [group.group_id async for group in groups]
+
+    assert ids == begun
+    assert when == [1, 2, 3, 4]
+
+
+async def test_an_error_of_the_callback_ends_the_run_although_the_feed_is_open():
+    def fail(job):
+        raise ZeroDivisionError
+
+    feed = JobFeed(fail)
+    runner = runner_of()
+    groups = runner.run_jobs(SPEC, feed, 1)
+    feed.put(jobs_of(runner, 1)[0])
+
+    with pytest.raises(ZeroDivisionError):
+        await anext(groups)
+
+
+async def test_leaving_early_closes_the_environments_and_takes_no_further_job():
+    runner, feed = runner_of(concurrency=2), JobFeed()
+    jobs = jobs_of(runner)
+    for job in jobs:
+        feed.put(job)
+
+    async with aclosing(runner.run_jobs(SPEC, feed, 1)) as groups:
+        await anext(groups)
+    played = Quiet.closed
+    feed.put(jobs[0])
+
+    assert played >= 1
+    assert Quiet.closed == played
+    assert not feed.ended
+
+
+def test_groups_that_cannot_satisfy_the_policy_are_refused():
+    runner = runner_of(group_policy=GroupPolicy(min_usable=3))
+
+    with pytest.raises(UsageError, match="min_usable is 3"):
+        runner.run_jobs(SPEC, JobFeed(), 2)

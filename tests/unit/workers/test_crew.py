@@ -1,0 +1,297 @@
+"""The crew's rules, on workers of this process that die when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core import AgentEnvError, RunLimits, UsageError
+from agentenv.core.trajectory import StopReason
+from agentenv.engine import Sampling, load_engine
+from agentenv.envs import EnvSpec
+from agentenv.render import Renderer, byte_tokenizer
+from agentenv.runner import Job, Runner, RunnerOptions
+from agentenv.workers import Crew, EpisodeWorker, Order, Played, Recipe, WorkerLost
+from agentenv.workers.episode_worker import StageRecipe
+from helpers.deadly import Deadly
+from helpers.waiting import let_others_run, until
+
+SPEC = EnvSpec.of("helpers/InProcess-v0", Deadly, tasks=[{"x": x} for x in range(40)])
+
+
+class Here:
+    """A worker of this process; `dies_of` decides which episodes end it."""
+
+    def __init__(self, recipe: str, name: str, dies_of: Callable[[str, int], bool]) -> None:
+        self.name, self._dies_of = name, dies_of
+        self._worker = EpisodeWorker(recipe, name)
+        self._dead = asyncio.Event()
+        self.orders: list[tuple[str, int]] = []
+        self.closed = False
+        self.version = 0
+
+    async def start(self) -> None:
+        await self._worker.__aenter__()
+
+    async def play(self, order: Order) -> Played:
+        self.orders.append((order.job.task_id, order.member))
+        if self._dies_of(order.job.task_id, len(self.orders)):
+            self._dead.set()
+        playing = asyncio.ensure_future(self._worker.play(len(self.orders), order))
+        died = asyncio.ensure_future(self._dead.wait())
+        await asyncio.wait({playing, died}, return_when=asyncio.FIRST_COMPLETED)
+        died.cancel()
+        if self._dead.is_set():
+            playing.cancel()
+            raise WorkerLost(f"{self.name} died")
+        played = playing.result()
+        assert played is not None
+        return played
+
+    async def expect_weights(self, version: int) -> None:
+        self.version = version
+
+    async def stats(self) -> dict[str, Any]:
+        return self._worker.stats()
+
+    async def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            await self._worker.__aexit__()
+
+
+class Hired:
+    """Makes workers of this process and remembers them."""
+
+    def __init__(self, dies_of: Callable[[str, int], bool] = lambda task, number: False) -> None:
+        self.recipe = recipe().to_json()
+        self.dies_of = dies_of
+        self.workers: list[Here] = []
+        self.beside: list[str] = []
+
+    def __call__(self, name: str, beside: bool) -> Here:
+        self.workers.append(Here(self.recipe, name, self.dies_of))
+        self.beside += [name] * beside
+        return self.workers[-1]
+
+
+def recipe(**options: Any) -> Recipe:
+    return Recipe.of(
+        [SPEC], "random", runner=RunnerOptions(**options), limits=RunLimits(max_turns=3), sampling=Sampling()
+    )
+
+
+def runner(crew: Crew | None = None) -> Runner:
+    return Runner(
+        load_engine("random").engine, Renderer(byte_tokenizer()), RunLimits(max_turns=3), elsewhere=crew
+    )
+
+
+async def played(crew: Crew | None, tasks: int = 12) -> dict[str, Any]:
+    groups = runner(crew).run_groups(SPEC, SPEC.task_set().take(tasks))
+    return {group.group_id: group[0] async for group in groups}
+
+
+def marks(directory: Path) -> set[str]:
+    """Return what the environment has noted so far."""
+    return {path.name.partition("-")[0] for path in directory.iterdir()}
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    return ours.sequences == theirs.sequences and ours.reward == theirs.reward and ours.seed == theirs.seed
+
+
+def _stay(_: Recipe) -> None:
+    """Keep the directory."""
+
+
+@pytest.fixture(autouse=True)
+def _in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers are in this process, so the recipe must not change its directory."""
+    monkeypatch.setattr(Recipe, "enter_directory", _stay)
+
+
+async def test_a_crew_plays_the_episodes_of_one_process():
+    alone = await played(None)
+    hired = Hired()
+
+    async with Crew(hired, 3, [SPEC]) as crew:
+        together = await played(crew)
+
+    assert together.keys() == alone.keys()
+    assert all(same(together[key], alone[key]) for key in alone)
+    assert [len(worker.orders) for worker in hired.workers] == [4, 4, 4]
+    assert all(worker.closed for worker in hired.workers)
+
+
+async def test_what_a_dead_worker_had_is_played_again_and_ends_the_same():
+    alone = await played(None)
+    deaths = iter([True])
+    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
+
+    async with Crew(hired, 2, [SPEC]) as crew:
+        together = await played(crew)
+
+    assert all(same(together[key], alone[key]) for key in alone)
+    assert crew.deaths == 1
+    assert crew.lost == crew.replayed >= 1
+    assert len({worker.name for worker in hired.workers}) == 3
+
+
+async def test_an_episode_that_kills_every_worker_is_aborted_and_its_neighbours_are_not():
+    alone = await played(None)
+    poison = list(alone.values())[4].task_id
+    hired = Hired(lambda task, number: task == poison)
+
+    async with Crew(hired, 2, [SPEC]) as crew:
+        together = await played(crew)
+
+    bad = [record for record in together.values() if record.task_id == poison]
+    good = {key: record for key, record in together.items() if record.task_id != poison}
+    assert [(one.stop_reason, one.error.boundary) for one in bad] == [(StopReason.ABORTED, "worker")]
+    assert bad[0].untrainable_reason
+    assert bad[0].seed == next(one.seed for one in alone.values() if one.task_id == poison)
+    assert len(good) == 11
+    assert all(same(good[key], alone[key]) for key in good)
+    assert crew.deaths == 3
+    assert hired.beside  # the last attempt had a worker of its own
+
+
+async def test_the_counts_of_a_run_add_up_over_deaths():
+    deaths = iter([True])
+    hired = Hired(lambda task, number: number == 3 and next(deaths, False))
+
+    async with Crew(hired, 2, [SPEC]) as crew:
+        player = runner(crew)
+        async for _ in player.run_groups(SPEC, SPEC.task_set().take(12)):
+            pass
+
+    assert player.ledger.balanced
+    assert (player.ledger.submitted, player.ledger.in_flight) == (12, 0)
+
+
+async def test_a_replaced_worker_knows_the_weights():
+    deaths = iter([True])
+    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
+
+    async with Crew(hired, 2, [SPEC]) as crew:
+        await crew.expect_weights(7)
+        await played(crew)
+        await until(lambda: len(hired.workers) == 3 and hired.workers[2].version)
+
+    assert [worker.version for worker in hired.workers] == [7, 7, 7]
+
+
+async def test_a_crew_that_cannot_be_replaced_says_so(monkeypatch: pytest.MonkeyPatch):
+    hired = Hired(lambda task, number: True)
+    begin = Here.start
+
+    async def start(self: Here) -> None:
+        if len(hired.workers) > 1:
+            raise UsageError("no memory is left")
+        await begin(self)
+
+    monkeypatch.setattr(Here, "start", start)
+
+    with pytest.raises(AgentEnvError, match="cannot be replaced, after 3 attempts: no memory is left"):
+        async with Crew(hired, 1, [SPEC]) as crew:
+            await played(crew)
+
+
+async def test_a_worker_that_cannot_open_the_run_ends_it_at_once(monkeypatch: pytest.MonkeyPatch):
+    hired = Hired()
+    begin = Here.start
+
+    async def start(self: Here) -> None:
+        if self.name == "w2":
+            raise UsageError("there is no module 'shop'")
+        await begin(self)
+
+    monkeypatch.setattr(Here, "start", start)
+
+    with pytest.raises(UsageError, match="there is no module 'shop'"):
+        async with Crew(hired, 3, [SPEC]):
+            pass
+    assert all(worker.closed for worker in hired.workers)
+
+
+async def test_a_crew_tells_how_it_is_doing_at_its_end_at_the_latest():
+    deaths = iter([True])
+    told: list[Any] = []
+    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
+
+    async with Crew(hired, 2, [SPEC], told.append) as crew:
+        await played(crew)
+        await until(lambda: crew.summary().startswith("2/2"))
+        summary = crew.summary()
+
+    driver, *workers = told[-1]
+    assert (driver["worker"], driver["done"], driver["live"], driver["deaths"]) == ("driver", 12, 0, 1)
+    assert driver["replayed"] == crew.replayed > 0
+    assert len(workers) == 2
+    assert {"node", "pid", "rss_mb", "cpu_s", "lag_p99_s", "threads", "waits"} <= workers[0].keys()
+    assert summary == f"2/2 workers, 1 died, {crew.replayed} episodes played again"
+
+
+async def test_a_worker_that_does_not_answer_is_told_to_be_silent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agentenv.workers.crew.ANSWER_S", 0.0)
+    monkeypatch.setattr(Here, "stats", lambda self: asyncio.Event().wait())
+
+    async with Crew(Hired(), 1, [SPEC]) as crew:
+        (row,) = await crew.stats()
+
+    assert (row["worker"], row["silent"]) == ("w1", True)
+
+
+async def test_a_report_that_cannot_be_written_ends_nothing(caplog: pytest.LogCaptureFixture):
+    def fail(rows: object) -> None:
+        raise OSError("the disk is full")
+
+    async with Crew(Hired(), 1, [SPEC], fail) as crew:
+        together = await played(crew)
+
+    assert len(together) == 12
+    assert "the disk is full" in caplog.text
+
+
+async def test_a_user_that_is_an_object_is_refused():
+    async with Crew(Hired(), 1, [SPEC]) as crew:
+        with pytest.raises(UsageError, match=r"runner\.score"):
+            runner(crew).run_groups(SPEC, [{"x": 1}], score=lambda: 1.0)  # pyright: ignore[reportArgumentType]
+
+
+async def test_another_environment_is_refused():
+    other = EnvSpec.of("helpers/Other-v0", Deadly)
+    async with Crew(Hired(), 1, [SPEC]) as crew:
+        with pytest.raises(UsageError, match="do not know helpers/Other-v0"):
+            runner(crew).run_groups(other, [{"x": 1}])
+
+
+async def test_a_worker_ends_an_episode_that_is_cancelled_and_closes_its_environment(tmp_path: Path):
+    spec = EnvSpec.of("helpers/Waiting-v0", Deadly, kwargs={"directory": str(tmp_path)})
+    text = Recipe.of(
+        [spec], "random", runner=RunnerOptions(), limits=RunLimits(), sampling=Sampling()
+    ).to_json()
+
+    async with EpisodeWorker(text, "w1") as worker:
+        stage = runner().stage(spec)
+        job = next(iter(stage.jobs([{"x": -1, "kills": -1}])))
+        playing = asyncio.ensure_future(worker.play(1, order_of(stage, job)))
+        await until(lambda: marks(tmp_path))
+        worker.cancel(1)
+        ended = await playing
+        await let_others_run()
+
+    assert ended is None
+    assert "closed" in marks(tmp_path)
+
+
+def order_of(stage: Any, job: Job) -> Order:
+    template = stage.template
+    recipe = StageRecipe(0, template.limits, template.sampling, template.done_policy)
+    return Order(1, pickle.dumps(recipe), job, 0)

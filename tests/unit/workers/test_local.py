@@ -1,0 +1,155 @@
+"""Workers that are processes: the same episodes, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core import StopReason, UsageError
+from agentenv.runs import evaluate, find_run, rollout
+from agentenv.runs.view.data import run_data
+from agentenv.workers.current import mark_as_worker
+from helpers.waiting import wait_until
+from helpers.worker_runs import DEADLY, truth
+
+MAIN = "agentenv.workers.local_main"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def episodes(*, split: str = "train", directory: str = "", num_tasks: int = 20, workers: int = 0):
+    """Play tasks and return the episodes; without a directory, no task kills anything."""
+    groups = rollout(
+        DEADLY,
+        "random",
+        num_tasks=num_tasks,
+        group_size=2,
+        split=split,
+        env={"directory": directory},
+        limits={"max_turns": 3},
+        workers=workers,
+    )
+    return [episode for group in groups for episode in group]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_two_processes_play_and_write_the_episodes_of_one(tmp_path: Path):
+    settings: dict[str, Any] = {"num_tasks": 10, "group_size": 2, "limits": {"max_turns": 3}}
+
+    evaluate(DEADLY, "random", runs_dir="one", **settings)
+    evaluate(DEADLY, "random", runs_dir="two", workers=2, **settings)
+
+    one, two = find_run("last", "one"), find_run("last", "two")
+    assert truth(two) == truth(one)
+    assert len(two) == 20
+    assert two.vocabulary() == one.vocabulary()
+    assert [row["worker"] for row in two.workers()] == ["driver", "w1", "w2"]
+    assert len({row["pid"] for row in two.workers()}) == 3
+    assert run_data(two, vocabulary={})["workers"] == two.workers()
+    assert one.workers() == []
+    assert {row.key: row.answer for row in two.summaries} == {row.key: row.answer for row in one.summaries}
+
+
+def test_a_file_that_cannot_be_imported_in_a_worker_is_told():
+    text = f"\nimport sys\nif {MAIN!r} in sys.orig_argv:\n    raise ValueError('no table')\n"
+    Path("broken.py").write_text(Path(DEADLY).read_text().replace("helpers/", "broken/") + text)
+
+    with pytest.raises(UsageError, match="a worker cannot open this run: ValueError: no table"):
+        evaluate("broken.py", "random", num_tasks=2, workers=1)
+
+
+def test_a_worker_starts_no_workers(monkeypatch: pytest.MonkeyPatch):
+    import threading
+
+    monkeypatch.setattr("agentenv.workers.current._is_worker", threading.Event())
+    mark_as_worker()
+
+    with pytest.raises(UsageError, match="__name__ == '__main__'"):
+        evaluate(DEADLY, "random", num_tasks=2, workers=1)
+
+
+@pytest.mark.parametrize("model", ["smollm2", "hf:./model", "vllm:./model"])
+def test_a_model_in_the_drivers_process_is_refused(model: str):
+    with pytest.raises(UsageError, match="start a server"):
+        evaluate(DEADLY, model, num_tasks=2, workers=1)
+
+
+def test_a_cluster_without_workers_is_refused():
+    with pytest.raises(UsageError, match="say how many"):
+        evaluate(DEADLY, "random", num_tasks=2, ray="auto")
+
+
+@pytest.mark.slow
+def test_killed_workers_change_nothing_and_a_poison_episode_ends_alone(tmp_path: Path):
+    whole = truth(episodes(split="poison", num_tasks=40))
+
+    played = episodes(split="poison", num_tasks=40, directory=str(tmp_path), workers=3)
+
+    bad = [one for one in played if one.task["x"] == 3]
+    good = truth(one for one in played if one.task["x"] != 3)
+    assert [(one.stop_reason, one.error and one.error.boundary) for one in bad] == [
+        (StopReason.ABORTED, "worker")
+    ] * 2
+    assert "SIGKILL" in str(bad[0].error)
+    assert len(good) == 78
+    assert good == {key: whole[key] for key in good}
+
+
+@pytest.mark.slow
+def test_four_hundred_episodes_survive_the_death_of_two_of_three_workers(tmp_path: Path):
+    whole = truth(episodes(split="once", num_tasks=200))
+
+    played = truth(episodes(split="once", num_tasks=200, directory=str(tmp_path), workers=3))
+
+    assert sorted(path.name for path in tmp_path.glob("killed-*")) == ["killed-11-0", "killed-5-0"]
+    assert played == whole
+    assert len(whole) == 400
+
+
+@pytest.mark.slow
+def test_a_killed_driver_takes_its_workers_along_and_its_run_is_resumed(tmp_path: Path):
+    words = [sys.executable, "-m", "agentenv", "eval", "--runs-dir", "cut", "--json"]
+    task = [DEADLY, "-m", "random", "-n", "250", "-k", "2", "--workers", "2", "-o", "max_turns=3"]
+
+    def lines() -> int:
+        return sum(file.read_bytes().count(b"\n") for file in tmp_path.glob("cut/*/trajectories.jsonl"))
+
+    def workers(driver: int) -> list[int]:
+        words = ["ps", "-e", "-o", "pid=,ppid=,args="]
+        rows = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        found = [row.split(None, 2) for row in rows.splitlines()]
+        return [int(pid) for pid, parent, args in found if int(parent) == driver and MAIN in args]
+
+    driver = subprocess.Popen([*words, *task], stdout=subprocess.DEVNULL)
+    wait_until(lambda: lines() > 50, seconds=120)
+    ours = workers(driver.pid)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    kept = len(find_run("last", "cut"))
+
+    wait_until(lambda: not any(map(alive, ours)), seconds=60)
+    subprocess.run([*words, "--resume", "last", "--workers", "3"], check=True, capture_output=True)
+
+    assert len(ours) == 2
+    assert 50 < kept < 500
+    assert truth(find_run("last", "cut")) == truth(
+        one
+        for group in rollout(DEADLY, "random", num_tasks=250, group_size=2, limits={"max_turns": 3})
+        for one in group
+    )

@@ -1,0 +1,56 @@
+"""The recipe, from which a worker opens what the driver has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentenv.core import RunLimits, UsageError
+from agentenv.engine import Sampling
+from agentenv.envs import EnvSpec
+from agentenv.runner import DropToolOutputs, RunnerOptions
+from agentenv.workers import Recipe
+from helpers.deadly import Deadly
+
+SPEC = EnvSpec.of("helpers/Recipe-v0", Deadly, tasks=[{"x": 1}])
+
+
+def recipe(model: str = "random", **values: Any) -> Recipe:
+    given: dict[str, Any] = {
+        "runner": RunnerOptions(retries=0, history="rewrite"),
+        "limits": RunLimits(max_turns=3),
+        "sampling": Sampling(temperature=0.5, stop=("END",)),
+        **values,
+    }
+    return Recipe.of([SPEC], model, **given)
+
+
+def test_a_recipe_opens_the_same_runner_and_environment():
+    text = recipe(run_seed=7).to_json()
+
+    again = Recipe.from_json(text)
+    runner = again.load_runner(name="w1.")
+
+    assert again.to_json() == text
+    assert again.load_specs() == [SPEC]
+    assert (runner.run_seed, runner.limits.max_turns, runner.sampling.stop) == (7, 3, ("END",))
+    assert (runner.options.retries, runner.options.history) == (0, "rewrite")
+
+
+def test_workers_share_the_requests_of_each_server():
+    shared = recipe("http://a:8000/v1", workers=3, engine={"retry_s": 5.0})
+    limited = recipe("http://a:8000/v1", workers=4, engine={"concurrency": 8})
+
+    assert dict(shared.engine) == {"retry_s": 5.0, "concurrency": 86}
+    assert dict(limited.engine) == {"concurrency": 2}
+
+
+def test_a_part_that_is_an_object_is_refused():
+    with pytest.raises(UsageError, match="condenser"):
+        recipe(runner=RunnerOptions(condenser=DropToolOutputs()))
+
+
+def test_an_option_that_is_an_object_is_refused():
+    with pytest.raises(UsageError, match="cannot be sent to worker processes"):
+        recipe(engine={"seed": object()})
