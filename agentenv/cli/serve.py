@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -77,6 +78,10 @@ def run(
         python=python,
         extra=shlex.split(vllm),
     )
+    _until_told_to_end(lambda: serve(model, options, log=log, said=_say))
+
+
+def _until_told_to_end(serve: Callable[[], None]) -> None:
     # A service manager ends a process with SIGTERM. Like Ctrl-C, it ends vLLM too, but it is no failure.
     told_to_end = threading.Event()
 
@@ -86,7 +91,7 @@ def run(
 
     signal.signal(signal.SIGTERM, end)
     try:
-        serve(model, options, log=log, said=_say)
+        serve()
     except KeyboardInterrupt:
         if not told_to_end.is_set():
             raise
