@@ -1,0 +1,108 @@
+"""Measure a model turn over a chat API: posted, through the openai package, and with a bare HTTP client.
+
+    python benchmarks/chat.py
+    python benchmarks/chat.py --quick --json chat.json
+
+A mock server on loopback answers at once from another process, with a tool call in every turn except the
+last. The figures are CPU milliseconds of this process for each turn, as medians of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from runner import SCHEMA, cpu_ms, episodes, output, table, tokenizer
+from runner_peers import QUESTION, serve
+
+from agentenv.engine import OpenAIChatEngine
+from agentenv.render import Renderer
+
+AT_ONCE = 8
+
+
+def row(text: str, turns: int, count: int, repeats: int) -> dict[str, Any]:
+    """Measure one shape of episodes in the three ways."""
+    here, there = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there, turns), daemon=True)
+    server.start()
+    url = f"http://127.0.0.1:{here.recv()}/v1"
+    ways = {
+        "ms": ours(url, text, count, turns, sdk=None),
+        "sdk_ms": ours(url, text, count, turns, sdk="openai"),
+        "bare_ms": bare(url, text, count),
+    }
+    try:
+        found: dict[str, Any] = {
+            name: cpu_ms(play, (turns + 1) * count, repeats) for name, play in ways.items()
+        }
+    finally:
+        server.terminate()
+        server.join()
+    what = f"{turns} x 100, {AT_ONCE} at once"
+    return {"what": what, **found, "ours / bare": found["ms"] / found["bare_ms"]}
+
+
+def ours(url: str, text: str, count: int, turns: int, *, sdk: str | None) -> Callable[[], Awaitable[None]]:
+    """Return a function that plays episodes with the runner."""
+
+    async def play() -> None:
+        engine = OpenAIChatEngine("mock", base_url=url, api_key="k", sdk=sdk)
+        try:
+            await episodes(engine, None, text, count, AT_ONCE, turns)
+        finally:
+            await engine.close()
+
+    return play
+
+
+def bare(url: str, text: str, count: int) -> Callable[[], Awaitable[None]]:
+    """Return a function that holds the same conversations with nothing but an HTTP client."""
+
+    async def converse(http: aiohttp.ClientSession) -> None:
+        messages: list[Any] = [{"role": "user", "content": QUESTION}]
+        while True:
+            data = json.dumps({"model": "mock", "messages": messages, "tools": [SCHEMA]})
+            async with http.post(f"{url}/chat/completions", data=data) as reply:
+                message = json.loads(await reply.read())["choices"][0]["message"]
+            if not (calls := message.get("tool_calls")):
+                return
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls]
+            messages += [message, *results]
+
+    async def play() -> None:
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def one(http: aiohttp.ClientSession) -> None:
+            async with room:
+                await converse(http)
+
+        async with aiohttp.ClientSession() as http:
+            await asyncio.gather(*(one(http) for _ in range(count)))
+
+    return play
+
+
+def main() -> None:
+    """Measure and print the table, and write JSON if `--json` is set."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one repeat")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    text = output(Renderer(tokenizer()), 100)
+    rows = [row(text, turns, count, 1 if options.quick else 3) for turns, count in ((4, 64), (64, 8))]
+    table("Over a chat API, CPU ms a turn", rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
