@@ -221,7 +221,8 @@ class _Training:
                 return
             if self._run.is_first and on_warmup is not None:
                 on_warmup(good)
-            trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8)
+            steps = max(1, len(good) * plan.config.demo_epochs // 8)
+            trainer.warmup(good, steps=steps, batch_size=8)
 
     def _demonstrations(
         self, policy: DemonstrationPolicy, num_demos: int

@@ -686,6 +686,35 @@ async def test_runs_without_the_usual_are_shown_sensibly(tmp_path, kind):
 
 @needs_browser
 @pytest.mark.slow
+async def test_the_workers_of_a_run_are_a_table(tmp_path):
+    run = write_run(tmp_path, "crew", [episode(0, 0), episode(1, 0)])
+    busy = {"worker": "w1", "node": "gpu-7", "pid": 77, "live": 5, "rss_mb": 80.5, "cpu_s": 2.0}
+    busy |= {"done": 3, "lag_p99_s": 0.004, "threads": 9, "abandoned": 2}
+    busy["waits"] = {"engine": {"episodes": 4, "longest_s": 61.0}}
+    rows = [
+        {**busy, "live": 0},
+        busy,
+        {"worker": "<b>w2</b>", "silent": True},
+        {"worker": "driver", "deaths": 1},
+    ]
+    (run.path / "workers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "view.html").write_text(build_page([Run(run.path)]))
+    async with open_browser() as tab:
+        await tab.open((tmp_path / "view.html").as_uri())
+        await tab.until("document.body.innerText.includes('gpu-7')")
+        text = str(await tab.js("document.body.innerText"))
+
+        assert "engine 4 (61.00 s)" in text
+        assert "9 (2 hang)" in text
+        assert "<b>w2</b>" in text
+        assert "does not answer" in text
+        assert "1 workers died" in text
+        assert text.count("gpu-7") == 1
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
 async def test_live_page_keeps_its_place_when_a_run_appears(tmp_path):
     with (
         RunWriter.create("x", runs_dir=tmp_path, run_id="first", env_ids=("shop/Math-v0",)) as writer,
