@@ -200,7 +200,7 @@ function curveControls(again, found, onStep) {
     h("label", {}, "smoothing ", smooth),
     h("label", {}, log, " logarithmic"),
     stepChooser(found, onStep),
-    span("", "click a step for its episodes, drag to zoom, double-click for all"),
+    span("", onStep ? "click a step for its episodes, " : "", "drag to zoom, double-click for all"),
   );
 }
 

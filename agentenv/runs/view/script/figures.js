@@ -146,3 +146,20 @@ function bootstrapMean(values) {
   };
   return { mean: mean(values), low: at(0.025), high: at(0.975) };
 }
+
+// ---- the last step of a training, whose figures stand for the run
+const lastReports = new WeakMap();
+
+function lastReport(run) {
+  if (!lastReports.has(run)) {
+    const own = run.episodes.filter((e) => !e.o && e.w !== null);
+    const steps = new Set(own.map((e) => e.w));
+    const step = highest([...steps]);
+    const episodes = own.filter((e) => e.w === step);
+    const found = { step, steps: steps.size, count: episodes.length, report: reportOf(run, episodes) };
+    lastReports.set(run, steps.size ? found : null);
+  }
+  return lastReports.get(run);
+}
+
+const headline = (run) => (lastReport(run) || run).report.reward;

@@ -144,12 +144,10 @@ function rewardSection(run, report, episodes) {
 
 // The figures of a training are those of its last step: the policies of all steps have no mean.
 function lastStep(r, run) {
-  const steps = [...rewardsByStep(run).keys()];
-  if (!steps.length) return null;
-  const step = highest(steps);
-  const own = run.episodes.filter((e) => isOwn(e) && e.w === step);
-  const words = [link(`#/r/${r}/step/${step}`, "step " + step), `, the last of ${steps.length}`];
-  return [h("p", { class: "dim" }, "figures of ", words), figureCards(run, reportOf(run, own), own.length)];
+  const last = lastReport(run);
+  if (!last) return null;
+  const words = [link(`#/r/${r}/step/${last.step}`, "step " + last.step), `, the last of ${last.steps}`];
+  return [h("p", { class: "dim" }, "figures of ", words), figureCards(run, last.report, last.count)];
 }
 
 // Buttons that select what was trained on, held out or shown, where a run has more than one of them.
