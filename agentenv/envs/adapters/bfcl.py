@@ -76,7 +76,7 @@ class _Bench:
         self.turns[-1].append(calls)
         results, _ = self._utils.execute_multi_turn_func_call(
             calls,
-            self._entry["initial_config"],
+            self._entry["initial_config"],  # of which each object takes a copy
             self._entry["involved_classes"],
             "agentenv",
             self._entry["id"],

@@ -6,7 +6,6 @@ need the clients of a dozen model providers, and would make directories beside t
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import sys
@@ -79,9 +78,9 @@ def rows(category: str) -> list[dict[str, object]]:
     return [{"id": id, "category": category} for id in _entries(category)]
 
 
-def entry_of(category: str, id: str) -> dict[str, Any]:
-    """Return a new copy of a task as the leaderboard has it, with its functions and its `ground_truth`."""
-    return copy.deepcopy(_entries(category)[id])
+def entry_of(category: str, id: str) -> Mapping[str, Any]:
+    """Return a task as the leaderboard has it, with functions and `ground_truth`; do not change it."""
+    return _entries(category)[id]
 
 
 def language_of(category: str) -> str:

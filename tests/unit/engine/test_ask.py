@@ -7,6 +7,7 @@ import pytest
 from agentenv.core import EngineUnavailable, UsageError
 from agentenv.engine import ChatCompletion, Sampling, ScriptedEngine, ScriptedTurn, TextModel, Usage
 from agentenv.render import Renderer, byte_tokenizer
+from agentenv.testing import tool_call
 
 TOKENIZER = byte_tokenizer()
 QUESTION = [{"role": "user", "content": "Well?"}]
@@ -55,6 +56,20 @@ async def test_a_chat_engine_answers_with_the_usage_that_it_reported():
 
     assert (answer.text, answer.usage) == ("Yes.", Usage(7, 2, cost_usd=0.25))
     assert engine.asked == (QUESTION, (), Sampling(seed=3))
+
+
+async def test_tools_are_offered_and_their_calls_are_returned():
+    schema = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {}}}
+    engine = ScriptedEngine([tool_call("add", a=1)], tokenizer=TOKENIZER)
+    chat = Chat()
+
+    answer = await TextModel(engine, Renderer(TOKENIZER)).ask(QUESTION, Sampling(), [schema])
+    await TextModel(chat).ask(QUESTION, Sampling(), [schema])
+
+    (call,) = answer.tool_calls
+    assert (call.name, call.arguments, answer.text) == ("add", '{"a": 1}', "")
+    assert "Add." in engine.requests[0].prompt_text
+    assert chat.asked[1] == [schema]
 
 
 async def test_an_aborted_request_is_an_engine_that_is_unavailable():
