@@ -67,6 +67,7 @@ def test_four_hundred_episodes_survive_the_death_of_two_of_three_actors(tmp_path
     assert len(whole) == 400
 
 
+@pytest.mark.exhaustive  # it starts many actors; the rules themselves are tested with other workers
 def test_a_poison_episode_ends_alone(tmp_path: Path):
     whole = truth(episodes("poison", 10))
 
