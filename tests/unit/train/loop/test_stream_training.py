@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 from random import Random
 from zlib import crc32
 
@@ -19,7 +23,7 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.loop import Mixture, last_checkpoint
-from helpers.waiting import until
+from helpers.waiting import until, wait_until
 
 GROUPS = 2
 
@@ -263,3 +267,46 @@ def test_an_engine_that_shares_the_model_is_refused(tmp_path):
 
     with pytest.raises(UsageError, match="samples from the very model in training"):
         make(tmp_path, model=model, engine=TransformersEngine(model)).train()
+
+
+KILLED = """
+import json, sys
+sys.path[:0] = sys.argv[2:]
+from test_stream_training import last_checkpoint, make
+from pathlib import Path
+
+out = Path(sys.argv[1])
+trainer = make(out, save_steps=1)
+checkpoint = last_checkpoint(out)
+if checkpoint is not None:
+    trainer.resume(checkpoint)
+step = trainer.step
+
+def noted(groups, **options):
+    with (out / "trained.jsonl").open("a") as file:
+        file.write(json.dumps([trainer.steps_done, [group.group_id for group in groups]]) + "\\n")
+    return step(groups, **options)
+
+trainer.step = noted
+trainer.train()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_no_group_and_trains_none_twice(tmp_path):
+    own = Path(__file__)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(own.parent), str(own.parents[3])]
+    log = tmp_path / "trained.jsonl"
+
+    def lines() -> list[str]:
+        return log.read_text().splitlines() if log.exists() else []
+
+    for steps in (1, 3):  # killed while the first and about the third step are made
+        with subprocess.Popen(command) as process:
+            wait_until(lambda: len(lines()) >= steps, seconds=120)  # noqa: B023 - called in this turn
+            process.kill()
+    subprocess.run(command, check=True, timeout=300)
+
+    trained = dict(json.loads(line) for line in lines())
+    assert sorted(trained) == list(range(5))
+    assert Counter(chain(*trained.values())) == Counter(dealt(10))
