@@ -20,6 +20,7 @@ from agentenv.render.base import ParsedTurn, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
 from agentenv.render.encode import PieceEncoder
+from agentenv.render.openings import Openings
 from agentenv.render.origin import OriginCheck
 from agentenv.render.parse.grammar import Grammar, ToolIndex
 from agentenv.render.parse.scan import TurnText
@@ -88,6 +89,8 @@ class Renderer:
         self._encoder = PieceEncoder(self.tokenizer, self._diagnosis.control)
         reader = diagnosis.reader
         self._origin = OriginCheck(diagnosis.control, self.tokenizer, reader.template if reader else None)
+        pure = type(self._protocol) is TextProtocol and self._protocol.describe is None
+        self._openings = Openings(reader.template if reader and pure else None)
         self._names = {token_id: string for string, token_id in self._diagnosis.control.strings.items()}
         self.report: TemplateReport = self._diagnosis.report
         self.stop_token_ids: tuple[int, ...] = self._diagnosis.stop_token_ids
@@ -110,6 +113,9 @@ class Renderer:
         Raises:
             RenderError: The template refuses these messages.
         """
+        return self._openings.of(messages, self.tools, lambda: self._start(messages))
+
+    def _start(self, messages: Sequence[Message]) -> list[int]:
         try:
             return self._opening(messages)
         except RenderError:

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from agentenv.core.collector import fewer_collections
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.runner.elsewhere import Playing
 from agentenv.runner.feed import JobFeed, NoJobYet
@@ -228,12 +229,15 @@ async def play_groups(
             on_trajectory=on_trajectory,
         )
         try:
-            while (
-                (group := in_flight.next_group()) is not None or in_flight.running or in_flight.waits_for_jobs
-            ):
-                if group is not None:
-                    yield group
-                else:
-                    await in_flight.changed.wait()
+            with fewer_collections():
+                while (
+                    (group := in_flight.next_group()) is not None
+                    or in_flight.running
+                    or in_flight.waits_for_jobs
+                ):
+                    if group is not None:
+                        yield group
+                    else:
+                        await in_flight.changed.wait()
         finally:
             await in_flight.stop()

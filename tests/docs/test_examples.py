@@ -25,20 +25,25 @@ SHOWS = {
     "model_user": ["This kettle leaks.", "reward 1.0, ended by user_done"],
     "repair_json": ["Strict: 'the call is not valid JSON", "Lenient: '5', repaired: True"],
     "router": ["2 tokens to train on", "0 tokens to train on, last span by 'other'", "answered 1 of 2"],
+    "score": ["before: first 0.", "stage I: first 0.", "stage II: first 0.", "right to wrong"],
     "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
 }
 """Lines of each example's output; the demo and its plot have tests of their own."""
+ARGUMENTS = {"score": ["2", "1", "0"]}
+"""Arguments with which an example takes little time."""
+SLOW = {"score": pytest.mark.slow}
 WHOLE_ENVIRONMENTS = {"library_desk"}
 """Examples of a whole environment, which are longer than those that show one thing."""
 
 
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SHOWS])
 def test_an_example_runs_and_shows_what_it_is_for(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     if name == "repair_json":
         pytest.importorskip("json_repair", reason="needs the repair extra")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [name, *ARGUMENTS.get(name, [])])
 
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
