@@ -207,10 +207,11 @@ async def test_the_author_may_choose_what_is_trained(choice, trained):
         assert [sequence.num_trained_tokens > 0 for sequence in agent.captured.sequences] == trained
 
 
-async def test_a_reply_that_nobody_received_is_not_trained():
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+async def test_a_reply_that_nobody_received_is_not_trained(stream):
     gate = asyncio.Event()
     async with served([ScriptedTurn(text="late", gate=gate)]) as agent:
-        asking = asyncio.create_task(agent.chat([ASK]))
+        asking = asyncio.create_task(agent.chat([ASK], stream=stream))
         await until(lambda: agent.session.busy)
         asking.cancel()
         await asyncio.wait({asking})
