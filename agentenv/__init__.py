@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from agentenv.engine.factory import load_engine as load_engine
     from agentenv.envs.agent_env import AgentEnv as AgentEnv
     from agentenv.envs.env import Env as Env
+    from agentenv.envs.multi_env import MultiEnv as MultiEnv
     from agentenv.envs.registry import make as make
     from agentenv.envs.registry import register as register
     from agentenv.envs.registry import registry as registry
@@ -89,6 +90,7 @@ __all__ = sorted(
                 "engine.factory": ["load_engine"],
                 "envs.agent_env": ["AgentEnv"],
                 "envs.env": ["Env"],
+                "envs.multi_env": ["MultiEnv"],
                 "envs.registry": ["make", "register", "registry", "spec"],
                 "envs.rewards.group": ["GroupReward"],
                 "envs.rewards.judge": ["Judge"],

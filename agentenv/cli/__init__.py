@@ -36,7 +36,7 @@ VERBS = {
     "rescore": "score stored episodes with other rewards",
     "export": "write episodes as OpenAI messages, SFT rows, ATIF, parquet",
     "import": "read chat logs or ATIF into a run",
-    "serve": "serve a model with vLLM, or an environment to OpenEnv's clients",
+    "serve": "serve a model with vLLM or to agents, or an environment to OpenEnv's clients",
     "sandbox": "show which isolation for untrusted code works here",
     "doctor": "show what is installed, and what a model can do here",
 }

@@ -6,7 +6,11 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
+
+from agentenv.cli.tally import Tally, Ticker, waiting_text
+from agentenv.runs.store.index import new_summaries
 
 if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
@@ -17,6 +21,11 @@ __all__ = ["Dashboard", "held_out_lines", "sparkline", "step_line"]
 TELL_EVERY_S = 10.0
 _warmup_log = logging.getLogger("agentenv.train.loop.sft")
 _BARS = "▁▂▃▄▅▆▇█"
+LINE_EVERY_S = 30.0
+"""Time between two lines about what is played, where there is no terminal."""
+STATUS_EVERY_S = 0.5
+_NOT_TRAINED = ("held-out-", "demonstration:")
+"""With what the group ids of episodes begin that no step is made of."""
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
@@ -95,22 +104,34 @@ class _Records(logging.Handler):
 
 
 class Dashboard:
-    """Prints each finished step and every warning at once; a terminal also shows a moving status line."""
+    """Prints each finished step and every warning at once, and shows what is played between two steps.
+
+    What is played is a moving status line on a terminal, and a line every so often elsewhere. The episodes
+    are read from the run's directory, which has them wherever they were played.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._num_steps = 0
         self.drawn = ""
         """How the held-out episodes are sampled."""
         self._quiet = quiet
+        self._plan: TrainPlan | None = None
         self._history: list[Mapping[str, float]] = []
         self._handler = _Records(self)
         self._status: Any = None
+        self._ticker: Ticker | None = None
+        self._lock = Lock()
+        self._step = 0
+        self._offset = 0
+        self._tally = Tally()
 
     def begin(self, plan: TrainPlan) -> None:
-        """Print the environments, the model and the size of the run."""
-        config, self._num_steps = plan.config, plan.config.max_steps
+        """Print the environments, the model and the size of the run, and begin to watch it."""
+        config, self._plan, self._num_steps = plan.config, plan, plan.config.max_steps
         warm = config.eval_temperature
         self.drawn = f"temperature {warm:g}" if warm else "greedy"
+        self._step = plan.resumed_step
+        self._offset = new_summaries(plan.path, 0)[1]
         if not self._quiet and sys.stdout.isatty():
             from rich.console import Console
             from rich.status import Status
@@ -123,6 +144,9 @@ class Dashboard:
         )
         if plan.resumed_step:
             self.say(f" resumed at step {plan.resumed_step}")
+        if not self._quiet:
+            self._ticker = Ticker(self._tick, LINE_EVERY_S if self._status is None else STATUS_EVERY_S)
+            self._ticker.start()
 
     def warmed_up(self, shown: Sequence[Trajectory]) -> None:
         """Print the number and the mean reward of the demonstrations."""
@@ -146,8 +170,36 @@ class Dashboard:
             return
         self._history.append(metrics)
         self.say(step_line(step, self._num_steps, self._history))
+        if self._plan is not None:
+            with self._lock:
+                self._offset = new_summaries(self._plan.path, self._offset)[1]
+                self._tally, self._step = Tally(), step
+
+    def line(self) -> str:
+        """Return what was played since the last step, and what the episodes being played wait for."""
+        if self._plan is None:
+            return ""
+        with self._lock:
+            found, self._offset = new_summaries(self._plan.path, self._offset)
+            for summary in found:
+                if not summary.group_id.startswith(_NOT_TRAINED):
+                    self._tally.add(summary)
+            config = self._plan.config
+            parts = [
+                f"step {self._step + 1}/{config.max_steps}",
+                f"{self._tally.episodes} episodes ({config.groups_per_step * config.num_generations} a step)",
+                self._tally.facts(),
+            ]
+        waits = waiting_text(self._plan.waiting()) if self._plan.waiting is not None else ""
+        return "  ".join([*parts, *([f"waiting for {waits}"] if waits else [])])
+
+    def _tick(self) -> None:
         if self._status is not None:
-            self._status.update(f"step {step + 1}/{self._num_steps}")
+            from rich.markup import escape
+
+            self._status.update(escape(self.line()))
+        else:
+            self.say(f" {self.line()}")
 
     def __enter__(self) -> Self:
         logging.getLogger("agentenv").addHandler(self._handler)
@@ -157,5 +209,6 @@ class Dashboard:
     def __exit__(self, *_: object) -> None:
         logging.getLogger("agentenv").removeHandler(self._handler)
         _warmup_log.setLevel(logging.NOTSET)
-        if self._status is not None:
-            self._status.stop()
+        for shown in (self._ticker, self._status):
+            if shown is not None:
+                shown.stop()

@@ -25,6 +25,16 @@ ROWS = {
 }
 """Formats with one line for each row, and the function in `agentenv.interop` that makes the rows."""
 FORMATS = (*ROWS, "inspect", "atif", "parquet")
+_NOT_SAMPLED = frozenset({"demonstration", "held-out"})
+LEFT_OUT = {
+    "sft": frozenset({"held-out"}),
+    "trl": _NOT_SAMPLED,
+    "verl": _NOT_SAMPLED,
+    "slime": _NOT_SAMPLED,
+    "prime-rl": _NOT_SAMPLED,
+}
+"""Roles of a training's episodes that must not be trained on in a format: held-out ones never, and
+demonstrations not where the rows count as samples of the policy."""
 UNITS = {"trl": "rows", "verl": "rows", "slime": "rows", "inspect": "logs"}
 
 
@@ -61,6 +71,9 @@ def run(
         target = Path(output or source.path / shape)
         count = sum(_write(target / file, [document]) for file, document in _documents(source, shape))
     print(f"{target}  {count} {UNITS.get(shape, 'episodes')}")
+    for role in sorted(LEFT_OUT.get(shape, ())):
+        if number := sum(source.role(episode) == role for episode in source.summaries):
+            print(f"left out: {number} {role} episodes")
     if not count:
         print(f"nothing was written: none of the {len(source)} episodes can be written as {shape}")
         raise typer.Exit(1)
@@ -69,12 +82,14 @@ def run(
 def _rows(source: Any, shape: str, tokenizer: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     module, _, function = ROWS[shape].partition(":")
     rows = getattr(import_module(f"agentenv.interop.{module}"), function)
+    left_out = LEFT_OUT.get(shape, frozenset[str]())
     if shape == "slime":
-        for group in rows(source.groups(), _decoder(source, tokenizer)):
+        groups = (group for group in source.groups() if source.role(group[0]) not in left_out)
+        for group in rows(groups, _decoder(source, tokenizer)):
             for entry in group:
                 yield from entry if isinstance(entry, list) else [entry]
     else:
-        yield from rows(source, **options)
+        yield from rows((episode for episode in source if source.role(episode) not in left_out), **options)
 
 
 def _decoder(source: Any, tokenizer: str) -> Callable[[list[int]], str]:

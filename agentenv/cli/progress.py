@@ -1,17 +1,18 @@
-"""Show the progress of an evaluation: a bar or, without a terminal, a line every so often, and new errors."""
+"""Show the progress of an evaluation: a live table or, without a terminal, a line every so often."""
 
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any, Self
 
+from agentenv.cli.tally import Tally, Ticker, interval_text, waiting_text
 from agentenv.runs.store.summary import EpisodeSummary
 
 __all__ = ["EvalProgress"]
 
 LINE_EVERY_S = 30.0
-"""Least time between two lines of progress where there is no terminal."""
+"""Time between two lines of progress where there is no terminal."""
+_MAX_ERRORS = 5
 
 
 class EvalProgress:
@@ -19,20 +20,16 @@ class EvalProgress:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._bar: Any = None
-        self._task: Any = None
         self._evaluation: Any = None
+        self._live: Any = None
+        self._bar: Any = None
+        self._ticker: Ticker | None = None
         self._seen: set[str] = set()
-        self._rewards = 0.0
-        self._scored = 0
-        self._failed = 0
-        self._tokens = 0
-        self._began = self._last_line = time.monotonic()
-        self._done = 0
-        self._total = 0
+        self._all = Tally()
+        self._envs: dict[str, Tally] = {}
 
     def begin(self, evaluation: Any, run_id: str) -> None:
-        """Print the head line and make the progress bar."""
+        """Print the head line, count what a stopped run finished, and make the table."""
         if self._quiet:
             return
         config = evaluation.config
@@ -43,62 +40,97 @@ class EvalProgress:
             f" · {config.runner.concurrency} at once{_workers(config)} · seed {config.seed}   run {run_id}"
         )
         self._evaluation = evaluation
-        self._done, self._total = evaluation.num_finished, evaluation.num_episodes
+        self._all = Tally(config.group_size)
+        self._envs = {spec.id: Tally(config.group_size) for spec in evaluation.specs}
+        for summary in evaluation.earlier:
+            self._count(summary, earlier=True)
         if evaluation.num_finished:
             print(f" {evaluation.num_finished} episodes were finished earlier")
-        if not sys.stdout.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        if sys.stdout.isatty():
+            self._make_table()
+        else:
+            self._ticker = Ticker(self._print_line, LINE_EVERY_S)
 
-        columns = (MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[facts]}"))
-        self._bar = Progress(*columns, console=Console(), transient=True)
-        self._task = self._bar.add_task(
-            "", total=evaluation.num_episodes, completed=evaluation.num_finished, facts=""
-        )
+    def _make_table(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+        self._bar = Progress(MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
+        self._bar.add_task("", total=self._evaluation.num_episodes, completed=self._all.episodes)
+        console = Console()
+        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=True)
 
     def episode(self, summary: EpisodeSummary) -> None:
-        """Count one finished episode."""
-        self._tokens += summary.sampled_tokens
-        if summary.scored:
-            self._scored += 1
-            self._rewards += summary.reward or 0.0
-        if summary.error:
-            self._failed += 1
-            if summary.error not in self._seen and len(self._seen) < 5:
-                self._seen.add(summary.error)
-                where = f" ({summary.where})" if summary.where else ""
-                self._say(f" ✕ task {summary.task_id}: {summary.error}{where}")
-        self._done += 1
-        now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._task, advance=1, facts=self._facts(now))
-        elif now - self._last_line >= LINE_EVERY_S and self._done < self._total:
-            self._last_line = now
-            self._say(f" {self._done} of {self._total} episodes  {self._facts(now)}")
-
-    def _facts(self, now: float) -> str:
-        rate = self._tokens / max(1e-9, now - self._began)
-        mean = f"{self._rewards / self._scored:.3f}" if self._scored else "-"
-        crew = "" if self._evaluation is None or not (its := self._evaluation.crew) else f"  {its.summary()}"
-        return f"{rate:,.0f} tok/s  reward {mean}  err {self._failed}{crew}"
-
-    def _say(self, text: str) -> None:
+        """Count one finished episode, and print the first of each error."""
         if self._quiet:
             return
+        self._count(summary)
+        if summary.error and summary.error not in self._seen and len(self._seen) < _MAX_ERRORS:
+            self._seen.add(summary.error)
+            where = f" ({summary.where})" if summary.where else ""
+            self._say(f" ✕ task {summary.task_id}: {summary.error}{where}")
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.update(self._bar.task_ids[0], completed=self._all.episodes)
+
+    def _count(self, summary: EpisodeSummary, *, earlier: bool = False) -> None:
+        for tally in (self._all, self._envs.get(summary.env_id)):
+            if tally is not None:
+                tally.add(summary, earlier=earlier)
+
+    def line(self) -> str:
+        """Return the progress on one line, with the figures of the table."""
+        total = self._evaluation.num_episodes
+        tasks = sum(map(len, self._evaluation.tasks))
+        parts = [
+            f"{self._all.episodes} of {total} episodes",
+            f"{self._all.tasks_done} of {tasks} tasks",
+            self._all.facts(),
+        ]
+        return "  ".join([*parts, *self._elsewhere()])
+
+    def _elsewhere(self) -> list[str]:
+        """Return what the episodes wait for, and how many workers are alive, as far as there are any."""
+        waits = waiting_text(self._evaluation.waiting())
+        crew = self._evaluation.crew
+        return [*([f"waiting for {waits}"] if waits else []), *([crew.summary()] if crew else [])]
+
+    def _print_line(self) -> None:
+        if self._all.episodes < self._evaluation.num_episodes:
+            self._say(f" {self.line()}")
+
+    def _table(self) -> Any:
+        """Return the bar, a row for each environment, and what the episodes wait for."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 1))
+        for name in ("environment", "tasks", "episodes", "reward", "95 %", "failed"):
+            table.add_column(name, justify="left" if name == "environment" else "right")
+        for (name, tally), tasks in zip(self._envs.items(), self._evaluation.tasks, strict=True):
+            mean = f"{tally.reward.mean:.3f}" if tally.reward.count else "-"
+            row = (f"{tally.tasks_done}/{len(tasks)}", str(tally.episodes), mean, interval_text(tally.reward))
+            table.add_row(Text(name), *row, str(tally.failed))
+        return Group(self._bar, table, Text(" " + " · ".join([self._all.speed(), *self._elsewhere()])))
+
+    def _say(self, text: str) -> None:
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
         else:
             print(text, flush=True)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        if self._live is not None:
+            self._live.start(refresh=True)
+        if self._ticker is not None:
+            self._ticker.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        for shown in (self._live, self._ticker):
+            if shown is not None:
+                shown.stop()
 
 
 def _workers(config: Any) -> str:

@@ -1,4 +1,4 @@
-"""`agentenv serve`: serve a model with vLLM, ready for training, or an environment to OpenEnv's clients."""
+"""`agentenv serve`: serve a model with vLLM, an environment to OpenEnv's clients, or a model to agents."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 
 from agentenv.cli.options import AllowHostOption, NoTokenOption, TokenOption, chosen_token
 from agentenv.core.errors import UsageError
+from agentenv.core.serving.guard import Guard
 
 __all__ = ["app"]
 
@@ -23,6 +24,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def run(
     model: str = typer.Argument("", metavar="[MODEL]", help="Directory or Hub name of a model, for vLLM."),
     env: str = typer.Option("", "--env", metavar="ENV", help="Serve this environment to OpenEnv's clients."),
+    capture: str = typer.Option(
+        "", "--capture", metavar="MODEL", help="Serve this model to agents, and keep their episodes as a run."
+    ),
     host: str = typer.Option(
         "127.0.0.1", "--host", help="Address; a model has no token, so keep it private."
     ),
@@ -31,7 +35,12 @@ def run(
     token: str = TokenOption,
     no_token: bool = NoTokenOption,
     allow_host: list[str] = AllowHostOption,
-    dtype: str = typer.Option("auto", "--dtype", help="With MODEL: type of the weights."),
+    dtype: str = typer.Option(
+        "auto",
+        "--dtype",
+        help="With MODEL: type of the weights.",
+        hidden=True,  # --vllm has it too
+    ),
     max_model_len: int | None = typer.Option(
         None, "--max-model-len", help="With MODEL: tokens of the context."
     ),
@@ -42,14 +51,20 @@ def run(
     log: Path = typer.Option(Path("vllm.log"), "--log", help="With MODEL: file for vLLM's output."),
     vllm: str = typer.Option("", "--vllm", metavar="ARGS", help="With MODEL: more arguments for vLLM."),
 ) -> None:
-    """Serve a model (vLLM, ready for rollouts and weight updates) or an environment (OpenEnv)."""
-    if bool(model) == bool(env):
-        raise UsageError("serve needs either MODEL or --env ENV", remedy="see agentenv serve --help")
+    """Serve a model (vLLM, ready for weight updates), an environment (OpenEnv), or a model to agents."""
+    if [bool(model), bool(env), bool(capture)].count(True) != 1:
+        raise UsageError(
+            "serve needs MODEL, --env ENV or --capture MODEL", remedy="see agentenv serve --help"
+        )
+    if capture:
+        guard = Guard.of(host, chosen_token(token, no_token), allow_host or ())
+        asyncio.run(_capture(capture, guard, port))
+        return
     if env:
         from agentenv.interop.openenv import serve_forever
 
-        guard = {"token": chosen_token(token, no_token), "allowed_hosts": allow_host or ()}
-        asyncio.run(serve_forever(env, host=host, port=port, said=_say, max_sessions=sessions, **guard))
+        rules = {"token": chosen_token(token, no_token), "allowed_hosts": allow_host or ()}
+        asyncio.run(serve_forever(env, host=host, port=port, said=_say, max_sessions=sessions, **rules))
         return
     from agentenv.engine.vllm.launch import ServeOptions, serve
 
@@ -75,6 +90,16 @@ def run(
     except KeyboardInterrupt:
         if not told_to_end.is_set():
             raise
+
+
+async def _capture(model: str, guard: Guard, port: int) -> None:
+    from agentenv.engine.factory import load_engine
+    from agentenv.runs.capture import ENV_ID, capture_forever
+    from agentenv.runs.store.writer import RunWriter
+
+    loaded = load_engine(model)
+    with RunWriter.create(ENV_ID, env_ids=(ENV_ID,), model=model) as writer:
+        await capture_forever(loaded, writer, guard, port=port, said=_say)
 
 
 def _say(text: str) -> None:

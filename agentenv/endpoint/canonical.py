@@ -4,7 +4,7 @@ Clients change what they were sent: they strip white space, write arguments anew
 change does not matter, because the recorded tokens are kept. Every other change makes another message:
 
 1. A message of the assistant is its text without white space at its ends, and its calls with their ids and
-   names. Arguments are compared as values, so `1.0` equals `1` and the order of keys does not matter.
+   names in any order. Arguments are compared as values, so `1.0` equals `1` and so are their keys.
 2. Every other message is its role, its content and the id of the call that it answers.
 3. Thinking is not a part of the form, because most clients drop it. Thinking that comes back changed is
    found by `same_thinking`.
@@ -46,7 +46,7 @@ def canonical(message: Message) -> list[object]:
             content = text_of(message)
         return [message["role"], content or "", message.get("tool_call_id") or ""]
     calls = message.get("tool_calls") or ()
-    return ["assistant", text_of(message).strip(), [_canonical_call(call) for call in calls]]
+    return ["assistant", text_of(message).strip(), sorted(_canonical_call(call) for call in calls)]
 
 
 def _canonical_call(call: ToolCallMessage) -> list[str]:

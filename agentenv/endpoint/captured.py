@@ -55,12 +55,14 @@ class CapturedTurn:
 class OpenSequence:
     """A sequence of tokens that still grows."""
 
-    # Invariant: `token_ids` is the concatenation of the tokens of `pieces`.
+    # Invariant: the first `size` of `token_ids` are the tokens of `pieces`; more are those of a request that
+    # is being answered.
     cause: str
     """How it began: `new`, `edited`, `forked` or `parallel`."""
     parent: int | None = None
     shared_tokens: int = 0
     token_ids: list[int] = field(default_factory=list[int])
+    size: int = 0
     pieces: list[tuple[Source, Sequence[int], CapturedTurn | int]] = field(
         default_factory=list[tuple[Source, Sequence[int], "CapturedTurn | int"]]
     )
@@ -72,10 +74,11 @@ class OpenSequence:
     """True while a request that goes on from the tail is being answered."""
 
     def append(self, source: Source, token_ids: Sequence[int], turn: CapturedTurn | int) -> None:
-        """Append tokens."""
+        """Append tokens, which may stand at the end of `token_ids` already."""
         if token_ids:
             self.pieces.append((source, token_ids, turn))
-            self.token_ids.extend(token_ids)
+            self.token_ids[self.size :] = token_ids
+            self.size += len(token_ids)
 
     @property
     def has_tools(self) -> bool:

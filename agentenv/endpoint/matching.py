@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from agentenv.core.messages import JsonValue, Message, ToolCall
+from agentenv.core.messages import JsonValue, Message, ToolCall, text_of
 from agentenv.endpoint.canonical import digest, echoes_of, next_digest, same_thinking
 
 __all__ = ["Match", "Node", "ReplyTree"]
@@ -31,7 +31,7 @@ class Node:
     calls: tuple[ToolCall, ...] = ()
     """The calls with the ids that the model's tokens say; the client may have been sent others."""
     history: Sequence[Message] = ()
-    """The conversation before the reply, as the renderer was given it."""
+    """The conversation before the reply, as the client sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Match:
         return self.node is not None and bool(self.rest) and not foreign
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Read:
     """A request that was read, so that the next one, which begins with the same messages, is read faster."""
 
@@ -84,9 +84,19 @@ class ReplyTree:
                     return Match(keys[-1], nodes[-1], messages[index + 1 :], len(nodes) > 1)
         return Match(keys[-1], None, messages)
 
-    def add(self, key: bytes, node: Node) -> None:
-        """File a reply to the request that has this digest."""
-        self._index.setdefault(next_digest(key, node.reply), []).append(node)
+    def add(self, key: bytes, node: Node, *, stop: str | None = None) -> None:
+        """File a reply.
+
+        Args:
+            key: digest of the request.
+            node: the reply.
+            stop: the stop string that ended the reply, which some clients put back at its end.
+        """
+        forms = [node.reply]
+        if stop is not None:
+            forms.append({**node.reply, "content": text_of(node.reply) + stop})
+        for form in forms:
+            self._index.setdefault(next_digest(key, form), []).append(node)
 
     def _nodes(self, key: bytes, returned: Message) -> list[Node]:
         return [node for node in self._index.get(key, ()) if same_thinking(node.reply, returned)]
@@ -119,11 +129,11 @@ class ReplyTree:
 
         Comparing messages is much cheaper than writing each as JSON again for its digest.
         """
-        fitting = [
-            read
-            for read in self._reads
-            if len(read.messages) <= len(messages)
-            and read.tools == tools
-            and messages[: len(read.messages)] == read.messages
-        ]
-        return max(fitting, key=lambda read: len(read.messages), default=None)
+        for read in sorted(self._reads, key=lambda read: -len(read.messages)):
+            size = len(read.messages)
+            # The last message differs most often, so it is compared first.
+            if not 0 < size <= len(messages) or messages[size - 1] != read.messages[-1]:
+                continue
+            if read.tools == tools and messages[:size] == read.messages:
+                return read
+        return None

@@ -35,8 +35,6 @@ class Place:
     match: Match
     renderer: RendererProtocol | None
     """Renderer bound to the tools of the request; None if the engine only speaks text."""
-    shown: Sequence[Message]
-    """The conversation as the renderer is given it."""
 
 
 class Placer:
@@ -47,7 +45,7 @@ class Placer:
     """
 
     # Invariant: a sequence is `busy` exactly while a request that goes on from its tail is being answered.
-    # Tokens are appended to it only when the reply has arrived.
+    # Meanwhile its `token_ids` end with the tokens of that request, which are no piece of it yet.
 
     def __init__(self, renderer: RendererProtocol | None) -> None:
         self.sequences: list[OpenSequence] = []
@@ -69,14 +67,15 @@ class Placer:
         if match.node is not None:
             self._note_results(match.node, match.rest)
         renderer = self.bound(asked.tools)
-        named = self.names.named(asked.messages)
-        shown = self.names.shown(named)
-        place = self._appended(match, shown, renderer) or self._begun(asked, match, shown, renderer)
+        place = self._appended(match, renderer) or self._begun(asked, match, renderer)
         place.sequence.busy = True
+        place.sequence.token_ids.extend(place.new_ids)
         return place
 
-    def file(self, place: Place, turn: CapturedTurn, ids: Sequence[int], node: Node) -> None:
-        """Append the tokens of a request and of its reply, and file the reply."""
+    def file(
+        self, place: Place, turn: CapturedTurn, ids: Sequence[int], node: Node, *, stop: str | None
+    ) -> None:
+        """Append the tokens of a request and its reply, and file the reply, which `stop` may end."""
         sequence, match = place.sequence, place.match
         before = match.node.turn if match.node is not None else -1
         if self.turns and not sequence.turns:
@@ -86,12 +85,14 @@ class Placer:
         sequence.turns.append(turn)
         sequence.tail = node
         self.turns.append(turn)
-        self._tree.add(match.key, node)
+        self._tree.add(match.key, node, stop=stop)
 
     def free(self, place: Place) -> None:
-        """Let others go on from the place."""
-        place.sequence.busy = False
-        if not place.sequence.turns and self.sequences[-1] is place.sequence:
+        """Let others go on from the place; tokens whose request was not answered are taken back."""
+        sequence = place.sequence
+        sequence.busy = False
+        del sequence.token_ids[sequence.size :]
+        if not sequence.turns and self.sequences[-1] is sequence:
             self.sequences.pop()  # its request was not answered
 
     def bound(self, tools: Sequence[Mapping[str, JsonValue]]) -> RendererProtocol | None:
@@ -103,6 +104,10 @@ class Placer:
             bound = self._bound[key] = self._renderer.bind(tools)
         return bound
 
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages of a client as the renderer is given them."""
+        return self.names.shown(self.names.named(messages))
+
     def _note_results(self, node: Node, rest: Sequence[Message]) -> None:
         """Note that a reply arrived, and what its calls returned."""
         turn = self.turns[node.turn]
@@ -110,9 +115,7 @@ class Placer:
         if not turn.results:
             turn.results = results_of(turn.calls, rest)
 
-    def _appended(
-        self, match: Match, shown: Sequence[Message], renderer: RendererProtocol | None
-    ) -> Place | None:
+    def _appended(self, match: Match, renderer: RendererProtocol | None) -> Place | None:
         """Return the place after the reply that the request goes on from; None if nothing can be appended."""
         node = match.node
         if node is None or not match.extends:
@@ -120,25 +123,23 @@ class Placer:
         parent = self.sequences[node.sequence]
         new: Sequence[int] = ()
         if renderer is not None:
-            history = node.history if renderer.report.verdict == "history" else None
-            rest = shown[len(shown) - len(match.rest) :]
+            history = self._shown(node.history) if renderer.report.verdict == "history" else None
+            rest = self._shown(match.rest)
             try:
                 new = renderer.extend(parent.token_ids[node.start : node.end], node.calls, rest, history)
             except RenderError:
                 return None  # the whole conversation may still be rendered
         if parent.tail is node and not parent.busy:
-            return Place(node.sequence, parent, new, match, renderer, shown)
+            return Place(node.sequence, parent, new, match, renderer)
         cause = "parallel" if parent.tail is node else "forked"
         sequence = OpenSequence(cause=cause, parent=node.sequence, shared_tokens=node.end)
-        return self._opened(sequence, [*parent.token_ids[: node.end], *new], match, renderer, shown)
+        return self._opened(sequence, [*parent.token_ids[: node.end], *new], match, renderer)
 
-    def _begun(
-        self, asked: Asked, match: Match, shown: Sequence[Message], renderer: RendererProtocol | None
-    ) -> Place:
+    def _begun(self, asked: Asked, match: Match, renderer: RendererProtocol | None) -> Place:
         """Return the place of a request whose conversation is rendered as a whole."""
-        ids = [] if renderer is None else renderer.start(shown)
+        ids = [] if renderer is None else renderer.start(self._shown(asked.messages))
         answered = any(message["role"] == "assistant" for message in asked.messages)
-        return self._opened(OpenSequence(cause="edited" if answered else "new"), ids, match, renderer, shown)
+        return self._opened(OpenSequence(cause="edited" if answered else "new"), ids, match, renderer)
 
     def _opened(
         self,
@@ -146,7 +147,6 @@ class Placer:
         ids: Sequence[int],
         match: Match,
         renderer: RendererProtocol | None,
-        shown: Sequence[Message],
     ) -> Place:
         self.sequences.append(sequence)
-        return Place(len(self.sequences) - 1, sequence, ids, match, renderer, shown)
+        return Place(len(self.sequences) - 1, sequence, ids, match, renderer)

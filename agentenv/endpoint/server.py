@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -56,13 +56,21 @@ class Endpoint:
     Args:
         guard: rules for whom the server answers; the secrets of the sessions stand in for its token.
         model: name of the model in the list of models.
+        key_of: returns the keys that a request may carry in place of the guard's token.
     """
 
-    def __init__(self, guard: Guard | None = None, *, model: str = "agentenv") -> None:
+    def __init__(
+        self,
+        guard: Guard | None = None,
+        *,
+        model: str = "agentenv",
+        key_of: Callable[[web.Request], Iterable[str]] = lambda _: (),
+    ) -> None:
         self.guard = guard or Guard(token="")
         self.url = ""
         """Address of the server, once it listens."""
         self._model = model
+        self._key_of = key_of
         self._sessions: dict[str, _Open] = {}
 
     def open(self, session: Session) -> str:
@@ -87,7 +95,8 @@ class Endpoint:
 
     def app(self) -> web.Application:
         """Return the aiohttp application of the server."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guarded(self.guard)])
+        asks_first = guarded(self.guard, tokens=self._key_of)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[asks_first])
         for path in WIRES:
             app.router.add_post("/s/{secret}" + path, self._answer)
         app.router.add_post("/s/{secret}/v1/messages/count_tokens", self._count)

@@ -287,8 +287,9 @@ class Session:
 
     async def _sample(self, asked: Asked, place: Place, number: int) -> CapturedTurn:
         began = time.perf_counter()
-        prompt = [*place.sequence.token_ids, *place.new_ids]
-        sampling = self._sampling(asked, number, len(prompt))
+        prompt = place.sequence.token_ids
+        prompt_tokens = len(prompt)
+        sampling = self._sampling(asked, number, prompt_tokens)
         known = self.options.announce(asked.messages, asked.tools)
         if known is not None:
             playing.set(known)
@@ -311,7 +312,7 @@ class Session:
             parsed = renderer.parse(sampled.token_ids)
             reply, calls, finish_reason = parsed.message, parsed.tool_calls, sampled.finish_reason
         taken = Taken(sampled, reply, calls, finish_reason, sampling, version, time.perf_counter() - began)
-        return self._record(asked, place, taken, len(prompt))
+        return self._record(asked, place, taken, prompt_tokens)
 
     def _refuse_abort(self, sampled: Completion) -> None:
         """Refuse a completion that the engine gave up.
@@ -358,9 +359,9 @@ class Session:
             end=start + len(ids),
             reply=message,
             calls=taken.calls,
-            history=place.shown,
+            history=asked.messages,
         )
-        placer.file(place, turn, ids, node)
+        placer.file(place, turn, ids, node, stop=stop)
         self._sampled += turn.num_tokens
         if isinstance(sampled, ChatCompletion):
             prompt_tokens = sampled.usage.prompt_tokens

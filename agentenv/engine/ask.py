@@ -1,15 +1,15 @@
-"""Send messages to a model and read its answer as text, as judges, simulated users and summaries do.
+"""Send messages to a model and read its answer, as judges, simulated users and summaries do.
 
 The answer is never trained on, so unlike a turn of the policy it needs no token ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentenv.core.errors import EngineUnavailable, UsageError
-from agentenv.core.messages import Message, text_of
+from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, text_of
 from agentenv.engine.base import OWN_ADAPTER, ChatEngine, Engine, FinishReason, Sampling, Usage
 from agentenv.engine.factory import load_engine
 from agentenv.render.base import RendererProtocol
@@ -19,11 +19,19 @@ __all__ = ["Answer", "TextModel"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a model, as text."""
+    """The answer of a model."""
 
-    text: str
+    message: Message
+    """The answer as an assistant message, with its tool calls."""
     usage: Usage
     """Token counts of the question and of the answer."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls that the model made; empty if it was offered no tools."""
+
+    @property
+    def text(self) -> str:
+        """The text of the answer."""
+        return text_of(self.message)
 
 
 class TextModel:
@@ -85,8 +93,18 @@ class TextModel:
         """Version of the model's weights; 0 for a chat engine, whose weights are not known to change."""
         return 0 if isinstance(self._engine, ChatEngine) else self._engine.weights_version
 
-    async def ask(self, messages: Sequence[Message], sampling: Sampling) -> Answer:
+    async def ask(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        tools: Sequence[Mapping[str, JsonValue]] = (),
+    ) -> Answer:
         """Return the model's answer to a conversation.
+
+        Args:
+            messages: the conversation so far.
+            sampling: sampling settings of the answer.
+            tools: schemas of the tools that the model may call, in OpenAI's format.
 
         Raises:
             EngineError: The engine returned no answer.
@@ -95,20 +113,21 @@ class TextModel:
         if sampling.adapter == OWN_ADAPTER:
             sampling = replace(sampling, adapter=self._adapter)
         if isinstance(self._engine, ChatEngine):
-            answer = await self._engine.chat(messages, (), sampling)
+            answer = await self._engine.chat(messages, tools, sampling)
             self._require_answer(answer.finish_reason)
-            return Answer(text_of(answer.message), answer.usage)
+            calls = answer.message.get("tool_calls") or ()
+            return Answer(answer.message, answer.usage, tuple(map(ToolCall.from_message, calls)))
         assert self._renderer is not None
-        prompt_ids = self._renderer.start(messages)
+        renderer = self._renderer.bind(tools) if tools else self._renderer
+        prompt_ids = renderer.start(messages)
         if self._engine.max_context_tokens is not None:
             room = max(self._engine.max_context_tokens - len(prompt_ids), 1)
             sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        completion = await self._engine.generate(
-            prompt_ids, sampling, stop_token_ids=self._renderer.stop_token_ids
-        )
+        completion = await self._engine.generate(prompt_ids, sampling, stop_token_ids=renderer.stop_token_ids)
         self._require_answer(completion.finish_reason)
-        text = text_of(self._renderer.parse(completion.token_ids).message)
-        return Answer(text, Usage(len(prompt_ids), len(completion.token_ids)))
+        parsed = renderer.parse(completion.token_ids)
+        calls = tuple(call for call in parsed.tool_calls if call.status is not CallStatus.IN_THINKING)
+        return Answer(parsed.message, Usage(len(prompt_ids), len(completion.token_ids)), calls)
 
     def _require_answer(self, finish_reason: FinishReason) -> None:
         if finish_reason == "abort":

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from agentenv.envs.agent_env import AgentEnv as AgentEnv
     from agentenv.envs.agent_process import AgentFailed as AgentFailed
     from agentenv.envs.env import Env as Env
+    from agentenv.envs.multi_env import MultiEnv as MultiEnv
+    from agentenv.envs.multi_env import for_each_seat as for_each_seat
+    from agentenv.envs.opponents import Move as Move
     from agentenv.envs.registry import Listing as Listing
     from agentenv.envs.registry import Registry as Registry
     from agentenv.envs.registry import make as make
@@ -30,6 +33,8 @@ __all__ = door(
         "agent_env": ["AgentEnv"],
         "agent_process": ["AgentFailed"],
         "env": ["Env"],
+        "multi_env": ["MultiEnv", "for_each_seat"],
+        "opponents": ["Move"],
         "registry": ["Listing", "Registry", "make", "register", "registry", "spec"],
         "snapshots": ["Snapshot"],
         "spaces": ["Action", "Chat", "Text"],

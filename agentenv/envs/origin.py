@@ -1,7 +1,8 @@
 """How another process finds an environment: through the module or file that registers it, or by its record.
 
-1. A registered environment is found by importing what registered it, so its tasks and rewards may be
-   anything. Any other specification travels as its JSON record, whose parts must have importable names.
+1. A registered environment is found by importing what registered it, and one that is made of nothing but a
+   class by importing the class, so tasks and rewards may be anything. Any other specification travels as its
+   JSON record, whose parts must have importable names.
 2. A file is named by its path as seen from the working directory, because the name of its module differs
    between machines. A script that runs as `__main__` is a file, too.
 """
@@ -20,6 +21,7 @@ from typing import Any
 
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.files import load_file
+from agentenv.core.imports import import_object, name_of
 from agentenv.envs.registry import registry
 from agentenv.envs.spec import EnvSpec
 
@@ -37,12 +39,12 @@ def origin_of(entry: EnvSpec) -> str:
     """
     registered = registry.loaded.get(entry.id)
     if registered is not None and replace(entry, kwargs=registered.kwargs) == registered:
-        source = _source(registry.registrar(entry.id))
         kwargs = None if entry.kwargs == registered.kwargs else dict(entry.kwargs)
-        try:
-            return json.dumps({"id": entry.id, "source": source, "kwargs": kwargs})
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"kwargs of {entry.id} cannot be written as JSON: {error}") from error
+        return _text(entry, {"source": _source(registry.registrar(entry.id)), "kwargs": kwargs})
+    target, name = entry.target, name_of(entry.target)
+    if target is not None and name and EnvSpec.of(entry.id, target, kwargs=entry.kwargs) == entry:
+        source = f"{_source(target.__module__)}:{target.__qualname__}"
+        return _text(entry, {"target": source, "kwargs": dict(entry.kwargs)})
     record = entry.to_json()
     modules = set(_FILE_MODULE.findall(record))
     return json.dumps({"record": record, "files": {name: _source(name) for name in sorted(modules)}})
@@ -55,12 +57,22 @@ def find_again(origin: str) -> EnvSpec:
         UnknownEnvironment: The module or the file does not exist here, or does not register it.
     """
     found: Mapping[str, Any] = json.loads(origin)
+    if "target" in found:
+        target = import_object(found["target"], UnknownEnvironment)
+        return EnvSpec.of(found["id"], target, kwargs=found["kwargs"])
     if "record" not in found:
         return _registered(found["id"], found["source"], found["kwargs"])
     record: str = found["record"]
     for module, file in found["files"].items():
         record = record.replace(f'"{module}:', f'"{load_file(file, UnknownEnvironment)}:')
     return EnvSpec.from_json(record)
+
+
+def _text(entry: EnvSpec, origin: Mapping[str, object]) -> str:
+    try:
+        return json.dumps({"id": entry.id, **origin})
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"kwargs of {entry.id} cannot be written as JSON: {error}") from error
 
 
 def _registered(id: str, source: str, kwargs: Mapping[str, Any] | None) -> EnvSpec:

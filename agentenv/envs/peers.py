@@ -15,7 +15,7 @@ from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.envs.spec import EnvSpec
 
-__all__ = ["PEERS", "Peer", "held_out_seeds", "train_seeds"]
+__all__ = ["PEERS", "Peer", "held_out_seats", "held_out_seeds", "train_seats", "train_seeds"]
 
 
 def train_seeds(seed: int) -> dict[str, object]:
@@ -26,6 +26,16 @@ def train_seeds(seed: int) -> dict[str, object]:
 def held_out_seeds(seed: int) -> dict[str, object]:
     """Return the held-out task of a seed; held-out tasks use odd seeds."""
     return {"seed": 2 * seed + 1}
+
+
+def train_seats(players: int, seed: int) -> dict[str, object]:
+    """Return the training task of a seed in a game for several players, each game once for each seat."""
+    return {**train_seeds(seed // players), "seat": f"player-{seed % players}"}
+
+
+def held_out_seats(players: int, seed: int) -> dict[str, object]:
+    """Return the held-out task of a seed in a game for several players."""
+    return {**held_out_seeds(seed // players), "seat": f"player-{seed % players}"}
 
 
 def _gymnasium(id: str) -> EnvSpec:
@@ -56,18 +66,25 @@ def _reasoning_gym(name: str) -> EnvSpec:
 
 
 def _textarena(game: str) -> EnvSpec:
-    from agentenv.envs.adapters.arena import TextArena, check_game, games
+    from agentenv.envs.adapters.arena import TextArena, games, players_of
+    from agentenv.envs.adapters.arena_seats import TextArenaSeats
 
     known = games()
     if game not in known:
         raise UnknownEnvironment(f"textarena has no game {game!r}", remedy=did_you_mean(game, known))
-    check_game(game)
+    players = players_of(game)
+    if players == 1:
+        tasks: dict[str, object] = {"train": train_seeds, "test": held_out_seeds}
+        kwargs: dict[str, object] = {"game": game}
+    else:
+        tasks = {"train": partial(train_seats, players), "test": partial(held_out_seats, players)}
+        kwargs = {"game": game, "players": players}
     return EnvSpec.of(
         f"textarena/{game}" if "-v" in game else f"textarena/{game}-v0",
-        TextArena,
-        kwargs={"game": game},
-        tasks={"train": train_seeds, "test": held_out_seeds},
-        description=f"{game} of textarena",
+        TextArena if players == 1 else TextArenaSeats,
+        kwargs=kwargs,
+        tasks=tasks,
+        description=f"{game} of textarena" + (f", for {players} players" if players > 1 else ""),
     )
 
 
@@ -116,6 +133,19 @@ def _bfcl(category: str) -> EnvSpec:
     )
 
 
+def _tau2(domain: str) -> EnvSpec:
+    from agentenv.envs.adapters.tau2 import Tau2, check_domain, rows, splits
+
+    check_domain(domain)
+    return EnvSpec.of(
+        f"tau2/{domain}-v0",
+        Tau2,
+        kwargs={"domain": domain},
+        tasks={split: partial(rows, domain, split) for split in splits(domain)},
+        description=f"customer service of tau2, {domain}",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """How environments of another library are named, and what they need."""
@@ -150,7 +180,11 @@ PEERS: Mapping[str, Peer] = {
         "questions of reasoning-gym, with their verifiers",
     ),
     "textarena": Peer(
-        _textarena, "GAME", ("textarena",), "pip install textarena", "games of textarena for one player"
+        _textarena,
+        "GAME",
+        ("textarena",),
+        "pip install textarena",
+        "games of textarena, for one player and more",
     ),
     "openenv": Peer(_openenv, "URL", description="environments on a server of OpenEnv"),
     "verifiers": Peer(
@@ -162,6 +196,13 @@ PEERS: Mapping[str, Peer] = {
         ("bfcl_eval", "mpmath"),
         "pip install mpmath && pip install --no-deps bfcl-eval",
         "the Berkeley Function-Calling Leaderboard, multi-turn and single-turn",
+    ),
+    "tau2": Peer(
+        _tau2,
+        "DOMAIN",
+        ("inspect_evals",),
+        "pip install --no-deps inspect-evals",
+        "customer service: retail, airline, telecom, banking_knowledge",
     ),
 }
 """Libraries whose environments have names, by the prefix before the colon."""

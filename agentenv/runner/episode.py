@@ -127,6 +127,8 @@ class Episode:
                 record = self._record
                 while reason is None:
                     index = len(record.turns)
+                    if index == self._plan.pause_at:
+                        return record.freeze(StopReason.PAUSED)
                     sampling = self._sampling(index)
                     began = time.perf_counter()
                     # The engine is awaited here and not deeper, so that few frames lie above it.
@@ -188,6 +190,11 @@ class Episode:
     async def _play_agent(self, env: AgentDriven) -> StopReason:
         name = self._context.episode_id
         with at("env"):
+            if self._plan.branch is not None:
+                raise UsageError(
+                    "an episode that an agent plays cannot be continued from one of its turns",
+                    remedy="play it anew; branches and replays work with environments that the runner drives",
+                )
             options = session_options(env, self._plan, name, self._known, self._time_left)
         conversation = self._open_agent(options)
         self._record = AgentRecord(self._plan, conversation, self._record.attempt, self._record.started)

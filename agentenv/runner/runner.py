@@ -294,7 +294,7 @@ class Runner:
         """
         (policy := self.options.group_policy).check(group_size)
         return play_groups(
-            self.stage(spec),
+            self._place(self.stage(spec), None),
             jobs,
             group_size=group_size,
             policy=policy,

@@ -94,9 +94,12 @@ class Watchdog:
         return [watched.episode for watched in self._watched.values()]
 
     def waiting(self) -> list[Waiting]:
-        """Return what the episodes being played wait for, the longest wait first."""
+        """Return what the episodes being played wait for, the longest wait first.
+
+        Any thread may call this: it works on a copy, which is made in one step.
+        """
         now = time.monotonic()
-        guards = ((name, watched.episode.guard) for name, watched in self._watched.items())
+        guards = ((name, watched.episode.guard) for name, watched in list(self._watched.items()))
         waits = [Waiting(name, guard.boundary, now - guard.since) for name, guard in guards]
         return sorted(waits, key=lambda wait: -wait.seconds)
 

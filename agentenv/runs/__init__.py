@@ -8,6 +8,8 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.runs.branch import branch_run as branch_run
+    from agentenv.runs.capture import CaptureServer as CaptureServer
+    from agentenv.runs.capture import capture_agents as capture_agents
     from agentenv.runs.compare import Comparison as Comparison
     from agentenv.runs.compare import compare as compare
     from agentenv.runs.evaluate import EvalConfig as EvalConfig
@@ -39,6 +41,7 @@ __all__ = door(
     __name__,
     {
         "branch": ["branch_run"],
+        "capture": ["CaptureServer", "capture_agents"],
         "compare": ["Comparison", "compare"],
         "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
         "recorded": ["renderer_of"],

@@ -33,6 +33,7 @@ from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.runner import Runner
+from agentenv.runner.watchdog import Waiting
 from agentenv.runs.frames import episode_frame
 from agentenv.runs.notify import Notifier, through_apprise
 from agentenv.runs.report import EvalReport, report_on
@@ -213,6 +214,7 @@ class Evaluation:
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
         self._options = config.runner
+        self._runner: Runner | None = None
         # The wait is long, because loading apprise's services takes seconds on a busy machine.
         send = through_apprise(config.notify) if config.notify else None
         self._notifier = None if send is None else Notifier(send, wait_s=60.0)
@@ -221,6 +223,8 @@ class Evaluation:
         self.on_episode = on_episode
         self._writer: RunWriter | None = None
         self._finished: set[EpisodeKey] = set()
+        self.earlier: list[EpisodeSummary] = []
+        """The episodes that an earlier, stopped run finished."""
         self._groups: list[TrajectoryGroup] = []
         self._summaries: list[EpisodeSummary] = []
         self._first: dict[EpisodeKey, str | None] = {}
@@ -233,6 +237,7 @@ class Evaluation:
         """Write the episodes to a run; episodes that the run already has are not played again."""
         self._writer = writer
         self._finished = writer.finished
+        self.earlier = [summary for summary in writer.summaries if summary.key in self._finished]
 
     @property
     def num_episodes(self) -> int:
@@ -243,6 +248,10 @@ class Evaluation:
     def num_finished(self) -> int:
         """Number of episodes that an earlier, stopped run finished."""
         return len(self._finished)
+
+    def waiting(self) -> list[Waiting]:
+        """Return what the episodes being played wait for; any thread may call this."""
+        return [] if self._runner is None else self._runner.watchdog.waiting()
 
     async def play(self) -> EvalResult:
         """Play the episodes that are not finished yet and return the result.
@@ -323,7 +332,7 @@ class Evaluation:
         in_order = (self._key(entry, task, member) for member in members for task in tasks)
         first = list(islice(in_order, config.stop_after_failures))
         self._first = {} if self._finished.intersection(first) else dict.fromkeys(first)
-        runner = Runner(
+        runner = self._runner = Runner(
             engine,
             None if tokenizer is None else _renderer(tokenizer),
             config.limits,

@@ -15,6 +15,7 @@ from statistics import NormalDist
 
 __all__ = [
     "Interval",
+    "RunningMean",
     "bootstrap_mean",
     "clustered_mean",
     "pass_all_k",
@@ -107,12 +108,70 @@ def clustered_mean(clusters: Mapping[str, Sequence[float]], *, confidence: float
     if num > 1:
         residuals = [sum(value - mean for value in group) for group in groups]
         variance = num / (num - 1) * sum(residual * residual for residual in residuals) / count**2
-    if all(value in (0.0, 1.0) for group in groups for value in group):
+    binary = all(value in (0.0, 1.0) for group in groups for value in group)
+    return _interval(mean, variance, count, num, binary=binary, confidence=confidence)
+
+
+def _interval(
+    mean: float, variance: float, count: int, num: int, *, binary: bool, confidence: float
+) -> Interval:
+    """Return the interval of a mean of `count` values in `num` clusters, from the variance of the mean."""
+    if binary:
         draws = mean * (1 - mean) / variance if variance > 0 else float(num)
         low, high = _wilson(mean, max(1.0, min(draws, count)), confidence)
         return Interval(mean, low, high, count, num)
     spread = student_t_quantile(0.5 + confidence / 2, num - 1) * sqrt(variance) if num > 1 else float("inf")
     return Interval(mean, mean - spread, mean + spread, count, num)
+
+
+class RunningMean:
+    """The mean of values that arrive one at a time, with the interval of `clustered_mean`.
+
+    Adding a value and computing the interval cost the same however many values there are.
+    """
+
+    # Invariant: with the sum s and the size n of each cluster, `_sums` holds the sums of s*s, s*n and n*n.
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._total = self._squares = 0.0
+        self._binary = True
+        self._clusters: dict[str, tuple[float, int]] = {}
+        self._sums = (0.0, 0.0, 0)
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values; 0 if there are none."""
+        return self._total / self.count if self.count else 0.0
+
+    def add(self, cluster: str, value: float) -> None:
+        """Add a value of a cluster."""
+        total, size = self._clusters.get(cluster, (0.0, 0))
+        self._clusters[cluster] = (total + value, size + 1)
+        squares, products, sizes = self._sums
+        squares += (total + value) ** 2 - total**2
+        products += (total + value) * (size + 1) - total * size
+        self._sums = (squares, products, sizes + 2 * size + 1)
+        self.count += 1
+        self._total += value
+        self._squares += value * value
+        self._binary = self._binary and value in (0.0, 1.0)
+
+    def interval(self, *, confidence: float = 0.95) -> Interval:
+        """Return the mean of the values so far with its interval.
+
+        Raises:
+            ValueError: There are no values.
+        """
+        if not self.count:
+            raise ValueError("a mean needs at least one value, but there are none")
+        mean, num = self.mean, len(self._clusters)
+        squares, products, sizes = self._sums
+        if num == 1:  # the values themselves count as the draws
+            num, squares, products, sizes = self.count, self._squares, self._total, self.count
+        residuals = max(0.0, squares - 2 * mean * products + mean * mean * sizes)
+        variance = num / (num - 1) * residuals / self.count**2 if num > 1 else 0.0
+        return _interval(mean, variance, self.count, num, binary=self._binary, confidence=confidence)
 
 
 def _wilson(share: float, draws: float, confidence: float) -> tuple[float, float]:

@@ -189,6 +189,9 @@ class GRPOConfig:
     """Weight of the cross entropy on the demonstrations that are passed to `step`."""
     demo_min_reward: float | None = None
     """Least reward of a demonstration that the warm-up of `ae.train` imitates; None takes any."""
+    demo_epochs: PositiveInt = 1
+    """Number of times that the warm-up of `ae.train` goes through the demonstrations, in steps of 8. A
+    small set of tasks needs several."""
 
     # Differences between sampler and trainer
     old_logprobs: Literal["sampler", "recompute"] = "sampler"
@@ -249,6 +252,10 @@ class GRPOConfig:
     """Play a stream of groups instead of batches: each step trains on the first groups that finish. A group
     is trained at most this many steps after it began, and at most `(max_ahead + 1) * groups_per_step` groups
     are under way. 0 plays batches."""
+    partial_turns: PositiveInt | None = None
+    """Most turns that an episode plays in one step. An unfinished one goes on in the next step, with the new
+    weights: its environment plays the earlier turns again. A step trains the groups that are finished. None
+    plays each episode to its end."""
     late_groups: Literal["wait", "drop"] = "wait"
     """What happens in a stream to a group that is not finished when its last step comes (see `max_ahead`):
     the step waits for it, or the group is dropped and replaced. `drop` is faster and biased: groups with long
@@ -314,6 +321,7 @@ class GRPOConfig:
             )
         updates = self.num_iterations * self.num_minibatches
         self._check_stream()
+        self._check_partial()
         if self.plays_ahead and self.max_staleness is not None and self.max_staleness < updates:
             raise UsageError(
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
@@ -330,6 +338,15 @@ class GRPOConfig:
                 f"kl_weights={self.kl_weights} has no effect with beta=0, which they multiply",
                 remedy="set beta above 0, or leave kl_weights out",
             )
+
+    def _check_partial(self) -> None:
+        names = ("asynchronous", "max_ahead", "refill_rounds", "branches", "rollout", "workers")
+        for name in names if self.partial_turns is not None else ():
+            if value := getattr(self, name):
+                raise UsageError(
+                    f"partial_turns={self.partial_turns} cannot be combined with {name}={value!r}",
+                    remedy="leave out one of the two",
+                )
 
     def _check_stream(self) -> None:
         if self.late_groups == "drop" and not self.max_ahead:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from agentenv.envs.registry import registry
 from agentenv.envs.registry import spec as find_spec
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
+from agentenv.runner.watchdog import Waiting
 from agentenv.runs.store.reader import find_run
 from agentenv.runs.store.trust import require_trust
 from agentenv.runs.store.writer import RunWriter
@@ -50,6 +51,8 @@ class TrainPlan:
     """Name of the scripted policy for the warm-up; `none` if there is no warm-up."""
     checkpoint: Path | None = None
     """Checkpoint from which a resumed run continues; None in a new run."""
+    waiting: Callable[[], Sequence[Waiting]] | None = field(default=None, compare=False)
+    """Returns what the episodes being played wait for; None if this process does not play them."""
 
     @property
     def id(self) -> str:

@@ -20,6 +20,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.threads import blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.runner.options import RunnerOptions
+from agentenv.runner.watchdog import Waiting
 from agentenv.runs.frames import frame
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.runinfo import RunStatus
@@ -168,9 +169,10 @@ class _Training:
         self._history: list[Mapping[str, float]] = []
         self._start: Mapping[str, float] = {}
         self._interrupted = False
+        self._waiting: Callable[[], Sequence[Waiting]] = tuple  # nothing, until there is a trainer
         plan = run.plan
         if run.is_first and on_start is not None:
-            on_start(plan)
+            on_start(replace(plan, waiting=self.waiting))
         self.trainer = GRPOTrainer(
             plan.config,
             engine_options=plan.engine,
@@ -184,7 +186,12 @@ class _Training:
             on_trained=run.annotate,
             on_workers=run.log_workers,
         )
+        self._waiting = self.trainer.waiting
         run.keep_texts(self.trainer.renderer.tokenizer.backend)
+
+    def waiting(self) -> Sequence[Waiting]:
+        """Return what the episodes being played wait for."""
+        return self._waiting()
 
     def begin(
         self,
@@ -214,7 +221,8 @@ class _Training:
                 return
             if self._run.is_first and on_warmup is not None:
                 on_warmup(good)
-            trainer.warmup(good, steps=max(1, len(good) // 8), batch_size=8)
+            steps = max(1, len(good) * plan.config.demo_epochs // 8)
+            trainer.warmup(good, steps=steps, batch_size=8)
 
     def _demonstrations(
         self, policy: DemonstrationPolicy, num_demos: int

@@ -31,6 +31,7 @@ from agentenv.engine.hf.threads import dismiss_team
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.runner.options import RunnerOptions
+from agentenv.runner.watchdog import Waiting
 from agentenv.train.batch import AdvantageFn, TrainBatch
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.learner import Learner
@@ -310,6 +311,10 @@ class GRPOTrainer:
         self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
 
     # Parts of the trainer -------------------------------------------------------------------
+
+    def waiting(self) -> list[Waiting]:
+        """Return what the episodes being played wait for; any thread may call this."""
+        return [] if self._rollouts is None else self._rollouts.runner.watchdog.waiting()
 
     @property
     def rollouts(self) -> Rollouts:

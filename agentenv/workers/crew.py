@@ -28,6 +28,7 @@ from agentenv.runner.stage import Stage
 from agentenv.workers.crew_stage import CrewStage
 from agentenv.workers.episode_worker import Order, Played
 from agentenv.workers.reports import Reports, Tell
+from agentenv.workers.servers import ServerShares
 
 __all__ = ["Crew", "Worker", "WorkerLost"]
 
@@ -108,6 +109,7 @@ class Crew:
         num_workers: number of workers.
         specs: the environments of the recipe, in its order.
         tell: called from time to time with how the driver and each worker are doing.
+        num_servers: number of servers of the engine, over which the episodes are spread evenly.
     """
 
     # Invariant: `_places` has `num_workers` entries while the crew is open. `_changed` is notified whenever
@@ -119,8 +121,11 @@ class Crew:
         num_workers: int,
         specs: Sequence[EnvSpec],
         tell: Tell | None = None,
+        *,
+        num_servers: int = 0,
     ) -> None:
         self.num_workers = num_workers
+        self.servers = ServerShares(num_servers)
         self.lost = 0
         """Number of times that a worker died while it played an episode, counted for each episode."""
         self.replayed = 0

@@ -14,12 +14,15 @@ from agentenv.runner.ledger import Ledger
 from agentenv.runner.plan import Job
 from agentenv.runner.stage import Stage
 from agentenv.workers.episode_worker import Order, StageRecipe
+from agentenv.workers.servers import ServerShares
 
 __all__ = ["CrewStage", "PlaysOrders"]
 
 
 class PlaysOrders(Protocol):
     """The part of a crew that a stage uses."""
+
+    servers: ServerShares
 
     async def play(self, order: Order, env_id: str) -> Trajectory:
         """Play one episode and return its record."""
@@ -62,7 +65,9 @@ class CrewStage:
         """Play one member of a group and return its record; see `Stage.play`."""
         self._ledger.start()
         try:
-            record = await self._crew.play(Order(self._number, self._recipe, job, member), self._env_id)
+            with self._crew.servers.lend() as server:
+                order = Order(self._number, self._recipe, job, member, server)
+                record = await self._crew.play(order, self._env_id)
         except BaseException:
             self._ledger.cancel()
             raise

@@ -13,6 +13,7 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
+from agentenv.engine.vllm.assigned import on_server
 from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
 from agentenv.runner.stage import Stage
@@ -45,6 +46,8 @@ class Order:
     """The pickled `StageRecipe`."""
     job: Job
     member: int
+    server: int | None = None
+    """Index of the engine's server that is assigned to the episode; None if the worker chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,8 @@ class EpisodeWorker:
         stage = self._stages.get(order.stage) or await self._open_stage(order)
         record: list[Trajectory] = []
         try:
-            await stage.play(order.job, order.member, on_record=record.append)
+            with on_server(order.server):
+                await stage.play(order.job, order.member, on_record=record.append)
         except asyncio.CancelledError:
             if not record:
                 raise

@@ -80,6 +80,9 @@ class _Session:
                 task = asyncio.create_task(self._play(*values))
                 self._playing.add(task)
                 task.add_done_callback(self._playing.discard)
+                # Thousands of orders may be in the buffer. Episodes that begin one after the other leave the
+                # loop free for those that are played; all at once they would keep it busy for seconds.
+                await asyncio.sleep(0)
             elif kind == "weights":
                 self._worker.expect_weights(values[1])
                 write_frame(self._writer, "done", values[0], None)

@@ -12,6 +12,7 @@ from agentenv.workers.current import refuse_in_worker
 from agentenv.workers.local import LocalWorker
 from agentenv.workers.recipe import Recipe, require_remote
 from agentenv.workers.reports import Tell
+from agentenv.workers.servers import num_servers_of
 
 __all__ = ["check_workers", "crew_of"]
 
@@ -56,9 +57,9 @@ def crew_of(
     text = recipe.to_json()
     if ray:
         hire = importlib.import_module("agentenv.workers.on_ray").hire(ray, text, workers)
-        return Crew(hire, workers, specs, tell)
+        return Crew(hire, workers, specs, tell, num_servers=num_servers_of(recipe.model))
 
     def hire_process(name: str, beside: bool) -> Worker:
         return LocalWorker(text, name)
 
-    return Crew(hire_process, workers, specs, tell)
+    return Crew(hire_process, workers, specs, tell, num_servers=num_servers_of(recipe.model))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import socket
 import sys
 import threading
@@ -53,7 +52,6 @@ class Usage:
 
     def row(self) -> dict[str, Any]:
         """Return the measurements as plain values."""
-        used = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "node": socket.gethostname(),
             "pid": os.getpid(),
@@ -61,7 +59,7 @@ class Usage:
             "live": self.live,
             "done": self.done,
             "rss_mb": round(_resident_bytes() / 1e6, 1),
-            "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+            "cpu_s": round(time.process_time(), 2),
             "lag_p99_s": round(self.lag_p99_s, 4),
             "threads": threading.active_count(),
             "abandoned": len(abandoned_threads()),
@@ -78,5 +76,9 @@ def _resident_bytes() -> int:
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if sys.platform == "win32":
+        return 0
+    import resource
+
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024

@@ -10,7 +10,7 @@ This is the paper's shaped reward of the second attempt in its stage II, where a
 best above 1; the paper uses 10. With `stage=2`, the first turn gets r1, as in the paper's sum over both
 attempts. With `stage=1`, it gets 0, because the paper's stage I trains the second attempt alone. The strong
 KL penalty of stage I, which keeps the first attempt close to the base model, belongs to the trainer, which
-reads from `context.attempt` which turn is which (`train.kl_weights`).
+reads from `context.attempt` which turn is which (`train.kl_weights`); examples/score.py trains both stages.
 
 The rewards' named parts `first_correct` and `second_correct` are r1 and r2; they add nothing to the reward.
 """

@@ -97,6 +97,18 @@ def test_a_model_trains_on_the_oracles_demonstrations_and_is_scored_on_held_out_
     assert "before the first step: held-out success 0.000" in shown
     trained = find_run("last")
     assert [line["step"] for line in trained.metrics()] == [0, 1]
+    for shape in ("trl", "slime"):
+        capsys.readouterr()
+        assert run("export", trained.id, "--as", shape) == 0
+        exported = capsys.readouterr().out
+        assert [line.split()[3] for line in exported.splitlines() if line.startswith("left out")] == [
+            "demonstration",
+            "held-out",
+        ]
+        assert len((trained.path / f"{shape}.jsonl").read_text().splitlines()) == 2
+    assert run("export", trained.id, "--as", "sft") == 0
+    assert "left out: 4 held-out episodes" in capsys.readouterr().out
+    assert len((trained.path / "sft.jsonl").read_text().splitlines()) == 8
     assert run("doctor", trained.id) == 0
     assert run("view", trained.id, "--output", "run.html") == 0
 

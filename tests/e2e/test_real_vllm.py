@@ -368,6 +368,33 @@ async def test_the_server_takes_full_weights_and_wrong_ones_are_told(remote, tra
     await remote.engine.load_weights(remote.engine.report.model_path, version=0)
 
 
+async def test_checksums_of_the_servers_weights_follow_the_weights(remote, trainer, model_dir, tmp_path):
+    import torch
+
+    report = remote.engine.report
+    engine = VLLMServerEngine(report, [report.url] * 2, retry_s=600)  # one server, which agrees with itself
+    sums: list[str | None] = []
+
+    async def sum_after(path: Path, version: int) -> None:
+        await engine.load_weights(path, version=version)
+        sums.append(engine._weights.expected.checksum)
+
+    with torch.no_grad():
+        trainer.model.norm.weight.mul_(1.01)
+    trainer.save_pretrained(tmp_path)
+    try:
+        await sum_after(tmp_path, 11)
+        await sum_after(model_dir, 12)
+        await sum_after(tmp_path, 13)
+        await sum_after(model_dir, 0)
+    finally:
+        await engine.close()
+
+    assert report.checksums
+    assert None not in sums
+    assert sums[0] == sums[2] != sums[1] == sums[3]
+
+
 async def test_the_server_receives_full_weights_that_it_cannot_read(served, trainer, tmp_path):
     loaded = await asyncio.to_thread(load_engine, served.url, retry_s=600, transfer="gloo")
     staged = loaded.engine.weights_directory

@@ -27,12 +27,18 @@ class FakeVLLM:
     pausable: bool = True
     torn: str = ""
     """Path of weights that cannot be loaded."""
+    stale: str = ""
+    """Path of weights of which an older file is read."""
+    hardware: str = ""
+    """What the checksums depend on beside the weights."""
     dies_of: str = ""
     """Path of weights while loading which the connection breaks."""
     max_model_len: int = 64
     model_path: str = "/srv/model"
     plan: list[object] = field(default_factory=list)
     seen: list[dict] = field(default_factory=list)
+    sessions: list[str | None] = field(default_factory=list)
+    """The session header of each generation."""
     posts: list[str] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
     version: str = "default"
@@ -56,6 +62,7 @@ class FakeVLLM:
             "/collective_rpc": self.rpc,
             "/update_weight_version": self.set_version,
             "/v1/load_lora_adapter": self.lora,
+            "/weight_checker": self.checker,
             "/reset_prefix_cache": self.note({"success": True}),
             "/pause": self.note({"status": "paused"}),
             "/resume": self.note({"status": "resumed"}),
@@ -111,7 +118,12 @@ class FakeVLLM:
             self.dies_of = ""
             request.transport.close()
         self.weights = body["kwargs"]["weights_path"]
+        if path == self.stale:
+            self.weights = "an older " + path
         return web.json_response({"results": [None]})
+
+    async def checker(self, _):
+        return web.json_response({"checksums": {"embed": "1", "head": self.weights + self.hardware}})
 
     async def set_version(self, request):
         self.version = (await request.json())["new_version"]
@@ -138,6 +150,7 @@ class FakeVLLM:
     async def sample(self, request, body, prompt, drawn):
         """Return tokens and top logprobs of a fixed toy model, or play a fault."""
         self.seen.append(body)
+        self.sessions.append(request.headers.get("x-session-id"))
         fault = self.plan.pop(0) if self.plan else None
         await self.count(1)
         try:

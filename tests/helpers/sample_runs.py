@@ -138,6 +138,37 @@ def talk() -> Trajectory:
     )
 
 
+def write_training(root: Path, name: str, *, steps: int = 3, slope: float = 0.2, metrics=None) -> Run:
+    """A training: two tasks a step, the same two held out after each step, and one demonstration."""
+    with RunWriter.create(
+        name, runs_dir=root, run_id=name, env_ids=("shop/Math-v0",), model="example", kind="train"
+    ) as writer:
+        shown = replace(episode(99, 0), group_id="demonstrations")
+        writer.append(shown)
+        writer.annotate(shown, role="demonstration")
+        for step in range(1, steps + 1):
+            for task in (10 * step, 10 * step + 1):
+                for member in range(2):
+                    played = replace(
+                        episode(task, member, reward=float(member or task % 2)), group_id=f"{task}@{step}"
+                    )
+                    writer.append(played)
+                    writer.annotate(played, step=step, advantage=0.5)
+            for task in (0, 1):
+                held = replace(
+                    episode(task, 0, reward=float(task or step > 2)),
+                    group_id=f"held-out-{step}:order-{task:04}",
+                )
+                writer.append(held)
+                writer.annotate(held, role="held-out")
+            writer.log_metrics(
+                {"step": step, "reward": slope * step, "entropy": 2 - slope * step, "weights_version": step}
+                | (metrics or {})
+            )
+        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, range(256)))
+    return Run(writer.path)
+
+
 def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = False) -> Run:
     """Write a run and return it."""
     with RunWriter.create(

@@ -74,6 +74,10 @@ def arguments(text):
     )
 
 
+def fields(made):
+    return made["id"], made["function"]["name"], arguments(made["function"]["arguments"])
+
+
 def is_same(sent, returned, *, by_model):
     """Whether a returned message is the one that was sent, field by field.
 
@@ -90,10 +94,7 @@ def is_same(sent, returned, *, by_model):
     return (
         sent["content"].strip() == returned["content"].strip()
         and (not thinking or not by_model or thinking == sent.get("reasoning_content", ""))
-        and [
-            (call["id"], call["function"]["name"], arguments(call["function"]["arguments"])) for call in made
-        ]
-        == [(call["id"], call["function"]["name"], arguments(call["function"]["arguments"])) for call in back]
+        and sorted(map(fields, made)) == sorted(map(fields, back))
     )
 
 
@@ -138,6 +139,7 @@ def changed(messages, how, place):
         message["content"] = (
             f"  {message['content'].strip()}\n" if message["role"] == "assistant" else message["content"]
         )
+        message.get("tool_calls", []).reverse()
         for call in message.get("tool_calls", []):
             if arguments(call["function"]["arguments"])[0] == "json":
                 call["function"]["arguments"] = arguments(call["function"]["arguments"])[1]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
 from agentenv.core.messages import ContentPart, JsonValue, Message
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
 
 __all__ = [
+    "Converted",
     "Event",
     "Held",
     "Json",
@@ -31,8 +32,38 @@ Event: TypeAlias = tuple[str, Json | str]
 _CHUNK_CHARS = 48
 
 
+@dataclass(slots=True)
+class Converted:
+    """The messages of a session's last request; the next one repeats them, and they are not read again."""
+
+    raw: list[Any] = field(default_factory=list[Any])
+    messages: list[Message] = field(default_factory=list[Message])
+
+    def read(self, raw: list[Any], convert: Callable[[list[Any]], list[Message]]) -> list[Message]:
+        """Return messages of a client in our form; those of the last request are not converted again.
+
+        Args:
+            raw: the messages as the client sent them.
+            convert: returns messages in our form. Messages after those of others are converted by themselves.
+        """
+        size, known = len(self.raw), self.messages
+        # What the model says may go on in the next message, so a part that ends with it is converted again.
+        ends = bool(known) and known[-1]["role"] != "assistant"
+        if ends and size <= len(raw) and raw[size - 1] == self.raw[-1] and raw[:size] == self.raw:
+            messages = [*known, *convert(raw[size:])]
+        else:
+            messages = convert(raw)
+        self.raw, self.messages = raw, messages
+        return messages
+
+
 class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
     """Conversations with their tools by the ids of their last replies, for clients that send only news."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = Converted()
+        """The last request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class ChatCompletions:
         stop = body.get("stop") or ()
         forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
         return Asked(
-            messages=[_message(message) for message in body["messages"]],
+            messages=held.last.read(body["messages"], lambda raw: [_message(message) for message in raw]),
             tools=tools,
             model=str(body.get("model") or ""),
             max_tokens=first_of(body, "max_completion_tokens", "max_tokens"),

@@ -42,7 +42,7 @@ class Messages:
         tools, other = _tools(body.get("tools") or ())
         forced = ("tool_choice",) if choice not in ("auto", "none") else ()
         return Asked(
-            messages=[*before, *(message for said in body["messages"] for message in _messages(said))],
+            messages=[*before, *held.last.read(body["messages"], _all)],
             tools=[] if choice == "none" else tools or list(held_tools),
             model=str(body.get("model") or ""),
             max_tokens=body.get("max_tokens"),
@@ -106,6 +106,10 @@ def _text(system: str | Sequence[Json] | None) -> str:
     if system is None or isinstance(system, str):
         return system or ""
     return "\n".join(part["text"] for part in system)
+
+
+def _all(raw: list[Any]) -> list[Message]:
+    return [message for said in raw for message in _messages(said)]
 
 
 def _messages(said: Json) -> Iterator[Message]:

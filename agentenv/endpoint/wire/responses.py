@@ -45,7 +45,7 @@ class Responses:
         tools, other = _tools(body.get("tools") or ())
         forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
         return Asked(
-            messages=[*before, *_messages(items)],
+            messages=[*before, *held.last.read(items, _messages)],
             tools=[] if choice == "none" else tools,
             model=str(body.get("model") or ""),
             max_tokens=body.get("max_output_tokens"),

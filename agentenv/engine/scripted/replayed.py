@@ -30,6 +30,7 @@ class ReplayEngine:
         live: engine for the turns after the recorded ones; without it, a further turn is an error.
         shared: several episodes begin with these turns. Their tokens are not trained on, and every prompt
             must be the recorded one.
+        trained: with `shared`, these turns are an earlier part of the same episode, and are trained on.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ReplayEngine:
         turns: int | None = None,
         live: Engine | None = None,
         shared: bool = False,
+        trained: bool = False,
     ) -> None:
         self.name = f"replay:{record.group_id}/{record.member}"
         self.weights_version = live.weights_version if live is not None else 0
@@ -47,7 +49,7 @@ class ReplayEngine:
         self._turns = len(record.turns) if turns is None else turns
         self._played = 0
         self._live = live
-        self._shared = shared
+        self._shared, self._trained = shared, trained
 
     @property
     def untrainable_reason(self) -> str:
@@ -90,7 +92,9 @@ class ReplayEngine:
             return done
         if list(prompt_ids) != self._record.sequences[turn.sequence].token_ids[: turn.start]:
             raise _parted(self.name, turn)
-        return replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False)
+        return (
+            done if self._trained else replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False)
+        )
 
     async def release(self, session_id: str) -> None:
         """Tell the live engine to forget the episode."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from hashlib import blake2s
 from math import inf
 from typing import Any
 
@@ -18,6 +19,8 @@ __all__ = ["ModelMissing", "Server", "ServerClient", "Silent", "Unreachable", "m
 BUSY = (429, 503)
 """HTTP statuses of a server that is overloaded."""
 NOT_FOUND = 404
+SESSION_HEADER = "x-session-id"
+"""Header by which routers, such as vLLM's, keep the requests of an episode on one server."""
 CONNECT_S = 10.0
 """Time limit for opening a connection."""
 KEEP_ALIVE_S = 4.0
@@ -114,7 +117,14 @@ class ServerClient:
             self._http = None
 
     async def post(
-        self, server: Server, path: str, data: bytes, *, limit_s: float, command: bool = False
+        self,
+        server: Server,
+        path: str,
+        data: bytes,
+        *,
+        limit_s: float,
+        session_id: str | None = None,
+        command: bool = False,
     ) -> dict[str, Any]:
         """Post JSON to a server, once.
 
@@ -123,6 +133,7 @@ class ServerClient:
             path: path and query of the request.
             data: the JSON.
             limit_s: time limit of the request.
+            session_id: id of the episode, for a router between us and several servers.
             command: whether an answer that is not a JSON object counts as empty.
 
         Raises:
@@ -130,7 +141,8 @@ class ServerClient:
             ContextTooLong: The server says that the prompt does not fit.
             EngineError: The server refused the request, or its answer is not a JSON object.
         """
-        status, content = await self._exchange(server, "POST", path, data, limit_s)
+        headers = None if session_id is None else {SESSION_HEADER: session_key(session_id)}
+        status, content = await self._exchange(server, "POST", path, data, limit_s, headers=headers)
         return read_answer(server, path, status, content, command=command)
 
     async def get(self, server: Server, path: str, *, limit_s: float) -> dict[str, Any]:
@@ -150,7 +162,14 @@ class ServerClient:
             read_answer(server, "/health", status, content, command=True)
 
     async def _exchange(
-        self, server: Server, method: str, path: str, data: bytes | None, limit_s: float
+        self,
+        server: Server,
+        method: str,
+        path: str,
+        data: bytes | None,
+        limit_s: float,
+        *,
+        headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
         if self._http is None:
             raise Unreachable(f"the connections to {server.url} are closed")
@@ -159,7 +178,9 @@ class ServerClient:
             async with limit:
                 server.limits.add(limit)
                 try:
-                    async with self._http.request(method, server.url + path, data=data) as reply:
+                    async with self._http.request(
+                        method, server.url + path, data=data, headers=headers
+                    ) as reply:
                         answer = reply.status, await reply.read()
                 finally:
                     server.limits.discard(limit)
@@ -171,6 +192,11 @@ class ServerClient:
             raise Silent(gone or f"{server.url} did not answer {path} within {limit_s:g} s") from error
         server.silent_s = 0.0
         return answer
+
+
+def session_key(session_id: str) -> str:
+    """Return a short text for a header; the ids of tasks in a session's id may have any characters."""
+    return blake2s(session_id.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def read_answer(server: Server, path: str, status: int, content: bytes, *, command: bool) -> dict[str, Any]:

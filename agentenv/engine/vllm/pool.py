@@ -1,6 +1,7 @@
 """A pool of servers of one model, which routes requests, retries them and watches the servers.
 
-1. An episode stays with one server, where its prefix is cached, as long as that server is used.
+1. An episode stays with one server, where its prefix is cached, as long as that server is used. A driver of
+   several processes may assign the server; otherwise it is the one with the fewest episodes of this process.
 2. Connection errors, hung requests and the statuses 429 and 503 are retried, for at most `retry_s` seconds
    after the first failure. This is safe, because each request contains its seed.
 3. Every server is checked again and again, also before its first request. One that cannot be reached, does
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 
 from agentenv.core.errors import EngineError, EngineUnavailable
+from agentenv.engine.vllm.assigned import assigned_server
 from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable
 
 __all__ = ["Server", "ServerPool"]
@@ -113,7 +115,9 @@ class ServerPool:
             server = await self._take(session_id, failing)
             waited = monotonic() - began
             try:
-                return await self._ask(server, path, data, lambda answer, waited=waited: read(answer, waited))
+                return await self._ask(
+                    server, path, data, lambda answer, waited=waited: read(answer, waited), session_id
+                )
             except EngineUnavailable as error:
                 now = monotonic()
                 failing = now if failing is None else failing
@@ -126,11 +130,20 @@ class ServerPool:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _ask(self, server: Server, path: str, data: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+    async def _ask(
+        self,
+        server: Server,
+        path: str,
+        data: bytes,
+        read: Callable[[dict[str, Any]], T],
+        session_id: str | None,
+    ) -> T:
         """Post to one server, once; what its failure says about the server decides whether it is used on."""
         sent = monotonic()
         try:
-            answer = await self._client.post(server, path, data, limit_s=self.request_timeout_s)
+            answer = await self._client.post(
+                server, path, data, limit_s=self.request_timeout_s, session_id=session_id
+            )
             if self._confirm:
                 await self._confirmed(server, sent)
         except Unreachable as error:
@@ -264,6 +277,8 @@ class ServerPool:
         own = None if session_id is None else self._sticky.get(session_id)
         if own is not None and own.alive:
             return own if own.in_flight < self._concurrency else None
+        if session_id is not None and (assigned := self._assigned()) is not None:
+            return self._keep(session_id, assigned) if assigned.in_flight < self._concurrency else None
         live = [server for server in self.live if server.in_flight < self._concurrency]
         if not live:
             return None
@@ -278,10 +293,19 @@ class ServerPool:
                 self._ties.random(),
             ),
         )
-        if session_id is not None:
-            self.release(session_id)
-            self._sticky[session_id] = server
-            server.sessions += 1
+        return server if session_id is None else self._keep(session_id, server)
+
+    def _assigned(self) -> Server | None:
+        """Return the server that a driver assigned to the running episode, if it is used."""
+        number = assigned_server()
+        server = None if number is None else self.servers[number % len(self.servers)]
+        return server if server is not None and server.alive else None
+
+    def _keep(self, session_id: str, server: Server) -> Server:
+        """Let an episode belong to a server."""
+        self.release(session_id)
+        self._sticky[session_id] = server
+        server.sessions += 1
         return server
 
     async def _give_back(self, server: Server) -> None:

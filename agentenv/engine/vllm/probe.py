@@ -58,6 +58,8 @@ class ServerReport:
     """Name of the base model in requests if `model` is an adapter; None if `model` is no adapter."""
     weights_label: str | None = None
     """Label of the present weights; None if the server stores none."""
+    checksums: bool = False
+    """Whether the server computes checksums of its weights."""
     detail: str = ""
     """Why the server does not return token ids; empty if it does."""
 
@@ -164,6 +166,7 @@ def probe(
         adapters=tuple(entry["id"] for entry in served if entry.get("parent")),
         base=chosen.get("parent"),
         weights_label=_weights_label(asker) if "/weight_info" in paths else None,
+        checksums="/weight_checker" in paths,
         detail=detail,
     )
 

@@ -217,7 +217,7 @@ class VLLMServerEngine:
 
         def change(now: ExpectedWeights) -> ExpectedWeights:
             new = now.of_version(now.version + 1 if version is None else version)
-            return replace(new, path=str(path))
+            return replace(new, path=str(path), checksum=None)
 
         new = await self._weights.update(change, lambda server: self._weights.load_new(server, path))
         _log.info("loaded weights %s from %s in %.2f s", new, path, monotonic() - began)
@@ -385,6 +385,7 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
         max_context_tokens=min(limits, default=None),
         dev_mode=all(other.dev_mode for other in reports),
         lora=all(other.lora for other in reports),
+        checksums=all(other.checksums for other in reports),
         weights_label=None if None in labels else newest.weights_label,
     )
 

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.engine.exact import VERSION_LABEL, version_of
+from agentenv.engine.vllm.checksums import Checksums
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import ServerReport
@@ -45,6 +45,8 @@ class ExpectedWeights:
     """Directory of each adapter, by its name."""
     pushed: bool = False
     """Whether this process pushed them, and so can restore them."""
+    checksum: str | None = None
+    """Checksum of the full weights on all servers; None if they cannot be compared."""
 
     def of_version(self, version: int) -> ExpectedWeights:
         """Return the same weights under another version."""
@@ -84,6 +86,7 @@ class ServerWeights:
         """Whether this process has paused servers, so that one which returns may still be paused."""
         self._half_loaded: set[Server] = set()
         """Servers whose full weights may be mixed, because loading others failed."""
+        self._checksums = Checksums(pool, available=report.checksums, sent=streams is not None)
         pool.check = self.check
 
     def expect(self, version: int) -> None:
@@ -148,6 +151,8 @@ class ServerWeights:
         try:
             if expected.path is not None:
                 await self._load(server, expected.path, expected.label)
+                if not expected.adapters:  # these may be counted too, and come after
+                    await self._checksums.require(server, expected.checksum, expected.path)
             elif (path := self._first_path(server)) is not None:
                 await self._read(server, path)
             for name, directory in expected.adapters.items():
@@ -218,16 +223,26 @@ class ServerWeights:
         try:
             # This is inside the try block: if one server cannot be paused, the others must still be resumed.
             await _each(members, self._pause)
+            full = self.expected.path != before.path
             try:
-                await _each(members, load)
+                if full and not self.expected.adapters:
+                    await self._load_and_compare(members, load)
+                else:
+                    await _each(members, load)
                 await _each(members, self._name)
-                if self._streams is not None:
-                    await self._require_equal(members)
             except BaseException as error:
-                await self._taint(members, error, full=self.expected.path != before.path)
+                await self._taint(members, error, full=full)
                 raise
         finally:
             await _each(members, self._resume)
+
+    async def _load_and_compare(self, members: Sequence[Server], load: Step) -> None:
+        """Load full weights, and check that they are the same on all servers."""
+        await self._checksums.begin([server for server in members if server.alive])
+        await _each(members, load)
+        loaded = [server for server in members if server.alive]
+        checksum = await self._checksums.agree(loaded, self.expected.path)
+        self.expected = replace(self.expected, checksum=checksum)
 
     async def _taint(self, members: Sequence[Server], error: BaseException, *, full: bool) -> None:
         """Stop using servers whose weights are not known after an update that failed."""
@@ -267,23 +282,6 @@ class ServerWeights:
         """Load an adapter from a directory; it replaces one of the same name."""
         body = {"lora_name": name, "lora_path": str(path), "load_inplace": True}
         await self._pool.command(server, "/v1/load_lora_adapter", body, limit_s=self._pool.request_timeout_s)
-
-    async def _require_equal(self, members: Sequence[Server]) -> None:
-        """Check that all servers have the same weights in the end.
-
-        Raises:
-            EngineError: The checksums of two servers differ.
-        """
-        sums: dict[Server, dict[str, Any]] = {}
-
-        async def ask(server: Server) -> None:
-            sums[server] = await self._pool.command(server, "/weight_checker", {"action": "checksum"})
-
-        await _each(members, ask)
-        first = next(iter(sums), None)
-        for server, found in sums.items():
-            if first is not None and found != sums[first]:
-                raise EngineError(f"{server.url} and {first.url} have different weights after one update")
 
     async def _name(self, server: Server) -> None:
         await self._label(server, self.expected.label)

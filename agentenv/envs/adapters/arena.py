@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,10 @@ from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.envs.env import Env
 from agentenv.envs.spaces import Text
 
-__all__ = ["TextArena", "check_game", "games"]
+__all__ = ["TextArena", "games", "global_generator", "players_of", "started"]
+
+MOST_PLAYERS = 6
+"""Largest number of players with which a game is tried."""
 
 _one_at_a_time = threading.Lock()
 
@@ -33,7 +36,7 @@ class TextArena(Env):
 
     Raises:
         UnknownEnvironment: There is no such game.
-        UsageError: The game needs more players, or data that is not installed.
+        UsageError: The game needs data that is not installed.
     """
 
     observation_space = Text()
@@ -49,7 +52,7 @@ class TextArena(Env):
         game_seed = int(str(self.task.get("seed", seed))) % 2**31
         self._random = random.Random(game_seed).getstate()
         with self._generator():
-            self._inner = _started(self.game, game_seed)
+            self._inner = started(self.game, game_seed)
             return self._heard(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -70,15 +73,23 @@ class TextArena(Env):
 
     @contextmanager
     def _generator(self) -> Generator[None]:
-        """Install this episode's state of the global random generator."""
-        with _one_at_a_time:
-            outer = random.getstate()
-            random.setstate(self._random)  # pyright: ignore[reportArgumentType]
-            try:
-                yield
-            finally:
-                self._random = random.getstate()
-                random.setstate(outer)
+        with global_generator(self._random) as after:
+            yield
+        self._random = after()
+
+
+@contextmanager
+def global_generator(state: object) -> Generator[Callable[[], object]]:
+    """Install a state of Python's global generator; the yielded function returns the state afterwards."""
+    later = state
+    with _one_at_a_time:
+        outer = random.getstate()
+        random.setstate(state)  # pyright: ignore[reportArgumentType]
+        try:
+            yield lambda: later
+        finally:
+            later = random.getstate()
+            random.setstate(outer)
 
 
 def _arena() -> Any:
@@ -103,25 +114,40 @@ def games() -> list[str]:
     return sorted(ENV_REGISTRY)
 
 
-def check_game(game: str) -> None:
-    """Start a game once, to find out before any episode whether it can be played.
+def players_of(game: str) -> int:
+    """Start a game once, to find out before any episode how many players it needs.
 
     Raises:
-        UsageError: The game needs more players, or data that is not installed.
+        UsageError: The game cannot be started, for example because it needs data that is not installed.
     """
-    TextArena(game).reset(seed=0)
+    alone: UsageError | None = None
+    for players in range(1, MOST_PLAYERS + 1):
+        try:
+            with global_generator(random.Random(0).getstate()):
+                started(game, 0, players)
+        except UsageError as error:
+            alone = alone or error
+        else:
+            return players
+    assert alone is not None
+    raise alone
 
 
-def _started(game: str, seed: int) -> Any:
+def started(game: str, seed: int, players: int = 1) -> Any:
+    """Make a game and start it.
+
+    Raises:
+        UsageError: It cannot be started with this number of players.
+    """
     try:
         inner = _bare(_arena().make(game))
-        inner.reset(num_players=1, seed=seed)
+        inner.reset(num_players=players, seed=seed)
     except Exception as error:
         # Games raise many kinds of errors, for example asserts on players or missing word lists.
         words = " ".join(str(error).split())[:200]
         raise UsageError(
             f"textarena:{game} cannot be played: {type(error).__name__}: {words}",
-            remedy="choose a game for one player; for missing data, install what the error names",
+            remedy="choose another game; for missing data, install what the error names",
         ) from error
     return inner
 

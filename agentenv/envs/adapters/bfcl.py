@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from agentenv.core.messages import JsonValue, Message
 from agentenv.envs import spaces
-from agentenv.envs.adapters.bfcl_answers import answer_calls, ground_truth_calls, messages_with_calls
+from agentenv.envs.adapters.bfcl_answers import answer_calls, ground_truth_calls
 from agentenv.envs.adapters.bfcl_data import (
     ast_checker,
     entry_of,
@@ -29,6 +29,7 @@ from agentenv.envs.adapters.bfcl_data import (
     new_module,
     schema_of,
 )
+from agentenv.envs.adapters.calls import message_with_calls
 from agentenv.envs.env import Env
 
 __all__ = ["BfclMultiTurn", "BfclSingleTurn"]
@@ -202,7 +203,7 @@ class BfclMultiTurn(Env):
             (CALL_ADDED, {"name": name, "arguments": values}) if name in added else (name, values)
             for name, values in ground_truth_calls(entry, turn)
         ]
-        return messages_with_calls(calls)
+        return message_with_calls(calls)
 
 
 class BfclSingleTurn(Env):
@@ -261,8 +262,8 @@ class BfclSingleTurn(Env):
         if "irrelevance" in category:
             return {"role": "assistant", "content": "None of these functions can do that."}
         if category == "live_relevance":
-            return messages_with_calls([(str(entry["function"][0]["name"]).replace(".", "_"), {})])
-        return messages_with_calls(answer_calls(entry, language_of(category)))
+            return message_with_calls([(str(entry["function"][0]["name"]).replace(".", "_"), {})])
+        return message_with_calls(answer_calls(entry, language_of(category)))
 
 
 def _parsed(arguments: object) -> object:

@@ -7,27 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.core.messages import Message
-
-__all__ = ["answer_calls", "ground_truth_calls", "messages_with_calls"]
+__all__ = ["answer_calls", "ground_truth_calls"]
 
 Call = tuple[str, dict[str, Any]]
-
-
-def messages_with_calls(calls: Sequence[Call]) -> Message:
-    """Return an assistant message with these calls."""
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {
-                "id": f"call_{number}",
-                "type": "function",
-                "function": {"name": name, "arguments": json.dumps(values)},
-            }
-            for number, (name, values) in enumerate(calls)
-        ],
-    }
 
 
 def ground_truth_calls(entry: Mapping[str, Any], turn: int) -> list[Call]:

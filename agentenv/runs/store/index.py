@@ -22,6 +22,7 @@ __all__ = [
     "end_of_whole_lines",
     "index_line",
     "latest",
+    "new_summaries",
     "read_index",
 ]
 
@@ -74,6 +75,21 @@ def read_index(directory: Path) -> Index:
     except OSError as error:
         raise StoreError(f"cannot read {episodes}: {error.strerror or error}") from error
     return index
+
+
+def new_summaries(directory: Path, offset: int) -> tuple[list[EpisodeSummary], int]:
+    """Return what a running run added to its index after an offset, and the offset to go on from.
+
+    Nothing is added if the index cannot be read just now.
+    """
+    found: list[EpisodeSummary] = []
+    try:
+        for start, line in whole_lines(directory / INDEX, offset):
+            found.append(decode_summary(loads(line)))
+            offset = start + len(line)
+    except (StoreError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        return found, offset
+    return found, offset
 
 
 def _from_file(path: Path, episodes: Path, size: int) -> Index:

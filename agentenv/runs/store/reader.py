@@ -152,6 +152,10 @@ class Run:
                 note |= read_line(self.path / NOTES_OF_TOKENS, *offset_and_size)
         return note
 
+    def role(self, episode: EpisodeSummary | Trajectory) -> str:
+        """Return `demonstration` or `held-out` for such an episode of a training, else an empty text."""
+        return str(self._notes.get(f"{episode.group_id}#{episode.member}", {}).get("role", ""))
+
     def vocabulary(self) -> dict[int, str]:
         """Return the text of the token ids that occur in the run, with one character for each byte.
 

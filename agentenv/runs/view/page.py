@@ -38,6 +38,7 @@ SCRIPTS = (
     "run",
     "tokens",
     "messages",
+    "steps",
     "episode",
     "main",
 )
@@ -51,13 +52,14 @@ def asset(name: str) -> str:
 
 def page_script() -> str:
     """Return the page's script; a function around all parts keeps their names out of the global scope."""
+    licence = f"/*! uPlot draws the curves.\n{asset('vendor/uPlot.LICENSE')}*/\n{asset('vendor/uPlot.js')}"
     parts = "\n".join(asset(f"script/{name}.js") for name in SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+    return f'"use strict";\n(() => {{\n{licence}\n{parts}}})();\n'
 
 
 def frame(blocks: Iterable[str], *, connect: bool = False) -> str:
     """Return the page with these data blocks; its policy lets no other script run in it."""
-    script, style = page_script(), asset("viewer.css")
+    script, style = page_script(), asset("vendor/uPlot.css") + asset("viewer.css")
     allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
     reach = "'self'" if connect else "'none'"
     policy = (

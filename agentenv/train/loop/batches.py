@@ -1,4 +1,4 @@
-"""The batches that a training trains on: one after another, one ahead, or from a stream of groups."""
+"""The batches that a training trains on: whole ones, also one ahead, a stream of groups, or partial ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.train.loop.partial import PartialBatches
 from agentenv.train.loop.place import Place
 from agentenv.train.loop.rollouts import EpisodeBatch, Rollouts
 from agentenv.train.loop.stream import GroupStream
@@ -94,8 +95,14 @@ def open_batches(rollouts: Rollouts, place: Place) -> Batches:
     """Return what plays the batches of a run, from this place on.
 
     Raises:
-        UsageError: Groups were dealt by a stream and not trained, and this run is no stream.
+        UsageError: The checkpoint has groups of another way to play, which this run cannot go on with.
     """
+    if place.unfinished and not rollouts.config.partial_turns:
+        raise UsageError(
+            f"the checkpoint has {len(place.unfinished)} groups with unfinished episodes, and without "
+            "partial_turns a step plays whole episodes",
+            remedy="go on with partial_turns",
+        )
     if rollouts.config.max_ahead:
         return GroupStream(rollouts, place)
     if place.untrained:
@@ -104,4 +111,4 @@ def open_batches(rollouts: Rollouts, place: Place) -> Batches:
             "max_ahead=0 plays no stream",
             remedy="go on with max_ahead of at least 1",
         )
-    return WholeBatches(rollouts, place)
+    return PartialBatches(rollouts, place) if rollouts.config.partial_turns else WholeBatches(rollouts, place)

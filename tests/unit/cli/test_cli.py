@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -478,16 +477,6 @@ def test_printed_commands_name_the_directory_of_the_runs(adder, capsys):
 
     assert viewed
     assert all(line.count("--runs-dir 'my runs'") == line.count("agentenv view") for line in viewed)
-
-
-def test_progress_without_a_terminal_is_a_line_every_so_often(adder, capsys, monkeypatch):
-    times = iter(range(0, 10_000, 20))
-    monkeypatch.setattr("agentenv.cli.progress.time", SimpleNamespace(monotonic=lambda: float(next(times))))
-
-    assert run("eval", adder, "-n", "6") == 0
-
-    lines = [line for line in capsys.readouterr().out.splitlines() if " of 6 episodes " in line]
-    assert [line.split()[0] for line in lines] == ["2", "4"]
 
 
 @pytest.mark.slow

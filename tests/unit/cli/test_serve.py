@@ -48,10 +48,24 @@ def test_a_server_that_a_service_manager_ends_has_not_failed(number, code, monke
             signal.signal(one, handler)
 
 
+def test_a_model_is_served_to_agents_and_their_episodes_go_to_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    served = []
+
+    async def capture(model, writer, guard, *, port, said):
+        served.append((model.engine.name, writer.info.kind, guard.token, port))
+
+    monkeypatch.setattr("agentenv.runs.capture.capture_forever", capture)
+
+    assert code_of("serve", "--capture", "mock", "--token", "x" * 20, "--port", "0") == 0
+    assert served == [("mock", "eval", "x" * 20, 0)]
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
 @pytest.mark.parametrize("words", [(), ("model", "--env", "demo/Echo-v0")])
 def test_serve_takes_a_model_or_an_environment(words, capsys):
     assert code_of("serve", *words) == 2
-    assert "serve needs either MODEL or --env ENV" in capsys.readouterr().err
+    assert "serve needs MODEL, --env ENV or --capture MODEL" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_named(capsys):

@@ -63,6 +63,7 @@ def flattened(message):
         {**made, "function": {**made["function"], "arguments": json.loads(made["function"]["arguments"])}}
         for made in message["tool_calls"]
     ]
+    calls.sort(key=lambda made: made["id"])
     text = f"{(message['content'] or '').strip()}\nCalling tools:\n{calls}"
     return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
@@ -324,6 +325,15 @@ async def test_a_stop_string_ends_the_reply_and_its_tokens_are_kept():
     assert said["content"] == "Thought\n"
     assert TOKENIZER.decode(sequence.token_ids[turn.start : turn.end]) == "Thought\nObservation:"
     assert again["content"] == "Thought\n"
+
+
+async def test_a_stop_string_may_be_put_back():
+    async with served(["Thought\nEND more"] * 2) as agent:
+        said = await agent.chat([ASK], stop=["END"])
+        put_back = {**said, "content": f"{said['content']}END"}
+        await agent.chat([ASK, put_back, {"role": "user", "content": "go on"}], stop=["END"])
+
+        assert len(agent.captured.sequences) == 1
 
 
 async def test_the_settings_of_the_run_replace_those_of_the_client():

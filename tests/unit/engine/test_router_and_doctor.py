@@ -97,7 +97,7 @@ class Late(ScriptedEngine):
 async def test_in_an_episode_the_policys_answer_stands_where_the_helper_runs_late():
     tokenizer = byte_tokenizer()
     router = RouterEngine(ScriptedEngine(["42"], tokenizer=tokenizer, logprob=-3.0), Late([[1]]))
-    runner = Runner(router, Renderer(tokenizer), RunLimits(turn_timeout_s=0.5))
+    runner = Runner(router, Renderer(tokenizer), RunLimits(turn_timeout_s=3.0))
 
     spec = EnvSpec.of("test/Ask-v0", Ask, tasks=[{"n": 1}])
     (played,) = [each async for group in runner.run_groups(spec, spec.task_set()) for each in group]

@@ -26,6 +26,9 @@ class Shop(ToolEnv):
     def start(self, x: int) -> str:
         return f"{x} of {self.size}"
 
+class Stall(Shop):
+    tasks = staticmethod(lambda: rows())
+
 def rows():
     return [{"x": 1}, {"x": 2}]
 
@@ -60,6 +63,12 @@ def test_a_files_environment_is_found_in_a_fresh_process_in_another_directory(tm
     entry = spec("shop.py").with_kwargs({"size": 3})
 
     assert read_in_a_fresh_process(entry, tmp_path) == "origin/Shop-v0 2 {'size': 3} 3"
+
+
+def test_a_class_of_a_file_is_found_with_tasks_that_have_no_name(tmp_path: Path):
+    entry = spec("shop.py:Stall").with_kwargs({"size": 4})
+
+    assert read_in_a_fresh_process(entry, tmp_path) == "local/Stall-v0 2 {'size': 4} 4"
 
 
 def test_an_unregistered_class_of_a_file_is_found_in_a_fresh_process(tmp_path: Path):

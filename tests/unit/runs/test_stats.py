@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.runs import pass_at_k
-from agentenv.runs.stats import bootstrap_mean, clustered_mean, pass_all_k, quantile, student_t_quantile
+from agentenv.runs.stats import (
+    RunningMean,
+    bootstrap_mean,
+    clustered_mean,
+    pass_all_k,
+    quantile,
+    student_t_quantile,
+)
 
 outcomes = st.lists(st.booleans(), min_size=1, max_size=8)
 
@@ -111,3 +118,32 @@ def test_bootstrap_interval_is_close_to_the_normal_one_and_repeats():
 def test_no_values_is_said(function):
     with pytest.raises(ValueError, match="at least one value"):
         function([])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from([0.0, 1.0]) | st.floats(-5, 5, width=32)),
+        min_size=1,
+        max_size=30,
+    ),
+    st.booleans(),
+)
+def test_running_mean_has_the_interval_of_the_clustered_mean(values, whole):
+    running = RunningMean()
+    clusters: dict[str, list[float]] = {}
+    for cluster, value in values:
+        number = float(value > 0.5) if whole else value
+        running.add(cluster, number)
+        clusters.setdefault(cluster, []).append(number)
+
+    expected, found = clustered_mean(clusters), running.interval()
+
+    assert (found.num_values, found.num_clusters) == (expected.num_values, expected.num_clusters)
+    assert found.mean == pytest.approx(expected.mean, abs=1e-9)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-5)
+
+
+def test_running_mean_of_nothing_has_no_interval():
+    assert RunningMean().mean == 0.0
+    with pytest.raises(ValueError, match="at least one value"):
+        RunningMean().interval()

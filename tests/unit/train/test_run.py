@@ -297,6 +297,33 @@ def test_a_run_names_its_rollout_function_and_resumes_with_it(model, tmp_path):
     assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
 
 
+@pytest.mark.parametrize("where", ["typed", "file"])
+def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_path, capsys, where):
+    (tmp_path / "stream.toml").write_text('[train]\nmax_ahead = 2\nlate_groups = "drop"\n')
+    asked = {
+        "typed": ["-o", "max_ahead=2", "-o", "train.late_groups=drop"],
+        "file": ["--config", "stream.toml"],
+    }
+    words = "-k 2 --steps 2 --demos none -o groups_per_step=1 -o save_steps=1 -o max_tokens_per_turn=4"
+    registry.add(echo())
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "test/Echo-v0", "-m", model, *words.split(), *asked[where]])
+    finally:
+        registry.remove("test/Echo-v0")
+    run = ae.find_run("last")
+    again = ae.train(echo(), resume=run.path, steps=4)
+
+    assert stop.value.code == 0
+    assert "of the time the trainer" in capsys.readouterr().out
+    assert "of the time the trainer" in again.busiest
+    config = run.info.config["train"]
+    assert (config["max_ahead"], config["late_groups"]) == (2, "drop")
+    metrics = again.run.metrics()
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert all(line["staleness/max"] <= 2 and "stream/playing" in line for line in metrics)
+
+
 def test_a_rollout_function_without_a_name_is_passed_again(model):
     async def own(play):
         return (await play())[:1]
@@ -411,6 +438,19 @@ def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatc
     assert [line[:22] for line in lines if "warm-up step" in line] == [
         "  warm-up step 1 of 2:",
         "  warm-up step 2 of 2:",
+    ]
+
+
+def test_a_few_demonstrations_are_imitated_several_times(model, caplog):
+    caplog.set_level("INFO", "agentenv.train.loop.sft")
+
+    train(model, demos=say_ten, steps=1, settings={"demo_epochs": 4})
+
+    assert [
+        record.getMessage()[:20] for record in caplog.records if "warm-up step" in record.getMessage()
+    ] == [
+        "warm-up step 1 of 2:",
+        "warm-up step 2 of 2:",
     ]
 
 

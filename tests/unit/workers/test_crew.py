@@ -32,6 +32,7 @@ class Here:
         self._worker = EpisodeWorker(recipe, name)
         self._dead = asyncio.Event()
         self.orders: list[tuple[str, int]] = []
+        self.servers: list[tuple[str, int | None]] = []
         self.closed = False
         self.version = 0
 
@@ -40,6 +41,7 @@ class Here:
 
     async def play(self, order: Order) -> Played:
         self.orders.append((order.job.task_id, order.member))
+        self.servers.append((order.job.task_id, order.server))
         if self._dies_of(order.job.task_id, len(self.orders)):
             self._dead.set()
         playing = asyncio.ensure_future(self._worker.play(len(self.orders), order))
@@ -141,6 +143,21 @@ async def test_what_a_dead_worker_had_is_played_again_and_ends_the_same():
     assert crew.deaths == 1
     assert crew.lost == crew.replayed >= 1
     assert len({worker.name for worker in hired.workers}) == 3
+
+
+async def test_the_crew_spreads_the_episodes_over_the_servers_and_a_replay_keeps_its_own():
+    deaths = iter([True])
+    hired = Hired(lambda task, number: number == 2 and next(deaths, False))
+
+    async with Crew(hired, 2, [SPEC], num_servers=3) as crew:
+        await played(crew)
+        busy = list(crew.servers.episodes)
+
+    chosen = [choice for worker in hired.workers for choice in worker.servers]
+    assert len(chosen) == 12 + crew.replayed > 12
+    assert len(set(chosen)) == 12, "a task has one server"
+    assert [sum(server == number for _, server in set(chosen)) for number in range(3)] == [4, 4, 4]
+    assert busy == [0, 0, 0]
 
 
 async def test_an_episode_that_kills_every_worker_is_aborted_and_its_neighbours_are_not():

@@ -1,4 +1,4 @@
-// Charts: the sparkline, the metric curve, the histogram, and the colour of a reward.
+// Charts: the sparkline, the curves of trainings (drawn by uPlot), the histogram, and the colour of a reward.
 
 const path = (points) =>
   points.map(([x, y], n) => `${n ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
@@ -7,15 +7,14 @@ const path = (points) =>
 function scale(values, from, to) {
   const low = lowest(values);
   const high = highest(values);
-  const at = (v) => (high > low ? from + ((v - low) / (high - low)) * (to - from) : (from + to) / 2);
-  return { low, high, at };
+  return (v) => (high > low ? from + ((v - low) / (high - low)) * (to - from) : (from + to) / 2);
 }
 
 function spark(values) {
   const known = values.filter(there);
   if (known.length < 2) return span("dim", known.length ? fix(known[0]) : "–");
   const y = scale(known, 20, 2);
-  const d = path(known.map((v, n) => [(n * 120) / (known.length - 1), y.at(v)]));
+  const d = path(known.map((v, n) => [(n * 120) / (known.length - 1), y(v)]));
   const label = `from ${fix(known[0])} to ${fix(known[known.length - 1])}`;
   return svg(
     "svg",
@@ -24,39 +23,268 @@ function spark(values) {
   );
 }
 
-function curve(rows, key) {
-  const points = rows
+// ---- curves: each has series of values by step, of one run or of several
+const CHART_PX = 150;
+const CLICK_PX = 4;
+const STEPS_APART = [1, 2, 5]
+  .flatMap((n) => [n, 10 * n, 100 * n, 1e3 * n, 1e4 * n, 1e5 * n])
+  .sort((a, b) => a - b);
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [12, 5]];
+const NUM_COLOURS = DASHES.length;
+const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+const UNITS = [
+  [/(^|\/)(time|step_time)|_s$/, "s"],
+  [/entropy/, "nats"],
+  [/length|tokens/, "tokens"],
+  [/frac|ratio\/clip|clip_ratio|clipped|_rate$|share|success|pass@/, "share"],
+  [/^(logprobs|mismatch|kl)/, "nats"],
+];
+const unitOf = (key) => (UNITS.find(([shape]) => shape.test(key)) || ["", ""])[1];
+
+// The exponential moving average, without a pull of the first values towards 0.
+function smoothed(values, weight) {
+  let [sum, mass] = [0, 0];
+  return values.map((value) => {
+    if (!there(value)) return null;
+    sum = sum * weight + value * (1 - weight);
+    mass = mass * weight + 1 - weight;
+    return sum / mass;
+  });
+}
+
+function seriesOf(run, key, number = 0) {
+  const points = run.metrics
     .map((m, n) => [m.step ?? n + 1, m[key]])
-    .filter((point) => typeof point[1] === "number");
-  if (!points.length) return null;
-  const width = 300;
-  const height = 110;
-  const x = scale(
-    points.map((p) => p[0]),
-    50,
-    width - 8,
-  );
-  const y = scale(
-    points.map((p) => p[1]),
-    height - 20,
-    10,
-  );
-  const last = points[points.length - 1];
-  return div(
-    "card chart",
-    div("top", h("b", {}, key), span("dim", "last " + short(last[1]))),
-    svg(
-      "svg",
-      { width, height, role: "img", "aria-label": `${key}, last ${short(last[1])}` },
-      svg("line", { x1: 50, x2: width - 8, y1: height - 16, y2: height - 16, class: "axis" }),
-      y.high > y.low && svgText(0, 14, short(y.high)),
-      svgText(0, y.high > y.low ? height - 20 : height / 2 + 3, short(y.low)),
-      svgText(50, height - 3, "step " + x.low),
-      svg("text", { x: width - 8, y: height - 3, "text-anchor": "end" }, String(x.high)),
-      svg("path", { class: "line", d: path(points.map((p) => [x.at(p[0]), y.at(p[1])])) }),
-      svg("circle", { class: "dot", cx: x.at(last[0]), cy: y.at(last[1]), r: 2.5 }),
+    .filter(([step, value]) => Number.isFinite(step) && Number.isFinite(value))
+    .sort((a, b) => a[0] - b[0]);
+  return { name: run.id, number, xs: points.map(([x]) => x), ys: points.map(([, y]) => y) };
+}
+
+// The values of all series at the steps of any of them; null where a series has none.
+function aligned(series) {
+  const xs = [...new Set(series.flatMap((one) => one.xs))].sort((a, b) => a - b);
+  const at = new Map(xs.map((x, n) => [x, n]));
+  const columns = series.map((one) => {
+    const ys = Array(xs.length).fill(null);
+    one.xs.forEach((x, n) => (ys[at.get(x)] = one.ys[n]));
+    return ys;
+  });
+  return [xs, ...columns];
+}
+
+// The range of an axis; values that are all equal lie inside it, not on its edge.
+function rangeOf(u, low, high) {
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  return low === 0 ? [-0.1, 1] : [Math.min(0, 1.5 * low), Math.max(0, 1.5 * low)];
+}
+
+function plotOptions(size, series, isLog, told, onStep) {
+  const [dim, line] = [cssColour("--dim"), cssColour("--line")];
+  const axis = {
+    stroke: dim,
+    grid: { stroke: line, width: 1 },
+    ticks: { stroke: line },
+    font: "11px system-ui",
+  };
+  const drawn = series.map(({ number, faint, xs }) => ({
+    stroke: cssColour(`--c${number % NUM_COLOURS}`),
+    alpha: faint ? 0.3 : 1,
+    width: faint ? 1 : 1.8,
+    dash: DASHES[number % DASHES.length],
+    spanGaps: true,
+    points: { show: xs.length < 2, size: 5 },
+  }));
+  const listen = (u) => {
+    let pressed = 0;
+    u.over.addEventListener("mousedown", (event) => (pressed = event.clientX));
+    u.over.addEventListener("click", (event) => {
+      const moved = Math.abs(event.clientX - pressed);
+      if (there(u.cursor.idx) && moved < CLICK_PX) onStep(u.data[0][u.cursor.idx]);
+    });
+  };
+  return {
+    ...size,
+    legend: { show: false },
+    cursor: { sync: { key: "steps" }, y: false, drag: { x: true, y: false } },
+    scales: { x: { time: false }, y: isLog ? { distr: 3 } : { range: rangeOf } },
+    axes: [
+      {
+        ...axis,
+        size: 28,
+        incrs: STEPS_APART,
+        values: (u, ticks) => ticks.map((tick, n) => (n ? tick : "step " + tick)),
+      },
+      { ...axis, size: 56, values: (u, ticks) => ticks.map((tick) => (there(tick) ? short(tick) : "")) },
+    ],
+    series: [{}, ...drawn],
+    hooks: { setCursor: [(u) => told(u.cursor.idx)], ready: onStep ? [listen] : [] },
+  };
+}
+
+const lastOf = (values) => values.findLast(there);
+
+// What stands at the right of a chart's head: the values under the pointer, or else the last ones.
+function reading(series, data, index) {
+  const at = there(index) ? `step ${data[0][index]}` : "last";
+  const values = series
+    .map((one, n) => [one, there(index) ? data[n + 1][index] : lastOf(data[n + 1])])
+    .filter(([one, value]) => !one.faint && there(value));
+  const several = values.length > 1;
+  const words = values.map(([one, value]) =>
+    h(
+      "span",
+      { style: several ? `color:var(--c${one.number % NUM_COLOURS})` : "" },
+      ` ${one.label || ""}${short(value)}`,
     ),
   );
+  return [at, words];
+}
+
+function curveCard(title, series, { onStep, unit = unitOf(title) } = {}) {
+  const full = series.filter((one) => one.xs.length);
+  if (!full.length) return null;
+  const isLog = state.log && full.some((one) => one.ys.some((y) => y > 0));
+  const clean = full.map((one) => ({ ...one, ys: isLog ? one.ys.map((y) => (y > 0 ? y : null)) : one.ys }));
+  const weight = state.smooth;
+  const drawn =
+    weight > 0
+      ? [
+          ...clean.map((one) => ({ ...one, faint: true })),
+          ...clean.map((one) => ({ ...one, ys: smoothed(one.ys, weight) })),
+        ]
+      : clean;
+  const data = aligned(drawn);
+  const told = span("dim");
+  const tell = (index) => put(told, reading(drawn, data, index));
+  tell(null);
+  const label = `${title}, last ${full.map((one) => short(lastOf(one.ys))).join(", ")}`;
+  const place = h("div", { class: "plot", role: "img", "aria-label": label });
+  let plot = null;
+  const fit = new ResizeObserver(([{ contentRect }]) => {
+    const size = { width: Math.floor(contentRect.width), height: CHART_PX };
+    if (size.width < 50) return;
+    if (plot) plot.setSize(size);
+    else plot = new uPlot(plotOptions(size, drawn, isLog, tell, onStep), data, place);
+  });
+  fit.observe(place);
+  const name = h("b", { title }, safe(title));
+  return div("card chart", div("top", span("", name, unit && span("dim", " " + unit)), told), place);
+}
+
+// ---- how the curves are drawn: smoothing and scale, for all charts of the page
+function stepChooser(found, onStep) {
+  const steps = onStep ? [...new Set(found[0].metrics.map((m, n) => m.step ?? n + 1))] : [];
+  if (!steps.length) return null;
+  const options = ["open a step", ...steps].map((step) => h("option", { value: step }, String(step)));
+  const onchange = (event) => event.target.value && onStep(+event.target.value);
+  return h("select", { "aria-label": "open a step", onchange }, options);
+}
+
+function curveControls(again, found, onStep) {
+  const smooth = h("input", {
+    type: "range",
+    min: 0,
+    max: 0.98,
+    step: 0.02,
+    value: state.smooth,
+    onchange: (event) => again((state.smooth = +event.target.value)),
+  });
+  const log = h("input", {
+    type: "checkbox",
+    checked: state.log,
+    onchange: (event) => again((state.log = event.target.checked)),
+  });
+  return div(
+    "tools dim",
+    h("label", {}, "smoothing ", smooth),
+    h("label", {}, log, " logarithmic"),
+    stepChooser(found, onStep),
+    span("", "click a step for its episodes, drag to zoom, double-click for all"),
+  );
+}
+
+// The most important curves of a training; all others are behind a click, by the first part of their name.
+const MAIN_CURVES = [
+  "reward",
+  "eval/success",
+  "groups/frac_mixed",
+  "entropy",
+  "kl",
+  "clip_ratio/region_mean",
+  "grad_norm",
+  "mismatch/abs_max",
+  "staleness/mean",
+  "staleness/max",
+  "weights_version",
+  "completions/mean_length",
+  "completions/clipped_ratio",
+  "tools/call_frequency",
+  "tokens/trained",
+  "step_time",
+];
+
+const metricNames = (found) =>
+  [...new Set(found.flatMap((run) => run.metrics.flatMap(Object.keys)))].filter((key) => key !== "step");
+
+function curveFold(title, keys, draw) {
+  const box = h("details", {}, h("summary", {}, `${title} (${keys.length})`));
+  box.addEventListener("toggle", () => box.open && box.children.length === 1 && box.append(draw(keys)));
+  return box;
+}
+
+function legend(found) {
+  if (found.length < 2) return null;
+  const mark = (n) => {
+    const dash = DASHES[n % DASHES.length].join(" ");
+    const line = {
+      x1: 0,
+      x2: 26,
+      y1: 6,
+      y2: 6,
+      style: `stroke:var(--c${n % NUM_COLOURS})`,
+      "stroke-dasharray": dash,
+    };
+    return svg("svg", { width: 28, height: 12, class: "swatch" }, svg("line", line));
+  };
+  return div(
+    "tools",
+    found.map((run, n) => span("", mark(n), " ", link("#/r/" + runs.indexOf(run), run.id))),
+  );
+}
+
+// The curves of one run, or of several over each other; `first` are cards that stand before the others.
+function curveSection(found, onStep, first = () => []) {
+  const keys = metricNames(found);
+  if (!keys.length) return null;
+  const box = div("");
+  const cardOf = (key) =>
+    curveCard(
+      key,
+      found.map((run, n) => seriesOf(run, key, n)),
+      { onStep },
+    );
+  const draw = (names) => div("charts", names.map(cardOf));
+  const chosen = MAIN_CURVES.filter((key) => keys.includes(key));
+  if (chosen.length) chosen.push(...keys.filter((key) => /^(workers|servers)\//.test(key)).sort());
+  const main = chosen.length ? chosen : keys;
+  const rest = groupedBy(keys.filter((key) => !main.includes(key)).sort(), (key) => key.split("/")[0]);
+  const singles = [...rest].filter(([, names]) => names.length === 1).flatMap(([, names]) => names);
+  const folds = [...rest].filter(([, names]) => names.length > 1);
+  if (singles.length) folds.push(["others", singles]);
+  const again = () => {
+    const open = [...box.querySelectorAll("details[open] > summary")].map((one) => one.textContent);
+    put(
+      box,
+      div("charts", first(), main.map(cardOf)),
+      folds.map(([title, names]) => curveFold(title, names, draw)),
+    );
+    for (const one of box.querySelectorAll("details"))
+      one.open = open.includes(one.querySelector("summary").textContent);
+  };
+  again();
+  state.recolour = again;
+  return h("section", {}, h("h2", {}, "training"), legend(found), curveControls(again, found, onStep), box);
 }
 
 const BINS = 20;

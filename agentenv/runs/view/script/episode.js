@@ -200,6 +200,7 @@ function searchBox(repaint) {
     id: "search",
     type: "search",
     placeholder: "search",
+    "aria-label": "search in the episode",
     value: state.search,
     onchange: typed,
     onkeydown: keys,
@@ -239,15 +240,18 @@ function branchSource(run) {
   return [" · branched from ", r < 0 ? safe(source) : link("#/r/" + r, safe(source))];
 }
 
+function lacking(run, e) {
+  const words = "This page lacks the tokens of this episode. This command makes a page that has them: ";
+  return [h("p", { class: "dim" }, words), div("code", `agentenv view ${run.id}#${e.i}`)];
+}
+
 async function centreOf(r, e, ep, group) {
   const run = runs[r];
-  if (!ep) {
-    const words = "This page lacks the tokens of this episode. This command makes a page that has them: ";
-    return [h("p", { class: "dim" }, words), div("code", `agentenv view ${run.id}#${e.i}`)];
-  }
+  if (!ep) return lacking(run, e);
   if (state.tab === "raw json")
     return [div("box raw", safe(clip(JSON.stringify(ep, null, 1), MAX_RAW_CHARS)))];
-  if (state.tab === "messages" || !ep.sequences.length) return [branchTree(ep), messageBoxes(ep), endMark(e)];
+  if (state.tab === "messages" || !ep.sequences.length)
+    return [branchTree(ep), messageBoxes(ep, `#/r/${r}/e/${e.i}`), endMark(e)];
   const legend =
     LEGENDS[state.tab] && div("dim legend", LEGENDS[state.tab], " · grey and hatched: not trained");
   return [branchTree(ep), legend, tokenBoxes(ep, run.vocab, await shared(r, e, ep, group)), endMark(e)];
@@ -277,12 +281,13 @@ async function pageEpisode(r, i) {
   await repaint();
   if (ticket !== showing) return;
   const role = e.o ? `${e.o} · ` : "";
-  const step = e.w === null ? role : `step ${e.w} · `;
+  const step = stepOf(e);
   const where = span(
     "sub",
     link("#/r/" + r, run.id),
     branchSource(run),
-    safe(` · ${step}task ${e.k} · ${group.length} episodes`),
+    step !== null && [" · ", link(`#/r/${r}/step/${step}`, "step " + step)],
+    safe(` · ${role}task ${e.k} · ${group.length} episodes`),
   );
   const keys = "← → episode · j k turn · l m e r d colours · / search · ? keys";
   const left = groupCards(r, group, i);

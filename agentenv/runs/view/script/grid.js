@@ -42,7 +42,10 @@ function heat(r, run, episodes) {
   const more = () => {
     for (const group of rows.slice(at, at + ROWS_AT_ONCE)) {
       const first = group[0];
-      const step = first.w === null ? "" : `step ${first.w} · `;
+      const [at, role] = [stepOf(first), first.o ? first.o + " " : ""];
+      const step = safe(role + (at === null ? "" : `step ${at}`) + (role || at !== null ? " · " : "")).join(
+        "",
+      );
       const cells = group.sort((a, b) => a.m - b.m).map((e) => heatCell(r, e, range, width));
       const words = h("span", { title: step + taskTitle(run, first) }, step, safe(taskName(run, first)));
       box.append(div("", words, cells));

@@ -1,13 +1,13 @@
 // Navigation, keyboard keys, and updates of running runs.
 
 const KEYS = [
-  ["← →", "previous or next episode"],
+  ["← →", "previous or next episode, or step"],
   ["j k", "next or previous turn"],
   ["l m e r a d", "colour by logprob, mask, entropy, ratio, advantage or difference"],
   ["s", "show the messages"],
   ["/", "filter the list, or search in an episode"],
   ["u", "go up"],
-  ["n p", "next or previous token, after a click on one"],
+  ["n p", "next or previous token"],
   ["c", "copy the episode as JSON"],
   ["t", "switch between light and dark"],
   ["Esc", "clear the filter or the search"],
@@ -35,8 +35,15 @@ function render() {
   state.token = d === "t" ? +token : null;
   state.repaint = null;
   showing = null;
-  if (kind === "r" && runs[+a]) return b === "e" ? pageEpisode(+a, +c) : pageRun(+a);
-  if (kind === "compare" && runs[+a] && runs[+b]) return pageCompare(+a, +b);
+  state.recolour = state.moveStep = null;
+  if (kind === "r" && runs[+a]) {
+    if (b === "e") return pageEpisode(+a, +c);
+    if (b === "step") return pageStep(+a, +c);
+    return b === "steps" ? pageSteps(+a, +c, +d) : pageRun(+a);
+  }
+  const chosen = address().slice(1).map(Number);
+  if (kind === "compare" && chosen.length > 1 && chosen.every((r) => runs[r])) return pageCompare(chosen);
+  if (kind === "side" && runs[+a] && runs[+c]) return pageSide([+a, +b], [+c, +d]);
   if (!page.single || runs.length !== 1) return pageRuns();
   const alone = !page.live && runs[0].episodes.length === 1 && !runs[0].metrics.length;
   return alone ? pageEpisode(0, 0) : pageRun(0);
@@ -61,6 +68,7 @@ function startTheme() {
 
 function toggleTheme() {
   useTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  if (state.recolour) state.recolour();
   try {
     localStorage.setItem(THEME, document.documentElement.dataset.theme);
   } catch {
@@ -116,6 +124,13 @@ function clear() {
   if (again) again();
 }
 
+// The first token of the chosen box, or else of the first one.
+function firstToken() {
+  const box = document.querySelector(".box.now") || document.querySelector(".centre .box");
+  const chunk = box && box.querySelector(".chunk");
+  return chunk ? +chunk.dataset.from : null;
+}
+
 function click(selector) {
   const node = document.querySelector(selector);
   if (node) node.click();
@@ -130,14 +145,16 @@ const ANYWHERE = {
   t: toggleTheme,
   "?": showKeys,
   Escape: clear,
-  u: () => go(onEpisode() && address()[0] === "r" ? "#/r/" + address()[1] : "#/"),
+  u: () => go(address()[0] === "r" && address()[2] ? "#/r/" + address()[1] : "#/"),
+  ArrowRight: () => state.moveStep && state.moveStep(1),
+  ArrowLeft: () => state.moveStep && state.moveStep(-1),
 };
 const IN_EPISODE = {
   ArrowRight: () => moveEpisode(1),
   ArrowLeft: () => moveEpisode(-1),
   j: () => moveBox(1),
   k: () => moveBox(-1),
-  n: () => state.token !== null && chooseToken(state.token + 1),
+  n: () => chooseToken(state.token === null ? firstToken() : state.token + 1),
   p: () => state.token !== null && chooseToken(Math.max(0, state.token - 1)),
   c: () => click("#copy-json"),
   "/": () => focus("search"),
@@ -152,38 +169,82 @@ function keyed(event) {
   const tab = onEpisode() && TAB_KEYS[event.key];
   const act = tab
     ? () => chooseTab(tab)
-    : ANYWHERE[event.key] || (onEpisode() ? IN_EPISODE : IN_LISTS)[event.key];
+    : (onEpisode() ? IN_EPISODE : IN_LISTS)[event.key] || ANYWHERE[event.key];
   if (!act || (event.key === "Enter" && event.target !== document.body)) return;
   act();
   event.preventDefault();
 }
 
 // ---- updates of running runs, which the live server sends
+const RETRY_MS = 1000;
+let later = 0;
+
+// The indexes of the runs that the page shows; null for the list of all.
+function shownRuns() {
+  const [kind, ...rest] = address();
+  if (kind === "r") return [+rest[0]];
+  if (kind === "compare") return rest.map(Number);
+  if (kind === "side") return [+rest[0], +rest[2]];
+  return page.single && runs.length === 1 ? [0] : null;
+}
+
+// A new run comes last, so that the indexes in addresses keep their meaning; the list is sorted by time.
 function takeNews(event) {
   const news = JSON.parse(event.data);
-  const index = runs.findIndex((run) => run.id === news.id);
-  if (index < 0) runs.unshift(news);
-  else {
-    news.vocab = { ...runs[index].vocab, ...news.vocab };
-    runs[index] = news;
+  const shown = shownRuns();
+  const known = runs.findIndex((run) => run.id === news.id);
+  if (known < 0) {
+    if (shown && !address().length) history.replaceState(null, "", "#/r/0");
+    state.fresh = runs.push(news) - 1;
+  } else {
+    news.vocab = { ...runs[known].vocab, ...news.vocab };
+    runs[known] = news;
   }
-  const reading = onEpisode() || (document.activeElement && document.activeElement.id === "filter");
-  if (!reading) renderInPlace();
+  if (known < 0) return refresh();
+  if (!shown || shown.includes(known)) refresh();
+}
+
+// Draws the page again, unless its reader is at something that this would take away; then it tries later.
+function refresh() {
+  clearTimeout(later);
+  if (onEpisode() || document.querySelector(".side")) return;
+  const typing = document.activeElement && document.activeElement.id === "filter";
+  if (typing || document.querySelector(".plot:hover, dialog[open]")) later = setTimeout(refresh, RETRY_MS);
+  else renderInPlace();
+}
+
+const SCROLLED = ".vlist, .grid, .scroll";
+const summaryOf = (fold) => fold.querySelector("summary").textContent.replace(/[\d.,]+/g, "#");
+
+// What has the focus, in words that find it in a page that was drawn again.
+function focused() {
+  const node = document.activeElement;
+  if (!node || node === document.body) return null;
+  if (node.id) return "#" + node.id;
+  const href = node.getAttribute("href");
+  return href ? `a[href="${CSS.escape(href)}"]` : null;
 }
 
 function renderInPlace() {
-  const offset = (node) => (node ? node.scrollTop : 0);
   const outer = document.scrollingElement.scrollTop;
-  const inner = offset(document.querySelector(".vlist"));
+  const inner = [...document.querySelectorAll(SCROLLED)].map((node) => [node.scrollLeft, node.scrollTop]);
+  const open = new Set([...document.querySelectorAll("details[open]")].map(summaryOf));
+  const focus = focused();
   render();
+  for (const fold of document.querySelectorAll("details")) if (open.has(summaryOf(fold))) fold.open = true;
+  document.querySelectorAll(SCROLLED).forEach((node, n) => inner[n] && node.scrollTo(...inner[n]));
   document.scrollingElement.scrollTop = outer;
-  const list = document.querySelector(".vlist");
-  if (list) list.scrollTop = inner;
+  const node = focus && document.querySelector(focus);
+  if (node) node.focus({ preventScroll: true });
 }
 
 startTheme();
 document.addEventListener("keydown", keyed);
 window.addEventListener("hashchange", render);
+for (const [, width] of [...Object.values(COLUMNS), ...RUN_COLUMNS])
+  // a turned phone has other columns
+  if (width)
+    matchMedia(`(min-width: ${width}px)`).addEventListener("change", () => onEpisode() || renderInPlace());
 if (page.live && window.EventSource)
   new EventSource("events?page=" + page.number + pass).onmessage = takeNews;
 render();

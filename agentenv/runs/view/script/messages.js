@@ -82,17 +82,13 @@ function resultMarks(result) {
   return [result.trimmed && trimMark(result), detail];
 }
 
-function tokenLink(ep, turn) {
+function tokenLink(ep, turn, base) {
   if (!turn || !ep.sequences.length) return null;
   const place = firstPlace(ep, turn);
-  return h(
-    "button",
-    { class: "copy", onclick: () => showToken(place) },
-    `tokens ${place}+${turn.num_tokens}`,
-  );
+  return h("a", { class: "copy", href: `${base}/t/${place}` }, `tokens ${place}+${turn.num_tokens}`);
 }
 
-function messageBox(ep, message, turn, result) {
+function messageBox(ep, message, { turn, result, base }) {
   const kinds = { assistant: "model", tool: "env" };
   const failed = result && result.error_kind;
   const content = String(message.content ?? "");
@@ -110,7 +106,11 @@ function messageBox(ep, message, turn, result) {
       spent,
       failed && span("pill fail", "✕ " + result.error_kind),
       cut,
-      span("actions", tokenLink(ep, turn), content && copyButton(copied(message.content), "the message")),
+      span(
+        "actions",
+        tokenLink(ep, turn, base),
+        content && copyButton(copied(message.content), "the message"),
+      ),
     ),
     thoughtNodes(message.reasoning_content),
     thought && thoughtNodes(thought[2].trim()),
@@ -130,14 +130,15 @@ function rewriteBox(rewrite) {
   return div("warn", fold(safe(title), shown));
 }
 
-function messageBoxes(ep) {
+// `base` is the address of the episode.
+function messageBoxes(ep, base) {
   const turns = turnsOfMessages(ep);
   const results = resultsById(ep);
   return ep.messages.map((message) => {
     const turn = turns.get(message);
     const rewrites = turn ? ep.rewrites.filter((rewrite) => rewrite.turn === ep.turns.indexOf(turn)) : [];
     const result = message.role === "tool" ? results.get(message.tool_call_id) : null;
-    return [rewrites.map(rewriteBox), messageBox(ep, message, turn, result)];
+    return [rewrites.map(rewriteBox), messageBox(ep, message, { turn, result, base })];
   });
 }
 

@@ -3,13 +3,25 @@
 const ROW_PX = 28;
 
 function head(left, keys) {
-  const theme = h("button", { onclick: toggleTheme, title: "switch between light and dark (t)" }, "◐");
-  const help = h("button", { onclick: showKeys, title: "show the keys (?)" }, "?");
-  return h("header", {}, left, span("keys", keys), theme, help);
+  const theme = h(
+    "button",
+    { onclick: toggleTheme, title: "switch between light and dark (t)", "aria-label": "light or dark" },
+    "◐",
+  );
+  const help = h("button", { onclick: showKeys, title: "show the keys (?)", "aria-label": "keys" }, "?");
+  document.title =
+    left
+      .map((part) => part && part.textContent)
+      .filter(Boolean)
+      .join(" · ") + " · agentenv";
+  const isNew = state.fresh !== null && address()[1] !== String(state.fresh) && runs[state.fresh];
+  const fresh = isNew && h("a", { href: "#/r/" + state.fresh, class: "pill ok" }, "new run ", isNew.id);
+  return h("header", {}, left, fresh, span("keys", keys), theme, help);
 }
 
 const card = (title, value, more) =>
   div("card", div("dim", title), div("big", value), more && div("dim", more));
+const section = (title, ...kids) => h("section", {}, h("h2", {}, title), ...kids);
 const limits = (found) =>
   Number.isFinite(found.low) ? `${fix(found.low, 3)} to ${fix(found.high, 3)}` : "one task alone";
 
@@ -35,7 +47,8 @@ function filterBy(text) {
 // The columns of the list: their width, what they show, and the least width of the window that has them.
 const COLUMNS = {
   place: ["52px", 700, (e) => span("dim", "#" + e.i)],
-  step: ["44px", 900, (e) => span("num", e.w ?? "–")],
+  step: ["44px", 900, (e) => span("num", stepOf(e) ?? "–")],
+  role: ["92px", 900, (e) => span("dim", safe(e.o ?? ""))],
   task: [
     "minmax(110px, 2fr)",
     0,
@@ -54,7 +67,8 @@ const COLUMNS = {
 
 function columnsOf(run) {
   const absent = {
-    step: run.episodes.every((e) => e.w === null),
+    step: run.episodes.every((e) => stepOf(e) === null),
+    role: run.episodes.every(isOwn),
     expected: run.tasks.every(([, expected]) => !expected),
     end: innerWidth >= COLUMNS.stop[1],
   };
@@ -93,17 +107,11 @@ function virtualList(r, run) {
     state.sort = name;
     refill();
   };
-  const names = columns.map((name) =>
-    h(
-      "button",
-      {
-        class: NUMBERS.has(name) ? "plain num" : "plain",
-        title: "sort by " + name,
-        onclick: () => sortBy(name),
-      },
-      HEADS[name] ?? name,
-    ),
-  );
+  const names = columns.map((name) => {
+    const about = { title: "sort by " + name, "aria-label": "sort by " + name };
+    const kind = NUMBERS.has(name) ? "plain num" : "plain";
+    return h("button", { class: kind, ...about, onclick: () => sortBy(name) }, HEADS[name] ?? name);
+  });
   const widths = "--columns:" + columns.map((name) => COLUMNS[name][0]).join(" ");
   const box = h("div", { class: "list", style: widths }, div("vhead", names), list);
   list.append(inner);

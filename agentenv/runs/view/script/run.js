@@ -1,24 +1,5 @@
 // The page of one run: figures, warnings, curves, tables, grid and list of episodes.
 
-// The most important curves of a training; all others are shown after a click.
-const MAIN_CURVES = [
-  "reward",
-  "eval/success",
-  "groups/frac_mixed",
-  "entropy",
-  "kl",
-  "clip_ratio/region_mean",
-  "grad_norm",
-  "mismatch/abs_max",
-  "completions/mean_length",
-  "completions/clipped_ratio",
-  "tools/call_frequency",
-  "tokens/trained",
-  "step_time",
-];
-
-const section = (title, ...kids) => h("section", {}, h("h2", {}, title), ...kids);
-
 const ks = (values, mark) =>
   Object.keys(values)
     .map((k) => `${mark}${k} ${fix(values[k])}`)
@@ -59,19 +40,10 @@ function notices(run) {
   ];
 }
 
-function curves(run) {
-  const keys = [...new Set(run.metrics.flatMap((m) => Object.keys(m)))].filter((key) => key !== "step");
-  const chosen = MAIN_CURVES.filter((key) => keys.includes(key));
-  const first = chosen.length ? chosen : keys;
-  const draw = (names) =>
-    div(
-      "cards",
-      names.map((key) => curve(run.metrics, key)),
-    );
-  const rest = keys.filter((key) => !first.includes(key)).sort();
-  const more = h("details", {}, h("summary", {}, `${rest.length} more curves`));
-  more.addEventListener("toggle", () => more.open && more.children.length === 1 && more.append(draw(rest)));
-  return keys.length > 0 && section("training", draw(first), rest.length > 0 && more);
+// The curves of a training; a click on one leads to the episodes of the step.
+function curves(r, run) {
+  const onStep = (step) => go(`#/r/${r}/step/${step}`);
+  return curveSection([run], onStep, () => [passCard(run, onStep)]);
 }
 
 function stopTable(report) {
@@ -119,7 +91,8 @@ function workerTable(run) {
     const waits = Object.entries(worker.waits ?? {})
       .map(([what, wait]) => `${what} ${wait.episodes} (${seconds(wait.longest_s)})`)
       .join(", ");
-    const died = worker.deaths > 0 && `${worker.deaths} workers died, ${worker.replayed} episodes played again`;
+    const died =
+      worker.deaths > 0 && `${worker.deaths} workers died, ${worker.replayed} episodes played again`;
     return row(
       [
         safe(worker.worker),
@@ -135,8 +108,18 @@ function workerTable(run) {
       "",
     );
   });
-  const head = ["worker", "node, process", "live", "done", "bytes", "CPU", "loop delay p99", "threads", "waits for"];
-  const found = section("workers", table(head, rows));
+  const head = [
+    "worker",
+    "node, process",
+    ["live"],
+    ["done"],
+    ["bytes"],
+    ["CPU"],
+    ["loop delay p99"],
+    ["threads"],
+    "waits for",
+  ];
+  const found = section("workers", div("scroll", table(head, rows)));
   found.className = "wide";
   return rows.length > 0 && found;
 }
@@ -159,6 +142,29 @@ function rewardSection(run, report, episodes) {
   return section("rewards", bars, parts && h("p", { class: "dim" }, "means: ", safe(parts)));
 }
 
+// The figures of a training are those of its last step: the policies of all steps have no mean.
+function lastStep(r, run) {
+  const steps = [...rewardsByStep(run).keys()];
+  if (!steps.length) return null;
+  const step = highest(steps);
+  const own = run.episodes.filter((e) => isOwn(e) && e.w === step);
+  const words = [link(`#/r/${r}/step/${step}`, "step " + step), `, the last of ${steps.length}`];
+  return [h("p", { class: "dim" }, "figures of ", words), figureCards(run, reportOf(run, own), own.length)];
+}
+
+// Buttons that select what was trained on, held out or shown, where a run has more than one of them.
+function roleButtons(run) {
+  const roles = [...new Set(run.episodes.map((e) => e.o).filter(there))];
+  if (!roles.length) return null;
+  const button = (name, text) => h("button", { onclick: () => filterBy(text) }, safe(name));
+  const count = (role) => run.episodes.filter((e) => e.o === role).length;
+  return [
+    button("all", ""),
+    button("trained on", "role:trained"),
+    roles.map((role) => button(`${role} ${count(role)}`, "role:" + role)),
+  ];
+}
+
 // What follows the filter: figures, histogram, stop reasons, failures, grid and list.
 function episodeSections(r, run, figures, count) {
   const tables = div("two");
@@ -167,11 +173,11 @@ function episodeSections(r, run, figures, count) {
   const refill = () => {
     const all = !words().length;
     const found = selected(run);
-    const shown = found.filter((e) => !e.o).length ? found.filter((e) => !e.o) : found;
+    const shown = found.some(isOwn) ? found.filter(isOwn) : found;
     const report = all ? run.report : reportOf(run, shown);
-    const own = all ? run.episodes.filter((e) => !e.o) : shown;
+    const own = all ? run.episodes.filter(isOwn) : shown;
     count.textContent = `${found.length} of ${run.episodes.length} episodes`;
-    put(figures, found.length > 0 && figureCards(run, report, own.length));
+    put(figures, (found.length > 0 && all && lastStep(r, run)) || figureCards(run, report, own.length));
     put(
       tables,
       rewardSection(run, report, own),
@@ -213,10 +219,10 @@ function pageRun(r) {
   const body = h(
     "main",
     {},
-    episodes && div("tools filter", filterBox(episodes.refill), count),
+    episodes && div("tools filter", filterBox(episodes.refill), count, roleButtons(run)),
     figures,
     notices(run),
-    curves(run),
+    curves(r, run),
     episodes && episodes.sections,
     h("details", {}, h("summary", {}, "configuration"), div("code", safe(settings))),
   );

@@ -13,7 +13,7 @@ function rewardSeries(run) {
 
 function pick(r) {
   if (!state.picked.delete(r)) state.picked.add(r);
-  if (state.picked.size > 2) state.picked.delete([...state.picked][0]);
+  if (state.picked.size > NUM_COLOURS) state.picked.delete([...state.picked][0]);
   render();
 }
 
@@ -79,7 +79,8 @@ function pageRuns() {
   };
   const both = [...state.picked].sort((a, b) => a - b);
   const compare =
-    both.length === 2 && h("button", { onclick: () => go("#/compare/" + both.join("/")) }, "compare");
+    both.length > 1 &&
+    h("button", { onclick: () => go("#/compare/" + both.join("/")) }, `compare ${both.length}`);
   const none = !runs.length && h("p", { class: "dim" }, "There are no runs yet; agentenv eval makes one.");
   refill();
   put(
@@ -91,7 +92,7 @@ function pageRuns() {
       div(
         "tools",
         filterBox(refill, "filter: words of the run, its model, environment, note or tags"),
-        span("dim", "select two runs to compare them"),
+        span("dim", "select runs to compare them"),
         compare,
       ),
       rows,
@@ -135,39 +136,48 @@ function differenceCard(changes) {
   return card("change of the mean reward", sign(found.mean), limits);
 }
 
-function pageCompare(a, b) {
-  const [before, after] = [runs[a], runs[b]];
+// What changed from one run to another, or from one step to another: `at` are the indexes of their runs.
+function comparison(before, after, { names, at }) {
   const found = pairs(before, after);
   const changes = found.map((pair) => pair.q - pair.p);
   const better = changes.filter((change) => change > 1e-9).length;
   const worse = changes.filter((change) => change < -1e-9).length;
   const same = changes.length - better - worse;
-  const words = found.length
-    ? `mean ${fix(mean(found.map((one) => one.p)), 3)} → ${fix(mean(found.map((one) => one.q)), 3)}` +
-      ` · ${better} tasks better · ${worse} worse · ${same} same`
-    : "the runs have no task in common";
+  if (!found.length) return h("p", {}, "They have no task in common.");
+  const means = [found.map((one) => one.p), found.map((one) => one.q)].map((values) => fix(mean(values), 3));
   const lines = found
     .slice(0, 2000)
     .map((one) =>
       row([
         h("span", { title: one.title }, safe(one.task)),
-        num(link(`#/r/${a}/e/${one.i}`, fix(one.p, 3))),
-        num(link(`#/r/${b}/e/${one.j}`, fix(one.q, 3))),
+        num(link(`#/r/${at[0]}/e/${one.i}`, fix(one.p, 3))),
+        num(link(`#/r/${at[1]}/e/${one.j}`, fix(one.q, 3))),
         changeCell(one.q - one.p),
+        link(`#/side/${at[0]}/${one.i}/${at[1]}/${one.j}`, "side by side"),
       ]),
     );
+  return [
+    div("cards", differenceCard(changes)),
+    h("p", {}, `mean ${means.join(" → ")} · ${better} tasks better · ${worse} worse · ${same} same`),
+    div("scroll", table(["task", [names[0]], [names[1]], ["change"], ""], lines)),
+  ];
+}
+
+// Two runs are compared task by task; the curves of two or more are drawn over each other.
+function pageCompare(chosen) {
+  const found = chosen.map((r) => runs[r]);
+  const names = found.map((run) => run.id);
   put(
     root,
     head(
-      [link("#/", "runs"), h("b", {}, "compare"), span("sub", `${before.id} → ${after.id}`)],
+      [link("#/", "runs"), h("b", {}, "compare"), span("sub", names.join(found.length > 2 ? ", " : " → "))],
       "u up · ? keys",
     ),
     h(
       "main",
       {},
-      changes.length > 0 && div("cards", differenceCard(changes)),
-      h("p", {}, words),
-      table(["task", [before.id], [after.id], ["change"]], lines),
+      curveSection(found, null),
+      found.length === 2 && section("task by task", comparison(...found, { names, at: chosen })),
     ),
   );
 }

@@ -12,6 +12,11 @@ const state = {
   box: -1,
   token: null,
   episode: "",
+  smooth: 0,
+  log: false,
+  recolour: null,
+  moveStep: null,
+  fresh: null,
   search: "",
 };
 const MAX_KEPT = 60;
@@ -80,6 +85,14 @@ function taskName(run, e) {
 
 const taskTitle = (run, e) => [e.k, questionOf(run, e)].filter(Boolean).join(": ");
 
+// The step whose policy played an episode; held-out episodes name it in their group.
+const HELD_OUT = /^held-out-(\d+):/;
+
+function stepOf(e) {
+  const found = e.o ? HELD_OUT.exec(e.g) : null;
+  return found ? +found[1] : e.w;
+}
+
 // ---- filter and order
 const words = () => state.filter.split(/\s+/).filter(Boolean);
 const has = (text, part) => text.toLowerCase().includes(part.toLowerCase());
@@ -99,8 +112,8 @@ const toolFailed = (use, text) => use[2] && has(use[2] + " " + use[3], text);
 const QUESTIONS = [
   [/^reward([<>]=?|=)(-?[\d.]+)$/, (e, how, value) => e.r !== null && COMPARE[how](e.r, +value)],
   [/^stop:(.*)$/, (e, stop) => e.s.startsWith(stop)],
-  [/^step:(\d+)$/, (e, step) => e.w === +step],
-  [/^role:(.*)$/, (e, role) => (e.o ?? "").startsWith(role)],
+  [/^step:(\d+)$/, (e, step) => stepOf(e) === +step],
+  [/^role:(.*)$/, (e, role) => (e.o ?? "trained").startsWith(role)],
   [/^tool:(.*)$/, (e, name) => e.T.some((use) => use[0].startsWith(name))],
   [/^error:(.*)$/, (e, text) => has(e.x, text) || e.T.some((use) => toolFailed(use, text))],
 ];
@@ -115,12 +128,13 @@ function asked(run, e, word) {
 
 const SORTS = {
   place: (e) => e.i,
-  step: (e) => e.w ?? 0,
+  step: (e) => stepOf(e) ?? 0,
   task: (e, run) => taskName(run, e),
   member: (e) => e.m,
   reward: (e) => e.r ?? -Infinity,
   stop: (e) => e.s,
   end: (e) => e.s,
+  role: (e) => e.o ?? "",
   answer: (e) => e.x || e.A,
   expected: (e, run) => expectedOf(run, e),
   turns: (e) => e.n,

@@ -169,7 +169,43 @@ async def test_textarena_is_played_with_seeds_that_hold():
 
 @pytest.mark.engine
 @pytest.mark.filterwarnings("ignore")
-def test_a_textarena_game_for_two_is_refused():
+@pytest.mark.parametrize("game", ["TicTacToe-v0", "KuhnPoker-v0", "IteratedPrisonersDilemma-v0"])
+async def test_a_textarena_game_for_two_is_played_from_each_seat(game):
+    pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
+    entry = spec(f"textarena:{game}")
+    # A single move that a trivial policy happens to play may win a game against chance.
+    report = await check_env(entry, tasks=4, trivial_limit=1.0)
+
+    assert report.ok, str(report)
+    assert [task.data["seat"] for task in entry.task_set("test").take(3)] == [
+        "player-0",
+        "player-1",
+        "player-0",
+    ]
+    assert EnvSpec.from_json(entry.to_json()).task_set("test")[1] == entry.task_set("test")[1]
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+async def test_the_opponent_of_a_textarena_game_moves_first_if_it_has_the_first_seat():
+    pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
+    env = spec("textarena:TicTacToe-v0").make(opponents=lambda move: move.choices[0])
+
+    first = await env.begin({"seed": 1, "seat": "player-1"}, seed=0, context=Context())
+    rewards = []
+    for move in ("[3]", "[4]"):
+        step = await env.advance(Action.of(move))
+        rewards.append((step.terminated, step.reward))
+
+    assert "You are Player 1" in first.messages[-1]["content"]
+    assert "Player 0: [0]" in first.messages[-1]["content"]
+    assert rewards == [(False, 0.0), (True, -1.0)]  # the opponent plays 0, 1 and 2
+    assert step.info["seat_rewards"] == {"player-0": 1.0, "player-1": -1.0}
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+def test_a_textarena_game_that_cannot_start_is_refused():
     pytest.importorskip("textarena", reason="UNTESTED: textarena is not installed")
     with pytest.raises(UsageError, match="cannot be played"):
         spec("textarena:Chess-v0")

@@ -44,7 +44,7 @@ from agentenv.runs.store import (
     summarize,
 )
 from agentenv.runs.store.codec import dumps, encode_line, loads
-from agentenv.runs.store.index import index_line
+from agentenv.runs.store.index import index_line, new_summaries
 from agentenv.runs.store.parquet import write_parquet
 from helpers.episodes import episode
 
@@ -744,3 +744,16 @@ def test_values_that_cannot_be_written_do_not_lose_their_episode(tmp_path):
     assert back.task["pairs"] == {"(1, 2)": "x"}
     assert back.task["broken"] == "<a Broken that cannot be written>"
     assert "nested too deep" in str(back.task["cycle"])
+
+
+def test_new_summaries_are_those_after_an_offset_and_whole_lines_only(tmp_path):
+    assert new_summaries(tmp_path, 0) == ([], 0)
+    with RunWriter.create("x", runs_dir=tmp_path, run_id="x") as writer:
+        writer.append(episode(0))
+        first, offset = new_summaries(writer.path, 0)
+        with (writer.path / "index.jsonl").open("ab") as file:
+            file.write(b'{"env_id": ')
+        assert new_summaries(writer.path, offset) == ([], offset)
+
+    assert [summary.task_id for summary in first] == ["t0"]
+    assert offset > 0

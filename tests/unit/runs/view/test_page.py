@@ -16,10 +16,20 @@ from agentenv.runs.store import Run, RunWriter, UserNote, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
 from agentenv.runs.view.data import page_json, run_data, safe_json
-from agentenv.runs.view.page import frame
+from agentenv.runs.view.page import asset, frame
 from helpers.browser import CHROMIUM, open_browser
 from helpers.live_viewer import fetch, live
-from helpers.sample_runs import HOSTILE, ODD, TOKENIZER, episode, span, talk, varied, write_run
+from helpers.sample_runs import (
+    HOSTILE,
+    ODD,
+    TOKENIZER,
+    episode,
+    span,
+    talk,
+    varied,
+    write_run,
+    write_training,
+)
 
 LOOP = "(() => { const t = performance.now(); let x = 0; for (let i = 0; i < 1e8; i++) x += i % 7; return performance.now() - t + 0 * x; })()"
 LOOP_MS = 1_000
@@ -39,10 +49,18 @@ class Tags(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-def test_page_without_data_is_under_100_kb(tmp_path):
+def test_page_without_data_is_small(tmp_path):
+    """Without the library that draws the curves, which is about 50 kB, it has less than 120 kB."""
     page = build_page([write_run(tmp_path, "empty", [])])
 
-    assert len(page.encode()) < 100_000
+    assert len(page.encode()) - len(asset("vendor/uPlot.js").encode()) < 120_000
+
+
+def test_page_has_the_licence_of_the_library_that_it_contains(tmp_path):
+    page = build_page([write_run(tmp_path, "empty", [])])
+
+    assert asset("vendor/uPlot.LICENSE") in page
+    assert "Permission is hereby granted, free of charge" in page
 
 
 def test_page_reaches_for_nothing_outside_itself(tmp_path):
@@ -51,7 +69,8 @@ def test_page_reaches_for_nothing_outside_itself(tmp_path):
 
     assert not [attrs for _, attrs in tags if "src" in attrs or "href" in attrs]
     assert "connect-src &#x27;none&#x27;" in page
-    assert not re.search(r"https?://(?!www\.w3\.org)", page)
+    own = page.replace("/*! https://github.com/leeoniya/uPlot (v1.6.32) */", "")
+    assert not re.search(r"https?://(?!www\.w3\.org)", own)
 
 
 def test_only_the_pages_own_script_is_a_script(tmp_path):
@@ -186,7 +205,7 @@ async def test_pages_in_a_real_browser(tmp_path):
 
         await tab.js("location.hash = '#/r/0'")
         assert await tab.until("document.querySelectorAll('.vrow').length > 10")
-        assert await tab.js("document.querySelectorAll('.card svg').length >= 2")
+        assert await tab.js("document.querySelectorAll('.plot canvas').length >= 2")
         assert "env: KeyError: no price for" in str(await tab.js("document.body.innerText"))
 
         await tab.js("location.hash = '#/r/0/e/1'")
@@ -353,7 +372,7 @@ async def test_list_of_runs_has_figures_and_notes_and_the_comparison_its_interva
 
         await tab.js("location.hash = '#/compare/0/1'")
         await tab.until("document.body.innerText.includes('change of the mean reward')")
-        shown = await tab.js("document.querySelector('.card').innerText.match(/[+\\u2212][\\d.]+/g)")
+        shown = await tab.js("document.querySelector('.cards .card').innerText.match(/[+\\u2212][\\d.]+/g)")
         mean, low, high = (float(str(number).replace("\u2212", "-")) for number in shown)
         assert mean == pytest.approx(difference.mean, abs=0.006)
         assert (low, high) == pytest.approx((difference.low, difference.high), abs=0.03)
@@ -437,6 +456,106 @@ async def test_an_address_leads_to_a_token(tmp_path):
         assert await tab.js("document.querySelectorAll('.tokenbar, .t.chosen').length") == 0
         await tab.key("ArrowRight")
         await tab.until("location.hash === '#/r/0/e/1'")
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_curves_of_a_training_lead_to_its_steps(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_training(tmp_path, "t", metrics={HOSTILE: 1.0, "workers/alive": 2.0})]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.plot canvas').length >= 5")
+        names = await tab.js(
+            "[...document.querySelectorAll('.charts .chart b')].map((name) => name.innerText)"
+        )
+        assert names == ["pass@k of each step", "reward", "entropy", "weights_version", "workers/alive"]
+        head = str(await tab.js("document.querySelector('main').innerText"))
+        assert "figures of step 3, the last of 3" in head
+        assert "2 tasks, 4 scored" in head
+        await tab.js("document.querySelectorAll('details > summary').forEach((fold) => fold.click())")
+        await tab.until(
+            "[...document.querySelectorAll('.chart b')].some((name) => name.innerText.includes('onerror'))"
+        )
+
+        box = await tab.js(
+            "(() => { const box = document.querySelectorAll('.u-over')[1].getBoundingClientRect();"
+            " return [box.left, box.top, box.width, box.height]; })()"
+        )
+        left, top, width, height = box
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            at = {"x": left + width - 2, "y": top + height / 2}
+            await tab.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
+            if kind == "mouseMoved":
+                await tab.until("document.querySelectorAll('.chart')[1].innerText.includes('step 3 0.600')")
+        await tab.until("location.hash === '#/r/0/step/3'")
+        text = str(await tab.js("document.body.innerText"))
+        assert [
+            word for word in ("groups, best first", "held-out at this step", "step 1") if word not in text
+        ] == []
+        assert await tab.js("document.querySelectorAll('tr.row').length") > 2
+        await tab.key("ArrowLeft")
+        await tab.until("location.hash === '#/r/0/step/2'")
+
+        await tab.js("location.hash = '#/r/0/steps/1/3'")
+        await tab.until("document.body.innerText.includes('1 tasks better')")
+        await tab.js(
+            "[...document.querySelectorAll('a')].find((a) => a.innerText === 'side by side').click()"
+        )
+        await tab.until("document.querySelectorAll('.side .box').length >= 8")
+        assert "tokens agree" in str(await tab.js("document.body.innerText"))
+        await tab.js("document.querySelector('.side a.copy').click()")
+        await tab.until("document.querySelectorAll('.tokenbar').length === 1")
+        assert await tab.js("window.hacked") is None
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_demonstrations_and_held_out_episodes_are_told_apart(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_training(tmp_path, "t")]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        for name, count in [("trained on", 12), ("held-out 6", 6), ("demonstration 1", 1), ("all", 19)]:
+            await tab.until("document.querySelectorAll('.filter button').length === 4")
+            await tab.js(
+                f"[...document.querySelectorAll('.filter button')].find((b) => b.innerText === '{name}').click()"
+            )
+            await tab.until(f"document.querySelector('.filter').innerText.startsWith('{count} of 19')")
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_curves_of_several_runs_lie_over_each_other(tmp_path):
+    runs = [write_training(tmp_path, name, steps=steps) for name, steps in [("a", 3), ("b", 5), ("c", 2)]]
+    page = tmp_path / "view.html"
+    page.write_text(build_page(runs))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        for _ in runs:
+            await tab.js("document.querySelector('input[type=checkbox]:not(:checked)').click()")
+        await tab.js(
+            "[...document.querySelectorAll('button')].find((b) => b.innerText === 'compare 3').click()"
+        )
+        await tab.until("document.querySelectorAll('.plot canvas').length >= 2")
+        assert await tab.js("document.querySelectorAll('.swatch').length") == 3
+        first = "document.querySelector('.chart').innerText"
+        assert "last 0.600 1 0.400" in " ".join(str(await tab.js(first)).split())
+
+        for control, value in [("range", "value = 0.6"), ("checkbox", "checked = true")]:
+            await tab.js("window.old = document.querySelector('canvas')")
+            await tab.js(
+                f"(() => {{ const one = document.querySelector('input[type={control}]'); one.{value};"
+                " one.dispatchEvent(new Event('change')); })()"
+            )
+            await tab.until(
+                "document.querySelector('canvas') && document.querySelector('canvas') !== window.old"
+            )
+        smooth = "document.querySelector('.chart').innerText.includes('0.600')"
+        assert await tab.js(smooth) is False
         assert tab.complaints == []
 
 
@@ -563,3 +682,168 @@ async def test_runs_without_the_usual_are_shown_sensibly(tmp_path, kind):
             await tab.until("document.body.innerText.includes('agentenv view partial#1')")
         assert tab.complaints == []
     await asyncio.sleep(0)
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_the_workers_of_a_run_are_a_table(tmp_path):
+    run = write_run(tmp_path, "crew", [episode(0, 0), episode(1, 0)])
+    busy = {"worker": "w1", "node": "gpu-7", "pid": 77, "live": 5, "rss_mb": 80.5, "cpu_s": 2.0}
+    busy |= {"done": 3, "lag_p99_s": 0.004, "threads": 9, "abandoned": 2}
+    busy["waits"] = {"engine": {"episodes": 4, "longest_s": 61.0}}
+    rows = [
+        {**busy, "live": 0},
+        busy,
+        {"worker": "<b>w2</b>", "silent": True},
+        {"worker": "driver", "deaths": 1},
+    ]
+    (run.path / "workers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "view.html").write_text(build_page([Run(run.path)]))
+    async with open_browser() as tab:
+        await tab.open((tmp_path / "view.html").as_uri())
+        await tab.until("document.body.innerText.includes('gpu-7')")
+        text = str(await tab.js("document.body.innerText"))
+
+        assert "engine 4 (61.00 s)" in text
+        assert "9 (2 hang)" in text
+        assert "<b>w2</b>" in text
+        assert "does not answer" in text
+        assert "1 workers died" in text
+        assert text.count("gpu-7") == 1
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_live_page_keeps_its_place_when_a_run_appears(tmp_path):
+    with (
+        RunWriter.create("x", runs_dir=tmp_path, run_id="first", env_ids=("shop/Math-v0",)) as writer,
+        live(tmp_path) as server,
+    ):
+        for task in range(60):
+            writer.append(episode(task, 0))
+        async with open_browser() as tab:
+            await tab.open(server.url)
+            await tab.until("document.querySelectorAll('.vrow').length > 10")
+            await tab.js("document.querySelector('details > summary').click()")
+            await tab.js("document.querySelector('.vlist').scrollTop = 700; scrollTo(0, 300)")
+            await tab.until("document.querySelector('.vlist').scrollTop === 700 && scrollY === 300")
+
+            write_run(tmp_path, "second", [episode(0, 0)])
+            await tab.until("document.querySelector('header').innerText.includes('new run second')")
+            assert await tab.js("document.querySelector('header').innerText.includes('first')")
+            assert await tab.js("document.querySelector('details').open")
+            assert await tab.js("document.querySelector('.vlist').scrollTop") == 700
+            assert await tab.js("scrollY") == 300
+            assert await tab.js("location.hash") == "#/r/0"
+
+            await tab.js("location.hash = '#/r/0/e/3'")
+            await tab.until("document.querySelectorAll('.box').length >= 4")
+            write_run(tmp_path, "third", [episode(0, 0)])
+            await tab.js("location.hash = '#/r/1'")
+            await tab.until("document.querySelector('header').innerText.includes('second')")
+            await tab.js("location.hash = '#/'")
+            await tab.until("document.querySelectorAll('tr.row').length === 3")
+            assert tab.complaints == []
+
+
+CONTRAST = """(() => {
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
+  const over = (top, under) => top.slice(0, 3).map((c, n) => c * top[3] + under[n] * (1 - top[3]));
+  const light = (rgb) => rgb.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const backOf = (node) => {
+    const layers = [];
+    for (let one = node; one; one = one.parentElement) layers.push(parse(getComputedStyle(one).backgroundColor));
+    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255]);
+  };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !node.getClientRects().length) continue;
+    if (node.closest("button:disabled, script, .same")) continue;
+    const back = backOf(node);
+    const [a, b] = [light(over(parse(getComputedStyle(node).color), back)), light(back)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.push(ratio.toFixed(2) + " " + node.className + " " + walker.currentNode.textContent.slice(0, 30));
+  }
+  return [...new Set(bad)].slice(0, 8);
+})()"""
+UNREACHABLE = """[...document.querySelectorAll("a, button, input, select, summary")]
+  .filter((node) => !(node.textContent.trim() || node.getAttribute("aria-label") || node.closest("label")))
+  .map((node) => node.outerHTML.slice(0, 100))"""
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_pages_fit_small_screens_and_can_be_read(tmp_path, theme):
+    runs = [
+        write_run(tmp_path, "a-run-with-quite-a-long-name-0", varied()),
+        write_training(tmp_path, "t", steps=4),
+        write_training(tmp_path, "u", steps=5),
+        write_run(tmp_path, "talk", [talk()]),
+        write_run(tmp_path, "wide", [episode(0, member, reward=member / 80) for member in range(80)]),
+    ]
+    UserNote("a note " * 60, ("baseline", "a-tag-of-some-length", "lr")).write(runs[0].path)
+    page = tmp_path / "view.html"
+    page.write_text(build_page(runs))
+    routes = [
+        "#/",
+        "#/r/0",
+        "#/r/1",
+        "#/r/4",
+        "#/compare/1/2",
+        "#/r/1/step/2",
+        "#/r/1/steps/1/3",
+        "#/side/1/3/1/9",
+    ]
+    async with open_browser() as tab:
+        for width in (390, 768, 1280):
+            await tab.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=844,
+                deviceScaleFactor=1,
+                mobile=width < 500,
+            )
+            await tab.open(page.as_uri())
+            await tab.js(f"document.documentElement.dataset.theme = '{theme}'")
+            await tab.js("location.hash = '#/none'")
+            for route in [*routes, "#/r/0/e/2", "#/r/3/e/0", "#/r/3/e/0/t/70", "messages"]:
+                if route == "messages":
+                    await tab.key("s")
+                    await tab.until("document.querySelectorAll('.call').length > 0")
+                else:
+                    await tab.js(
+                        f"document.querySelector('header').dataset.old = 1; location.hash = '{route}'"
+                    )
+                    await tab.until("!document.querySelector('header').dataset.old")
+                overflow = "document.documentElement.scrollWidth - innerWidth"
+                assert (route, width, await tab.js(overflow)) == (route, width, 0)
+                assert (route, width, await tab.js(CONTRAST)) == (route, width, [])
+                assert (route, await tab.js(UNREACHABLE)) == (route, [])
+        assert tab.complaints == []
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_a_token_and_a_step_are_reached_by_the_keyboard(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_training(tmp_path, "t")]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('select option').length === 4")
+        await tab.js(
+            "(() => { const box = document.querySelector('select'); box.value = '2';"
+            " box.dispatchEvent(new Event('change')); })()"
+        )
+        await tab.until("location.hash === '#/r/0/step/2'")
+        await tab.js("location.hash = '#/r/0/e/2'")
+        await tab.until("document.querySelectorAll('.box').length >= 4")
+        await tab.key("j")
+        await tab.key("j")
+        await tab.key("n")
+        await tab.until("location.hash === '#/r/0/e/2/t/66'")
+        assert tab.complaints == []

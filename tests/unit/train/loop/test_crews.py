@@ -77,6 +77,17 @@ def test_two_workers_play_a_training_as_its_own_process_does(model: str):
 
 
 @pytest.mark.slow
+def test_workers_play_ahead_and_name_the_weights_of_each_token(model: str):
+    result = trained(model, "ahead", workers=2, max_ahead=2, max_staleness=None)
+
+    trained_on = [one for one in result.run if one.trainable]
+    assert result.steps_done == 3
+    assert len(trained_on) >= 3 * 2 * 2
+    assert {version for one in trained_on for version in one.weights_versions} <= {0, 1, 2, 3}
+    assert all(line["mismatch/abs_max"] < 0.05 for line in result.history if not line["staleness/max"])
+
+
+@pytest.mark.slow
 def test_a_training_is_resumed_with_another_number_of_workers(model: str):
     first = trained(model, "runs", save_steps=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from itertools import count
+from itertools import count, groupby
 from types import SimpleNamespace
 
 import pytest
@@ -302,3 +302,29 @@ def test_the_check_of_the_weights_asks_as_often_as_there_are_servers(servers, re
     sync = WeightSync(learner, engine, SimpleNamespace(start=lambda messages: [1, 2, 3]))
 
     assert len(sync._check_prompts(engine)) == requests
+
+
+class Rested(TransformersEngine):
+    """Notes when it rests and wakes, and with which weights of the trainer."""
+
+    def note(self, what):
+        self.noted.append((what, self.trainer.learner.updates_done))
+
+    async def rest(self):
+        self.note("rests")
+
+    async def wake(self):
+        self.note("wakes")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_engine_rests_while_the_weights_are_updated_unless_it_plays_meanwhile(asynchronous):
+    trainer = make_trainer(own_model=True, asynchronous=asynchronous, max_steps=2)
+    trainer.engine = engine = Rested(trainer.engine.model)
+    engine.noted, engine.trainer = [], trainer
+
+    trainer.train()
+
+    first = [] if asynchronous else [("rests", 0)]  # the second step is the last one, so none is ahead of it
+    expected = [("wakes", 0), *first, ("wakes", 1), ("rests", 1), ("wakes", 2)]
+    assert [event for event, _ in groupby(engine.noted)] == expected

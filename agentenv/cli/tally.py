@@ -1,0 +1,90 @@
+"""Count episodes while they are played, for the lines and the table that show the progress of a run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+from agentenv.runner.watchdog import Waiting
+from agentenv.runs.stats import RunningMean
+from agentenv.runs.store.summary import EpisodeSummary
+
+__all__ = ["Tally", "Ticker", "interval_text", "waiting_text"]
+
+
+@dataclass
+class Tally:
+    """Figures of some episodes so far. Adding one costs the same however many there are."""
+
+    group_size: int = 0
+    """Number of episodes of each task; a task is done when it has so many. 0 if tasks are not counted."""
+    began: float = field(default_factory=time.monotonic)
+    episodes: int = 0
+    tasks_done: int = 0
+    failed: int = 0
+    tokens: int = 0
+    """Tokens sampled in the episodes that were played since `began`."""
+    reward: RunningMean = field(default_factory=RunningMean)
+    _members: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+
+    def add(self, summary: EpisodeSummary, *, earlier: bool = False) -> None:
+        """Count an episode; the tokens of one that was played earlier say nothing about today's speed."""
+        self.episodes += 1
+        self.failed += bool(summary.error)
+        self.tokens += 0 if earlier else summary.sampled_tokens
+        task = (summary.env_id, summary.task_id)
+        self._members[task] += 1
+        self.tasks_done += self._members[task] == self.group_size
+        if summary.scored:
+            self.reward.add("\n".join(task), summary.reward or 0.0)
+
+    def speed(self) -> str:
+        """Return the sampled tokens a second."""
+        return f"{self.tokens / max(1e-9, time.monotonic() - self.began):,.0f} tok/s"
+
+    def facts(self) -> str:
+        """Return speed, mean reward with its interval, and the number of failed episodes, on one line."""
+        mean = f"{self.reward.mean:.3f}" if self.reward.count else "-"
+        limits = interval_text(self.reward)
+        return f"{self.speed()}  reward {mean}{f' {limits}' if limits else ''}  err {self.failed}"
+
+
+def interval_text(reward: RunningMean) -> str:
+    """Return the interval of the mean; empty if it has none yet, because one value has no spread."""
+    if reward.count < 2:
+        return ""
+    found = reward.interval()
+    return f"[{found.low:.3f}, {found.high:.3f}]"
+
+
+def waiting_text(waits: Sequence[Waiting]) -> str:
+    """Return what episodes wait for, the most frequent first, each with its longest wait."""
+    counts = Counter(wait.boundary for wait in waits)
+    longest = {wait.boundary: wait.seconds for wait in sorted(waits, key=lambda wait: wait.seconds)}
+    return ", ".join(f"{name} {count} ({longest[name]:.0f} s)" for name, count in counts.most_common())
+
+
+class Ticker:
+    """Calls a function every so often in a thread, also while no episode finishes."""
+
+    def __init__(self, tick: Callable[[], None], every_s: float) -> None:
+        self._tick, self._every_s = tick, every_s
+        self._stopped = Event()
+        self._thread = Thread(target=self._run, name="progress", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for its last call."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            self._tick()

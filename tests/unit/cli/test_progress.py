@@ -1,0 +1,144 @@
+"""What an evaluation shows while it runs: a table on a terminal, lines elsewhere, the same figures in both."""
+
+from __future__ import annotations
+
+import io
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import agentenv as ae
+from agentenv.cli import main
+from agentenv.cli.dashboard import Dashboard
+from agentenv.cli.tally import Tally, waiting_text
+from agentenv.core import EpisodeError, StopReason
+from agentenv.envs import registry
+from agentenv.runner import Waiting
+from agentenv.runs.store import RunWriter, summarize
+from helpers.sample_runs import episode
+
+LINE = threading.Event()
+
+
+class Held(ae.ToolEnv):
+    """Begins when a line of progress said that the episode waits for the environment."""
+
+    def start(self) -> str:
+        assert LINE.wait(60)
+        return "go"
+
+    def reward(self) -> float:
+        return 1.0
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = dict(registry)
+    LINE.clear()
+    ae.register("progress/Held-v0", Held, tasks=[{"id": "a"}, {"id": "b"}], override=True)
+    yield
+    registry.clear()
+    registry.update(before)
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(words))
+    return int(left.value.code or 0)
+
+
+def test_tally_has_tasks_speed_reward_and_interval():
+    tally = Tally(2)
+    lost = EpisodeError("env", "KeyError", "no price")
+    for task, member, reward in [(0, 0, 1.0), (0, 1, 0.0), (1, 0, 1.0)]:
+        tally.add(summarize(episode(task, member, reward=reward)))
+    tally.add(summarize(episode(2, 0, stop=StopReason.ERROR, error=lost)))
+
+    assert (tally.episodes, tally.tasks_done, tally.failed) == (4, 1, 1)
+    assert "reward 0.667 [" in tally.facts()
+    assert tally.facts().endswith("err 1")
+
+
+def test_tokens_of_earlier_episodes_are_no_speed():
+    tally = Tally(1)
+    tally.add(summarize(episode(0, 0)), earlier=True)
+
+    assert tally.tokens == 0
+    assert tally.speed() == "0 tok/s"
+
+
+def test_waits_are_counted_by_what_is_waited_for():
+    waits = [Waiting("a", "engine", 3.2), Waiting("b", "tool", 9.0), Waiting("c", "engine", 0.1)]
+
+    assert waiting_text(waits) == "engine 2 (3 s), tool 1 (9 s)"
+    assert waiting_text([]) == ""
+
+
+def test_a_line_says_what_episodes_wait_for_although_none_finishes(monkeypatch):
+    lines: list[str] = []
+
+    def note(text: str, **_: object) -> None:
+        lines.append(text)
+        if "waiting for env 2" in text:
+            LINE.set()
+
+    monkeypatch.setattr("agentenv.cli.progress.LINE_EVERY_S", 0.01)
+    monkeypatch.setattr("agentenv.cli.progress.print", note, raising=False)
+
+    assert run("eval", "progress/Held-v0", "-n", "2") == 0
+    assert LINE.is_set()
+    assert " 0 of 2 episodes  0 of 2 tasks" in next(line for line in lines if "waiting for env 2" in line)
+
+
+def test_a_terminal_shows_a_table_with_a_row_for_each_environment(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    LINE.set()
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", screen)
+    names = ("progress/Held-v0", "agentenv/Calculator-v0")
+
+    assert run("eval", *names, "-n", "2", "-o", "concurrency=1") == 0
+    shown = screen.getvalue()
+    assert [word for word in (*names, "tasks", "95 %", "tok/s", "0/2") if word not in shown] == []
+    assert "2/2" in shown
+
+
+def test_a_training_says_between_two_steps_what_it_plays(tmp_path, capsys):
+    def waiting() -> list[Waiting]:
+        return [Waiting("a", "engine", 3.2)]
+
+    with RunWriter.create("t", kind="train", runs_dir=tmp_path, run_id="t") as writer:
+        writer.append(episode(9, 0))
+        plan = SimpleNamespace(
+            id="t",
+            path=writer.path,
+            envs={"shop/Math-v0": 1.0},
+            resumed_step=2,
+            waiting=waiting,
+            config=SimpleNamespace(
+                model="m", max_steps=20, groups_per_step=4, num_generations=8, seed=0, eval_temperature=0.0
+            ),
+        )
+        board = Dashboard()
+        with board:
+            board.begin(plan)
+            for member, reward in enumerate((1.0, 0.0)):
+                writer.append(episode(0, member, reward=reward))
+            writer.append(replace(episode(1, 0), group_id="held-out-2:order-0001"))
+            line = board.line()
+            board.step(3, {"reward": 0.5})
+            after = board.line()
+
+    assert line.startswith("step 3/20  2 episodes (32 a step)")
+    assert "reward 0.500 [" in line
+    assert line.endswith("waiting for engine 1 (3 s)")
+    assert after.startswith("step 4/20  0 episodes")
+    assert " resumed at step 2" in capsys.readouterr().out

@@ -1,0 +1,297 @@
+"""Real agents of other SDKs: what each does to its history leaves one sequence, with the tokens as sampled.
+
+The SDKs are installed for `make test-peers`; here those that are missing are skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import agentenv as ae
+from agentenv.core import StopReason
+from helpers.agents import by_turn, call, check_tokens, served
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of the SDKs, which warn as they like
+]
+
+ODD = call('{"b": 3,  "a": 2}') + call('{"query": "caf\\u00e9 ü</x>", "limit": 1.0}', "lookup")
+THINKING = by_turn(
+    "<think>I should\n  use tools.  </think> Let me look. \n" + ODD,
+    "<think>hm</think>" + call('{"a":5,"b":1}'),
+    "<think>so</think>\n\nIt is 6. \n",
+)
+PLAIN = by_turn(" Let me look. \n" + ODD, call('{"a":5,"b":1}'), "\n\nIt is 6. \n")
+QUESTION = "What is 2+3+1?"
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first number
+        b: the second number
+    """
+    return a + b
+
+
+def lookup(query: str, limit: float = 1.0) -> str:
+    """Look up.
+
+    Args:
+        query: what to look up
+        limit: how much
+    """
+    return "café ü"
+
+
+# Each agent is a function of the address and of whether to stream, which returns the agent's answer. ----------
+
+
+async def openai_agents(url, stream, api, **options):
+    import agents
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+        model = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}[api]
+        agent = agents.Agent(
+            name="A",
+            instructions="You add.",
+            tools=[agents.function_tool(add), agents.function_tool(lookup)],
+            model=model("m", sdk),
+        )
+        if not stream:
+            return (await agents.Runner.run(agent, QUESTION, **options)).final_output
+        running = agents.Runner.run_streamed(agent, QUESTION, **options)
+        async for _ in running.stream_events():
+            pass
+        return running.final_output
+
+
+async def pydantic_ai(url, stream, api):
+    from pydantic_ai import Agent
+
+    if api == "anthropic":
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+
+        model = AnthropicModel("m", provider=AnthropicProvider(api_key="x", base_url=url))
+    else:
+        from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+        from pydantic_ai.providers.openai import OpenAIProvider
+
+        kind = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}[api]
+        model = kind("m", provider=OpenAIProvider(base_url=f"{url}/v1", api_key="x"))
+    agent = Agent(model, instructions="You add.", tools=[add, lookup])
+    if not stream:
+        return (await agent.run(QUESTION)).output
+    async with agent.iter(QUESTION) as run:
+        async for node in run:
+            if Agent.is_model_request_node(node):
+                async with node.stream(run.ctx) as events:
+                    async for _ in events:
+                        pass
+    return run.result.output
+
+
+async def langgraph(url, stream, api):
+    from langchain_core.messages import HumanMessage
+    from langgraph.prebuilt import create_react_agent
+
+    if api == "anthropic":
+        from langchain_anthropic import ChatAnthropic
+
+        model = ChatAnthropic(model="m", base_url=url, api_key="x", streaming=stream)
+    else:
+        from langchain_openai import ChatOpenAI
+
+        model = ChatOpenAI(
+            model="m",
+            base_url=f"{url}/v1",
+            api_key="x",
+            streaming=stream,
+            use_responses_api=api == "responses",
+        )
+    agent = create_react_agent(model, [add, lookup], prompt="You add.")
+    state = await agent.ainvoke({"messages": [HumanMessage(QUESTION)]})
+    return state["messages"][-1].text
+
+
+async def anthropic(url, stream, api):
+    from anthropic import AsyncAnthropic, beta_async_tool
+
+    @beta_async_tool
+    async def add_(a: int, b: int) -> str:
+        """Add two numbers."""
+        return str(a + b)
+
+    @beta_async_tool
+    async def lookup_(query: str, limit: float = 1.0) -> str:
+        """Look up."""
+        return "café ü"
+
+    add_.name, lookup_.name = "add", "lookup"
+    async with AsyncAnthropic(base_url=url, api_key="x") as sdk:
+        running = sdk.beta.messages.tool_runner(
+            model="m",
+            max_tokens=1000,
+            tools=[add_, lookup_],
+            stream=stream,
+            messages=[{"role": "user", "content": QUESTION}],
+        )
+        if not stream:
+            return (await running.until_done()).content[-1].text
+        async for events in running:
+            async for _ in events:
+                pass
+            last = await events.get_final_message()
+        return last.content[-1].text
+
+
+AGENTS: dict[str, tuple[str, Callable[..., object]]] = {
+    "openai-agents chat": ("agents", lambda url, stream: openai_agents(url, stream, "chat")),
+    "openai-agents responses": ("agents", lambda url, stream: openai_agents(url, stream, "responses")),
+    "openai-agents deltas": (
+        "agents",
+        lambda url, stream: openai_agents(url, stream, "responses", auto_previous_response_id=True),
+    ),
+    "pydantic-ai chat": ("pydantic_ai", lambda url, stream: pydantic_ai(url, stream, "chat")),
+    "pydantic-ai responses": ("pydantic_ai", lambda url, stream: pydantic_ai(url, stream, "responses")),
+    "pydantic-ai anthropic": ("pydantic_ai", lambda url, stream: pydantic_ai(url, stream, "anthropic")),
+    "langgraph chat": ("langgraph", lambda url, stream: langgraph(url, stream, "chat")),
+    "langgraph responses": ("langgraph", lambda url, stream: langgraph(url, stream, "responses")),
+    "langgraph anthropic": ("langgraph", lambda url, stream: langgraph(url, stream, "anthropic")),
+    "anthropic": ("anthropic", lambda url, stream: anthropic(url, stream, "anthropic")),
+}
+
+
+@pytest.mark.parametrize("turns", [THINKING, PLAIN], ids=["thinking", "no-thinking"])
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("name", AGENTS)
+async def test_a_linear_conversation_is_one_sequence(name, stream, turns):
+    package, run = AGENTS[name]
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    async with served(turns) as agent:
+        answer = await run(agent.url, stream)
+
+        captured = agent.captured
+        check_tokens(agent.session, agent.engine)
+    assert answer.strip() == "It is 6."
+    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+    assert captured.left_out == {}
+    assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
+    assert [result.content for result in captured.turns[0].tool_results] == ["5", "café ü"]
+    assert {name for name in agent.session.counts if name.startswith("forks_")} == set()
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
+NEEDS = {
+    "with_langgraph": "langgraph",
+    "with_mini_swe_agent": "minisweagent",
+    "with_openai": "openai",
+    "with_openai_agents": "agents",
+    "with_pydantic_ai": "pydantic_ai",
+    "with_smolagents": "smolagents",
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_is_evaluated_as_any_environment(name):
+    if find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+
+    result = ae.evaluate(str(EXAMPLES / f"{name}.py"), "mock", num_tasks=3)
+
+    assert {summary.stop_reason for summary in result.summaries} == {StopReason.FINAL_ANSWER}
+    assert all(trajectory.sequences for group in result.groups for trajectory in group)
+
+
+def smolagents_tools():
+    from smolagents import tool
+
+    return [tool(add), tool(lookup)]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+async def test_a_tool_calling_agent_of_smolagents_is_one_sequence(stream):
+    smolagents = pytest.importorskip("smolagents")
+    turns = by_turn(" Let me look. \n" + ODD, call('{"a":5,"b":1}'), call('{"answer": "6"}', "final_answer"))
+
+    def run(url):
+        model = smolagents.OpenAIServerModel("m", api_base=f"{url}/v1", api_key="x")
+        agent = smolagents.ToolCallingAgent(
+            tools=smolagents_tools(), model=model, max_steps=4, stream_outputs=stream, verbosity_level=0
+        )
+        return agent.run(QUESTION)
+
+    async with served(turns) as agent:
+        assert await asyncio.to_thread(run, agent.url) == "6"
+
+        check_tokens(agent.session, agent.engine)
+        assert [turn.sequence for turn in agent.captured.turns] == [0, 0, 0]
+
+
+async def test_a_code_agent_of_smolagents_is_one_sequence():
+    smolagents = pytest.importorskip("smolagents")
+    turns = by_turn(
+        "Thought: add\n<code>\nx = add(a=2,  b=3)\nprint(x)\n</code> \n",
+        "Thought: end\n<code>\nfinal_answer(x+1)\n</code>",
+    )
+
+    def run(url):
+        model = smolagents.OpenAIServerModel("m", api_base=f"{url}/v1", api_key="x")
+        agent = smolagents.CodeAgent(tools=smolagents_tools(), model=model, max_steps=4, verbosity_level=0)
+        return agent.run(QUESTION)
+
+    async with served(turns) as agent:
+        assert await asyncio.to_thread(run, agent.url) == 6
+
+        check_tokens(agent.session, agent.engine)
+        assert [turn.sequence for turn in agent.captured.turns] == [0, 0]
+
+
+async def test_mini_swe_agent_is_one_sequence_until_it_deletes_a_reply(tmp_path, monkeypatch):
+    pytest.importorskip("minisweagent")
+    monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
+    monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("MSWEA_COST_TRACKING", "ignore_errors")
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    turns = by_turn(
+        call('{"command": "echo  5"}', "bash"),
+        "I think.",
+        call('{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 6"}', "bash"),
+    )
+
+    def run(url):
+        from minisweagent.agents.default import DefaultAgent
+        from minisweagent.environments.local import LocalEnvironment
+        from minisweagent.models.litellm_model import LitellmModel
+
+        model = LitellmModel(
+            model_name="openai/m", model_kwargs={"api_base": f"{url}/v1", "api_key": "x", "drop_params": True}
+        )
+        agent = DefaultAgent(
+            model,
+            LocalEnvironment(cwd=os.fspath(tmp_path)),
+            system_template="You work.",
+            instance_template="{{task}}",
+            step_limit=6,
+            cost_limit=0,
+        )
+        return agent.run(QUESTION)
+
+    async with served(turns) as agent:
+        await asyncio.to_thread(run, agent.url)
+
+        check_tokens(agent.session, agent.engine)
+        assert len(agent.captured.turns) >= 3
+        assert agent.captured.turns[0].sequence == 0

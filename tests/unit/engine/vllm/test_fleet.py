@@ -1,0 +1,134 @@
+"""Several servers, or a router in front of them: an episode stays on one, and a dead one costs only its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from agentenv.engine import VLLMServerEngine
+from agentenv.engine.vllm import probe
+from agentenv.engine.vllm.assigned import assigned_server, on_server
+from helpers.fake_vllm import engine_on, say, serving
+
+STRANGE = "env:täsk\n\ud800/0#1"
+
+
+@asynccontextmanager
+async def router_to(*fakes):
+    """Forward requests as vLLM's router does: by the session header, and without one in turns."""
+    turns, chosen = iter(range(10**6)), {}
+
+    async def forward(request):
+        session = request.headers.get("x-session-id")
+        turn = next(turns) % len(fakes)
+        fake = fakes[turn if session is None else chosen.setdefault(session, len(chosen) % len(fakes))]
+        headers = {} if session is None else {"x-session-id": session}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(
+                request.method, fake.url + request.path_qs, data=await request.read(), headers=headers
+            ) as reply,
+        ):
+            return web.Response(body=await reply.read(), status=reply.status, content_type=reply.content_type)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("route", ["generate", "completions"])
+async def test_a_router_can_keep_each_episode_on_one_server(route):
+    async with serving(route=route) as one, serving(route=route) as two, router_to(one, two) as url:
+        engine = VLLMServerEngine(await asyncio.to_thread(probe, url))
+        one.sessions.clear()
+        two.sessions.clear()
+
+        for turn in range(3):
+            for session in ("a", "b", "c", STRANGE):
+                await say(engine, session=session, seed=turn)
+        await engine.close()
+
+    assert Counter(one.sessions).most_common() == [(session, 3) for session in dict.fromkeys(one.sessions)]
+    assert len(set(one.sessions)) == len(set(two.sessions)) == 2
+    assert not set(one.sessions) & set(two.sessions)
+
+
+async def test_an_episode_keeps_to_the_server_that_a_driver_assigned():
+    async with serving() as one, serving() as two, engine_on(one, two) as engine:
+        for turn in range(2):
+            for session in "abc":
+                with on_server(1):
+                    await say(engine, session=session, seed=turn)
+        with on_server(1):
+            await say(engine)  # a request of no episode goes where there is room
+        assert two.sessions.count(None) + len(set(two.sessions) - {None}) >= 3
+        assert len(two.seen) >= 6
+        assert len(one.seen) <= 1
+
+        await two.stop()
+        with on_server(1):
+            done = await say(engine, session="a")
+
+        assert len(done.token_ids) == 4
+        assert set(one.sessions[-1:]) <= set(two.sessions)
+
+
+async def test_an_assignment_holds_for_the_tasks_of_an_episode_only():
+    seen = []
+
+    async def episode(number):
+        with on_server(number):
+            await asyncio.sleep(0)
+            seen.append(await asyncio.create_task(asyncio.to_thread(assigned_server)))
+
+    await asyncio.gather(*(episode(number) for number in range(4)))
+
+    assert sorted(seen) == [0, 1, 2, 3]
+    assert assigned_server() is None
+
+
+async def test_a_request_of_no_episode_has_no_session():
+    async with serving() as fake, engine_on(fake) as engine:
+        fake.sessions.clear()
+        await say(engine)
+
+        assert fake.sessions == [None]
+
+
+async def test_a_dead_server_costs_the_requests_that_it_had_and_no_other():
+    async with serving() as one, serving() as two, engine_on(one, two, retry_s=20) as engine:
+        for session in range(8):
+            await say(engine, session=str(session))
+        one.gate, two.gate = asyncio.Event(), asyncio.Event()
+        one.seen.clear()
+        two.seen.clear()
+        running = [
+            asyncio.create_task(say(engine, session=str(session), seed=session)) for session in range(8)
+        ]
+        await one.until(4)
+        await two.until(4)
+
+        await one.stop()
+        await two.until(8)  # the four of the dead server, and nothing of the other one again
+        two.gate.set()
+        done = await asyncio.gather(*running)
+
+    seeds = defaultdict(list)
+    for fake in (one, two):
+        for body in fake.seen:
+            seeds[body["sampling_params"]["seed"]].append(fake)
+    assert sorted(map(len, seeds.values())) == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert all(sent == [one, two] for sent in seeds.values() if len(sent) == 2)
+    assert all(len(each.token_ids) == 4 for each in done)
