@@ -1,0 +1,109 @@
+"""What is checked before a Ray cluster is used, with a stand-in for Ray; the rest runs on a real cluster."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from agentenv.core import UsageError
+
+
+class Cluster(ModuleType):
+    """Stands in for the module `ray` and a cluster that it may reach."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.connected: list[str] = []
+        self.refuses: Exception | None = None
+        self.cpus, self.free = 8, 8
+        self.gcs = "127.0.0.1:6379"
+
+    def is_initialized(self) -> bool:
+        return bool(self.connected)
+
+    def init(self, *, address: str, **_: object) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.connected.append(address)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.cpus)}
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.free)}
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(gcs_address=self.gcs)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch):
+    stand_in = Cluster()
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.delitem(sys.modules, "agentenv.workers.on_ray", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    yield stand_in
+    sys.modules.pop("agentenv.workers.on_ray", None)
+
+
+def hire(address: str = "auto", workers: int = 2):
+    return importlib.import_module("agentenv.workers.on_ray").hire(address, "{}", workers)
+
+
+def test_a_cluster_with_room_is_used_once_without_a_word(cluster, caplog):
+    make = hire()
+    hire()
+
+    assert cluster.connected == ["auto"]
+    assert caplog.messages == []
+    assert (make("w1", False).name, make("w1", False)._num_cpus, make("w2", True)._num_cpus) == ("w1", 1, 0)
+
+
+@pytest.mark.parametrize(
+    "said", ["Version mismatch: the cluster was started with Ray 2.40", "token authentication is required"]
+)
+def test_a_cluster_that_refuses_says_why_and_what_to_use(cluster, said):
+    cluster.refuses = RuntimeError(f"{said}\nand much more")
+
+    with pytest.raises(UsageError, match=said) as told:
+        hire("10.1.2.3:6379")
+
+    assert "10.1.2.3:6379" in str(told.value)
+    assert "RAY_AUTH_MODE=token" in str(told.value)
+    assert "much more" not in str(told.value)
+
+
+def test_an_address_of_ray_client_is_refused(cluster):
+    with pytest.raises(UsageError, match="loses the run"):
+        hire("ray://10.1.2.3:10001")
+    assert cluster.connected == []
+
+
+def test_too_few_processors_are_an_error_and_busy_ones_a_warning(cluster, caplog):
+    cluster.free = 1
+    hire(workers=3)
+    assert [message for message in caplog.messages if "only 1 CPUs" in message]
+
+    with pytest.raises(UsageError, match="8 CPUs, too few for 9 workers"):
+        hire(workers=9)
+
+
+@pytest.mark.parametrize(
+    ("gcs", "mode", "warns"),
+    [
+        ("127.0.0.1:6379", "", False),
+        ("10.1.2.3:6379", "", True),
+        ("10.1.2.3:6379", "token", False),
+    ],
+)
+def test_a_cluster_that_everybody_can_reach_is_warned_of(cluster, caplog, monkeypatch, gcs, mode, warns):
+    cluster.gcs = gcs
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with caplog.at_level(logging.WARNING):
+        hire()
+
+    assert any("without authentication" in message for message in caplog.messages) == warns
