@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from agentenv.core.collector import fewer_collections
 from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.trajectory import Trajectory
@@ -88,6 +89,7 @@ class EpisodeWorker:
         if self._recipe.encode:
             self._encode = import_object(self._recipe.encode)
         await self._open.enter_async_context(self._usage)
+        self._open.enter_context(fewer_collections())
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from agentenv.core import AgentEnvError, RunLimits, UsageError
+from agentenv.core.collector import THRESHOLDS
 from agentenv.core.trajectory import StopReason
 from agentenv.engine import Sampling, load_engine
 from agentenv.envs import EnvSpec
@@ -311,6 +313,17 @@ async def test_a_worker_ends_an_episode_that_is_cancelled_and_closes_its_environ
 
     assert ended is None
     assert "closed" in marks(tmp_path)
+
+
+async def test_a_worker_has_cycles_collected_as_rarely_as_a_run_in_process():
+    text = Recipe.of(
+        [SPEC], "random", runner=RunnerOptions(), limits=RunLimits(), sampling=Sampling()
+    ).to_json()
+    before = gc.get_threshold()
+
+    async with EpisodeWorker(text, "w1"):
+        assert gc.get_threshold() == THRESHOLDS
+    assert gc.get_threshold() == before
 
 
 def order_of(stage: Any, job: Job) -> Order:
