@@ -26,9 +26,9 @@ WAYS = ("disk", "gloo")
 
 async def main(url: str, rounds: int) -> dict[str, Any]:
     """Push the server's own weights by both ways in turns; return the seconds of each push."""
-    first = await asyncio.to_thread(load_engine, url)
-    model: Any = AutoModelForCausalLM.from_pretrained(first.engine.report.model_path, dtype="auto")
-    await first.engine.close()
+    first: Any = (await asyncio.to_thread(load_engine, url)).engine
+    model: Any = AutoModelForCausalLM.from_pretrained(first.report.model_path, dtype="auto")
+    await first.close()
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as shared:
         for number in range(2 * rounds):
