@@ -14,7 +14,7 @@ from threading import Lock
 
 __all__ = ["fewer_collections"]
 
-THRESHOLDS = (10_000, 20, 20)
+THRESHOLDS = (10_000, 5, 2)
 """New containers before a collection, and collections of the younger generation before one of the next."""
 
 _lock = Lock()
