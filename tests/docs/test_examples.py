@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core import Context
-from agentenv.envs import spec
+from agentenv.envs import registry, spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENTS = sorted((EXAMPLES / "agents").glob("*.py"))
@@ -45,7 +45,12 @@ def test_an_example_runs_and_shows_what_it_is_for(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [name, *ARGUMENTS.get(name, [])])
 
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    before = dict(registry)
+    try:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    finally:  # another test may load the same file
+        registry.clear()
+        registry.update(before)
 
     shown = capsys.readouterr().out
     assert [line for line in SHOWS[name] if line not in shown] == []

@@ -121,7 +121,8 @@ def test_hostile_repetition_takes_linear_time(piece: str) -> None:
     cost(100)
     small, large = cost(500), cost(4000)
 
-    assert large < 30 * small + 0.2
+    # Eight times the text, where quadratic time would be 64 times: other work on the machine costs some.
+    assert large < 50 * small + 0.2
 
 
 VALUES = st.one_of(
