@@ -16,6 +16,11 @@ import aiohttp
 
 from helpers.waiting import until
 
+ALL_VISIBLE = """
+const style = document.createElement('style');
+style.textContent = '* { content-visibility: visible !important }';
+document.head.append(style);
+"""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -53,10 +58,12 @@ class Page:
         return await until(lambda: self.js(expression), seconds=seconds)
 
     async def open(self, url: str) -> None:
+        """Open a page. `innerText` has all of its text: without the style, what is not painted yet is missing."""
         await self.call("Page.navigate", url=url)
         await self.until(
             "document.readyState === 'complete' && document.querySelector('#app').children.length > 0"
         )
+        await self.js(ALL_VISIBLE)
 
     async def key(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
