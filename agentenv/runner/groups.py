@@ -8,7 +8,8 @@ Rules:
 3. When the consumer leaves the loop, and after an error or a cancellation, every environment is closed
    before control returns. Every episode whose record is complete by then has reached `on_trajectory`.
 4. Members that an earlier run finished are not played again; a group is complete without them.
-5. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again.
+5. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again. If it
+   drops a job, the episodes of that job are cancelled and its group is not yielded.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class _Group:
     """Member number of the next refill."""
     played: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
     refills: int = 0
+    dropped: bool = False
+    """Whether the group is to end early; its members then have no further use."""
 
     def close(self, policy: GroupPolicy) -> TrajectoryGroup:
         members = [self.played[member] for member in sorted(self.played)]
@@ -76,7 +79,7 @@ class _InFlight:
         self._jobs = jobs
         self._feed = jobs if isinstance(jobs, JobFeed) else None
         if self._feed is not None:
-            self._feed.on_change = self._go_on
+            self._feed.on_change, self._feed.on_drop = self._go_on, self._drop
         self._group_size = group_size
         self._policy = policy
         self._concurrency = concurrency
@@ -89,7 +92,7 @@ class _InFlight:
         self._ready: deque[TrajectoryGroup] = deque()
         # For a slow consumer, at most as many finished groups are kept as could be in flight.
         self._max_ready = max(2, concurrency // group_size)
-        self.running: set[asyncio.Task[Trajectory]] = set()
+        self.running: dict[asyncio.Task[Trajectory], _Group] = {}
         self.changed = asyncio.Event()
         """Set whenever an episode has ended or the feed of jobs has changed."""
 
@@ -121,7 +124,7 @@ class _InFlight:
             group, member = self._waiting.popleft()
             recorded: list[Trajectory] = []
             task = asyncio.create_task(self._stage.play(group.job, member, on_record=recorded.append))
-            self.running.add(task)
+            self.running[task] = group
             task.add_done_callback(partial(self._end, group, member, recorded))
 
     def _begin_group(self) -> bool:
@@ -152,18 +155,26 @@ class _InFlight:
 
         An episode whose record is complete counts as played, also if its task was cancelled after that.
         """
-        self.running.discard(task)
+        del self.running[task]
         try:
             if recorded:
                 self._take(group, member, recorded[0])
             elif not task.cancelled():
                 task.result()  # raises what `play` raised
-            elif not self._stopping:
+            elif not (self._stopping or group.dropped):
                 where = f"member {member} of {group.job.group_id}"
                 raise RuntimeError(f"other code cancelled the task of {where}")
         except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
             self._broken = self._broken or error
         self._go_on()
+
+    def _drop(self, job: Job) -> None:
+        """End the group of a job early."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0].job is not job)
+        for task, group in self.running.items():
+            if group.job is job:
+                group.dropped = True
+                task.cancel()
 
     def _go_on(self) -> None:
         """Start more episodes, and let the consumer look again."""
@@ -175,6 +186,8 @@ class _InFlight:
         group.missing -= 1
         if self._on_trajectory is not None:
             self._on_trajectory(trajectory)
+        if group.dropped:
+            return
         refill = trajectory.stop_reason.failed and self._policy.on_failed == "refill"
         if refill and group.refills < self._policy.max_refills:
             group.refills += 1
