@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.seats import game_of
 from agentenv.core.task import Task
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.envs.spec import EnvSpec
@@ -318,23 +319,28 @@ class GroupStream:
         rollouts = self._rollouts
         keep, spec = rollouts.options.on_trajectory, rollouts.mixture.specs[owner]
         jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
+        seats: list[TrajectoryGroup] = []
         async with aclosing(jobs) as played:
             async for group in played:
+                seats.append(group)
+                if group.group_id != game_of(group.group_id):
+                    continue  # the groups of further seats come right before that of their game
+                groups, seats = seats, []
                 if group.group_id not in self._by_id:  # it was dropped
                     continue
                 if self._config.branches:
-                    self._start(self._grow(spec, group))
+                    self._start(self._grow(spec, group.group_id, groups))
                 else:
-                    self._end(self._by_id[group.group_id], [group])
+                    self._end(self._by_id[group.group_id], groups)
 
-    async def _grow(self, spec: EnvSpec, group: TrajectoryGroup) -> None:
-        """Play the branches of a group, whose members are finished, beside other groups."""
+    async def _grow(self, spec: EnvSpec, group_id: str, groups: list[TrajectoryGroup]) -> None:
+        """Play the branches of groups, whose members are finished, beside other groups."""
         rollouts = self._rollouts
         async with self._room:
             keep = rollouts.options.on_trajectory
-            grown = await with_branches(rollouts.runner, spec, [group], self._config, keep)
-        if group.group_id in self._by_id:
-            self._end(self._by_id[group.group_id], grown)
+            grown = await with_branches(rollouts.runner, spec, groups, self._config, keep)
+        if group_id in self._by_id:
+            self._end(self._by_id[group_id], grown)
 
     async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
         """Let a function of the user play one group."""
