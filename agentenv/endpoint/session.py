@@ -113,6 +113,8 @@ class Session:
         self.counts: Counter[str] = self._placer.counts
         """How often requests began a sequence, were repeated, or had settings that are ignored."""
         self._engine = engine
+        # Checks against protocols are slow, so this one is made once.
+        self._token_engine = None if isinstance(engine, ChatEngine) else engine
         self._speaks_text = renderer is None
         limits = self.options.limits
         self._max_context = least(limits.max_context_tokens, engine.max_context_tokens)
@@ -199,9 +201,9 @@ class Session:
 
     async def release(self) -> None:
         """Let the engine forget the session."""
-        if not isinstance(self._engine, ChatEngine):
+        if self._token_engine is not None:
             for name in sorted(self._names):
-                await self._engine.release(name)
+                await self._token_engine.release(name)
 
     def count_tokens(self, asked: Asked) -> int:
         """Return the number of tokens of a conversation."""
@@ -307,12 +309,12 @@ class Session:
         if known is not None:
             playing.set(known)
         left = self.options.time_left()
-        engine, renderer = self._engine, place.renderer
-        version = 0 if isinstance(engine, ChatEngine) else engine.weights_version
-        if isinstance(engine, ChatEngine) or renderer is None:
-            sampled = await chat(engine, asked, sampling, left)
+        engine, renderer, version = self._token_engine, place.renderer, 0
+        if engine is None or renderer is None:
+            sampled = await chat(self._engine, asked, sampling, left)
             reply, calls, finish_reason = sampled.message, calls_of(sampled.message), sampled.finish_reason
         else:
+            version = engine.weights_version
             on_tokens = None
             if live is not None:
                 cached = prompt_tokens - len(place.new_ids)
