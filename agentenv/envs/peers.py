@@ -147,6 +147,21 @@ def _tau2(domain: str) -> EnvSpec:
     )
 
 
+def _agentdojo(suite: str) -> EnvSpec:
+    from agentenv.envs.adapters.agentdojo import MAX_TURNS, AgentDojo, attacked_rows, rows
+    from agentenv.envs.adapters.agentdojo_package import check_suite
+
+    check_suite(suite)
+    return EnvSpec.of(
+        f"agentdojo/{suite}-v0",
+        AgentDojo,
+        kwargs={"suite": suite},
+        tasks={"test": partial(rows, suite), "attacked": partial(attacked_rows, suite)},
+        max_turns=MAX_TURNS,
+        description=f"{suite} of AgentDojo, with and without an attacker",
+    )
+
+
 def _math(file: str) -> EnvSpec:
     from agentenv.envs.adapters.math_file import MathQuestions, rows
 
@@ -218,6 +233,13 @@ PEERS: Mapping[str, Peer] = {
         ("inspect_evals",),
         "pip install --no-deps inspect-evals",
         "customer service: retail, airline, telecom, banking_knowledge",
+    ),
+    "agentdojo": Peer(
+        _agentdojo,
+        "SUITE",
+        ("agentdojo", "deepdiff", "email_validator", "yaml"),
+        "pip install 'agentenv-rl[agentdojo]' && pip install --no-deps agentdojo",
+        "assistants under attack: workspace, travel, banking, slack",
     ),
     "math": Peer(
         _math,
