@@ -144,7 +144,15 @@ def _row(
         "w": note.get("step"),
         "o": note.get("role"),
         "q": episode.timings.get("total_s"),
+        **_branch(episode),
     }
+
+
+def _branch(episode: EpisodeSummary) -> dict[str, Any]:
+    """Return the member that sampled a branch's first turns, and their number; nothing for other episodes."""
+    if episode.branch_of is None:
+        return {}
+    return {"b": [episode.branch_of, int(episode.metrics.get("shared_turns", 0))]}
 
 
 def _note_of(episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
