@@ -93,8 +93,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Compare two runs with `python benchmarks/compare.py build/bench/ONE build/bench/OTHER`.
+BENCH ?= last
 bench: $(VENV)/.dev
-	for script in benchmarks/*.py; do $(BIN)/python $$script --quick; done
+	$(BIN)/python benchmarks/all.py --quick --into build/bench/$(BENCH)
 
 clean:
 	rm -rf $(VENV) dist build site .hypothesis .ruff_cache

@@ -105,6 +105,7 @@ class Scheduler:
         # Keys and values of old weights must not be combined with tokens of new ones. Live requests keep
         # their sampled tokens, and are prefilled again before the requests that never ran.
         self._drop_computed()
+        self.core.products.forget()
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()
 
@@ -153,6 +154,7 @@ class Scheduler:
         self._waiting.extend(requests)
         self._prefilling = []
         self.fail(EngineError(reason), EngineError(reason))
+        self.core.products.forget()
 
     def _drop_computed(self) -> None:
         self._kept.clear()
@@ -289,6 +291,7 @@ class Scheduler:
     def _decode(self) -> None:
         self._counts["decodes"] += 1
         self._counts["decoded"] += len(self._live)
+        self.core.products.expect(max(request.left for request in self._live))
         self._sample(self.core.decode([request.tokens[-1] for request in self._live]), 0)
 
     def _sample(self, logits: torch.Tensor, first: int) -> None:
