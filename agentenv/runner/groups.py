@@ -7,9 +7,11 @@ Rules:
 2. The order in which episodes finish changes neither an episode nor the order of members in a group.
 3. When the consumer leaves the loop, and after an error or a cancellation, every environment is closed
    before control returns. Every episode whose record is complete by then has reached `on_trajectory`.
-4. Members that an earlier run finished are not played again; a group is complete without them.
-5. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again. If it
-   drops a job, the episodes of that job are cancelled and its group is not yielded.
+4. A game whose seats the policy plays together gives a group for each seat; that of the game's own episode
+   comes last.
+5. Members that an earlier run finished are not played again; a group is complete without them.
+6. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again. If it
+   drops a job, the episodes of that job are cancelled and its groups are not yielded.
 """
 
 from __future__ import annotations
@@ -40,12 +42,29 @@ class _Group:
     next_member: int
     """Member number of the next refill."""
     played: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
+    seats: dict[str, dict[int, Trajectory]] = field(default_factory=dict[str, dict[int, Trajectory]])
+    """Members of the groups of other seats of the same games, by group id."""
     refills: int = 0
     dropped: bool = False
     """Whether the group is to end early; its members then have no further use."""
 
-    def close(self, policy: GroupPolicy) -> TrajectoryGroup:
-        members = [self.played[member] for member in sorted(self.played)]
+    def take(self, member: int, trajectory: Trajectory) -> list[Trajectory]:
+        """Take the record of a member, and return it after those of the other seats of its game."""
+        others = trajectory.other_seats
+        for other in others:
+            self.seats.setdefault(other.group_id, {})[member] = other
+        self.played[member] = own = replace(trajectory, other_seats=()) if others else trajectory
+        return [*others, own]
+
+    def close(self, policy: GroupPolicy) -> list[TrajectoryGroup]:
+        """Return the group of each seat; mark those with too few usable members."""
+        return [self._group(played, policy) for _, played in sorted(self.seats.items())] + [
+            self._group(self.played, policy)
+        ]
+
+    @staticmethod
+    def _group(played: dict[int, Trajectory], policy: GroupPolicy) -> TrajectoryGroup:
+        members = [played[member] for member in sorted(played)]
         group = TrajectoryGroup(tuple(members))
         usable = len(group.usable)
         if usable >= policy.min_usable:
@@ -182,10 +201,10 @@ class _InFlight:
         self.changed.set()
 
     def _take(self, group: _Group, member: int, trajectory: Trajectory) -> None:
-        group.played[member] = trajectory
         group.missing -= 1
-        if self._on_trajectory is not None:
-            self._on_trajectory(trajectory)
+        for record in group.take(member, trajectory):
+            if self._on_trajectory is not None:
+                self._on_trajectory(record)
         if group.dropped:
             return
         refill = trajectory.stop_reason.failed and self._policy.on_failed == "refill"
@@ -197,7 +216,7 @@ class _InFlight:
             self._waiting.appendleft((group, group.next_member))
             group.next_member += 1
         if not group.missing:
-            self._ready.append(group.close(self._policy))
+            self._ready.extend(group.close(self._policy))
 
     async def stop(self) -> None:
         """Cancel the running episodes and wait until their environments are closed."""

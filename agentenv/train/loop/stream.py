@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.seats import game_of
 from agentenv.core.task import Task
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.envs.spec import EnvSpec
@@ -331,22 +332,27 @@ class GroupStream:
         rollouts = self._rollouts
         keep, spec = rollouts.options.on_trajectory, rollouts.mixture.specs[owner]
         jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
+        seats: list[TrajectoryGroup] = []
         async with aclosing(jobs) as played:
             async for group in played:
+                seats.append(group)
+                if group.group_id != game_of(group.group_id):
+                    continue  # the groups of further seats come right before that of their game
+                groups, seats = seats, []
                 if group.group_id not in self._by_id:  # it was dropped
                     continue
                 one = self._by_id[group.group_id]
                 if self._config.branches:
-                    one.playing = self._start(self._grow(spec, one, group))
+                    one.playing = self._start(self._grow(spec, one, groups))
                 else:
-                    self._end(one, [group])
+                    self._end(one, groups)
 
-    async def _grow(self, spec: EnvSpec, one: _Open, group: TrajectoryGroup) -> None:
-        """Play the branches of a group, whose members are finished, beside other groups."""
+    async def _grow(self, spec: EnvSpec, one: _Open, groups: list[TrajectoryGroup]) -> None:
+        """Play the branches of groups, whose members are finished, beside other groups."""
         rollouts = self._rollouts
         async with self._room:
             keep = rollouts.options.on_trajectory
-            grown = await with_branches(rollouts.runner, spec, [group], self._config, keep)
+            grown = await with_branches(rollouts.runner, spec, groups, self._config, keep)
         self._end(one, grown)
 
     async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
