@@ -92,6 +92,7 @@ def run_data(
         "report": report.as_json(),
         "metrics": run.metrics(),
         "workers": run.workers(),
+        "servers": run.servers(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
         "tasks": list(tasks),
         "episodes": rows,

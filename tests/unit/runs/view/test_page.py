@@ -686,7 +686,7 @@ async def test_runs_without_the_usual_are_shown_sensibly(tmp_path, kind):
 
 @needs_browser
 @pytest.mark.slow
-async def test_the_workers_of_a_run_are_a_table(tmp_path):
+async def test_the_workers_and_servers_of_a_run_are_tables(tmp_path):
     run = write_run(tmp_path, "crew", [episode(0, 0), episode(1, 0)])
     busy = {"worker": "w1", "node": "gpu-7", "pid": 77, "live": 5, "rss_mb": 80.5, "cpu_s": 2.0}
     busy |= {"done": 3, "lag_p99_s": 0.004, "threads": 9, "abandoned": 2}
@@ -695,8 +695,21 @@ async def test_the_workers_of_a_run_are_a_table(tmp_path):
         {**busy, "live": 0},
         busy,
         {"worker": "<b>w2</b>", "silent": True},
-        {"worker": "driver", "deaths": 1},
+        {"worker": "driver", "deaths": 1, "retired": 2},
     ]
+    server = {"server": "gpu1:8000", "sessions": 12, "in_flight": 7, "version": 3, "failures": 1, "used": 2}
+    run_servers = [
+        {**server, "processes": 3, "problem": ""},
+        {
+            **server,
+            "server": "gpu2:8000",
+            "version": None,
+            "used": 0,
+            "processes": 3,
+            "problem": "<i>hangs</i>",
+        },
+    ]
+    (run.path / "servers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run_servers))
     (run.path / "workers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "view.html").write_text(build_page([Run(run.path)]))
     async with open_browser() as tab:
@@ -709,6 +722,12 @@ async def test_the_workers_of_a_run_are_a_table(tmp_path):
         assert "<b>w2</b>" in text
         assert "does not answer" in text
         assert "1 workers died" in text
+        assert "2 replaced because of hung threads" in text
+        lines = [line.split("\t") for line in text.splitlines() if line.startswith("gpu")]
+        assert lines == [
+            ["gpu1:8000", "12", "7", "3", "1", "2 of 3", ""],
+            ["gpu2:8000", "12", "7", "\N{EN DASH}", "1", "0 of 3", "<i>hangs</i>"],
+        ]
         assert text.count("gpu-7") == 1
         assert tab.complaints == []
 
