@@ -9,7 +9,7 @@ JOBS   ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest check format docs bench setup clean
+.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -74,6 +74,10 @@ test-wheel:
 # The slow tests with the newest releases that a plain `pip install` takes, instead of those in constraints.txt.
 test-newest:
 	PYTHON=$(PYTHON) NEWEST_VENV=$(VENV)-newest .ci/test-newest
+
+# Of these, only the SDKs and programs of agents: whether their newest releases still fit the endpoint.
+test-newest-agents:
+	PYTHON=$(PYTHON) AGENTS_VENV=$(VENV)-newest-agents .ci/test-newest-agents
 
 # The site, built so that a broken link, anchor or reference fails.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt

@@ -25,7 +25,7 @@ from agentenv.core.messages import JsonValue, Message
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
-from agentenv.endpoint.live import LiveAnswer, Told
+from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
@@ -74,17 +74,6 @@ class SessionOptions:
     """Returns the seconds that a generation may take; None without a limit."""
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A request that is or was being answered."""
-
-    task: asyncio.Task[CapturedTurn]
-    is_gone: Callable[[], bool]
-    """Returns whether the client that asked last has hung up."""
-    live: LiveAnswer | None = None
-    """What is certain of the answer so far; None if no client wants it in parts."""
-
-
 class Session:
     """Answers the requests of one agent and keeps what the model sampled.
 
@@ -119,7 +108,7 @@ class Session:
         limits = self.options.limits
         self._max_context = least(limits.max_context_tokens, engine.max_context_tokens)
         self._names: set[str] = set()
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: dict[bytes, Flight] = {}
         self._answers: dict[int, Answer] = {}
         self._running = 0
         self._asked = 0
@@ -163,7 +152,7 @@ class Session:
             self._check_open()
             live = LiveAnswer() if asked.stream else None
             task = asyncio.get_running_loop().create_task(self._answer(asked, live))
-            flight = self._flights[asked.digest] = _Flight(task, is_gone, live)
+            flight = self._flights[asked.digest] = Flight(task, is_gone, live)
             for old in list(self._flights)[: max(0, len(self._flights) - _MAX_KEPT_ANSWERS)]:
                 if self._flights[old].task.done():
                     del self._flights[old]
@@ -214,13 +203,13 @@ class Session:
 
     # Requests -----------------------------------------------------------------------------
 
-    def _repeated(self, asked: Asked) -> _Flight | None:
+    def _repeated(self, asked: Asked) -> Flight | None:
         """Return the earlier request that this one repeats; None if it is another one.
 
         Equal requests of clients that both wait are two requests: the agent wants two samples.
         """
         flight = self._flights.get(asked.digest)
-        if flight is None or (flight.task.done() and _failed(flight.task)):
+        if flight is None or flight.failed:
             return None
         received = flight.task.done() and flight.task.result().delivered
         if not asked.retry and (received or not flight.is_gone()):
@@ -398,7 +387,3 @@ class Session:
         name = f"{self.options.name}/{number}"
         self._names.add(name)
         return name
-
-
-def _failed(task: asyncio.Task[CapturedTurn]) -> bool:
-    return task.cancelled() or task.exception() is not None

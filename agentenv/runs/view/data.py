@@ -168,7 +168,13 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
         "turns": [_turn(turn) for turn in trajectory.turns],
         "messages": trajectory.messages,
         "rewrites": [
-            {"turn": rewrite.turn, "cause": rewrite.cause, "messages": rewrite.messages}
+            {
+                "turn": rewrite.turn,
+                "cause": rewrite.cause,
+                "messages": rewrite.messages,
+                "parent": rewrite.parent,
+                "shared": rewrite.shared_tokens,
+            }
             for rewrite in trajectory.rewrites
         ],
         "tools": trajectory.tools,

@@ -10,12 +10,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
+from agentenv.core import Rewrite, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
 from agentenv.runs import compare, report_on
 from agentenv.runs.store import Run, RunWriter, UserNote, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
-from agentenv.runs.view.data import page_json, run_data, safe_json
+from agentenv.runs.view.data import episode_data, page_json, run_data, safe_json
 from agentenv.runs.view.page import asset, frame
 from helpers.browser import CHROMIUM, open_browser
 from helpers.live_viewer import fetch, live
@@ -426,6 +426,59 @@ async def test_messages_mark_errors_show_images_and_fold_what_is_long(tmp_path):
         )
         await tab.js("[...document.querySelectorAll('.tree button')][1].click()")
         assert await tab.until("location.hash.endsWith('/t/223')")
+        assert tab.complaints == []
+
+
+def forked() -> Trajectory:
+    """An episode of an agent that had a sub-agent, and asked one turn again."""
+    old = talk()
+    prompt, said = old.sequences[1].spans
+    other = Turn(2, {"role": "assistant", "content": "Sub"}, "stop", 3, sequence=1, start=len(prompt))
+    turns = (*old.turns[:2], other, replace(old.turns[2], index=3, sequence=2))
+    sub = TokenSequence((prompt, span("model", "Sub", 2)))
+    again = TokenSequence((prompt, TokenSpan("model", said.token_ids, said.logprobs, 0, turn=3)))
+    messages = (*old.messages[:-1], other.message, old.messages[-1])
+    return replace(
+        old,
+        turns=turns,
+        messages=messages,
+        sequences=(old.sequences[0], sub, again),
+        rewrites=(
+            Rewrite(2, "new", old.messages[:1]),
+            Rewrite(3, "forked", old.messages[:2], parent=0, shared_tokens=len(prompt)),
+        ),
+    )
+
+
+def test_the_data_of_an_episode_have_the_causes_of_its_forks():
+    first, second = episode_data(forked())["rewrites"]
+
+    assert (first["cause"], first["parent"], first["shared"]) == ("new", None, 0)
+    assert (second["cause"], second["parent"], second["shared"]) == ("forked", 0, 65)
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_the_tree_of_contexts_says_the_cause_of_each_fork(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "forks", [forked()])]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.box').length >= 6")
+        await tab.key("s")
+        await tab.until("document.querySelectorAll('.tree button').length === 3")
+        lines = await tab.js(
+            "[...document.querySelectorAll('.tree button')].map((b) => [...b.children].map((c) => c.textContent))"
+        )
+        inner = await tab.js("document.querySelector('.tree ul ul').textContent")
+        titles = await tab.js("[...document.querySelectorAll('.tree .pill')].map((p) => p.title)")
+        text = str(await tab.js("document.querySelector('.centre').textContent"))
+
+        assert [line[0] for line in lines] == ["context 1", "context 3", "context 2"]
+        assert [line[1] for line in lines[1:]] == ["forked", "new"]
+        assert inner.startswith("context 3forked 65 tokens of 1, then 17 own")
+        assert titles == ["goes on from an earlier reply", "another conversation"]
+        assert "2 messages instead of those above (forked: goes on from an earlier reply)" in text
         assert tab.complaints == []
 
 
