@@ -397,6 +397,23 @@ async def test_an_agent_that_is_a_program_gets_a_fresh_home_and_the_address(tmp_
     assert "exit code 3" in failed.error.message
 
 
+async def test_an_agent_runs_what_the_model_writes_in_the_sandbox_of_its_episode():
+    class Coder(Adder):
+        async def agent(self, url, task):
+            code = await loop(url, "Write Python.", tools=())
+            return (await self.context.sandbox.run_code(code)).stdout
+
+        async def reward(self, answer, x, y):
+            checked = await self.context.sandbox.run_code(f"print({answer} == {x + y})")
+            return float(checked.stdout == "True\n")
+
+    spec = ae.EnvSpec.of("demo/Coder-v0", Coder, tasks=[{"x": 2, "y": 3}], sandbox="none")
+
+    (group,) = [group async for group in runner(["print(2 + 3)"]).run_groups(spec, spec.task_set())]
+
+    assert (group[0].stop_reason, group[0].reward) == (StopReason.FINAL_ANSWER, 1.0)
+
+
 async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path: Path):
     class Endless(ae.AgentEnv):
         def command(self):
