@@ -10,7 +10,8 @@ Rules:
 4. A game whose seats the policy plays together gives a group for each seat; that of the game's own episode
    comes last.
 5. Members that an earlier run finished are not played again; a group is complete without them.
-6. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again.
+6. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again. If it
+   drops a job, the episodes of that job are cancelled and its groups are not yielded.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class _Group:
     seats: dict[str, dict[int, Trajectory]] = field(default_factory=dict[str, dict[int, Trajectory]])
     """Members of the groups of other seats of the same games, by group id."""
     refills: int = 0
+    dropped: bool = False
+    """Whether the group is to end early; its members then have no further use."""
 
     def take(self, member: int, trajectory: Trajectory) -> list[Trajectory]:
         """Take the record of a member, and return it after those of the other seats of its game."""
@@ -95,7 +98,7 @@ class _InFlight:
         self._jobs = jobs
         self._feed = jobs if isinstance(jobs, JobFeed) else None
         if self._feed is not None:
-            self._feed.on_change = self._go_on
+            self._feed.on_change, self._feed.on_drop = self._go_on, self._drop
         self._group_size = group_size
         self._policy = policy
         self._concurrency = concurrency
@@ -108,7 +111,7 @@ class _InFlight:
         self._ready: deque[TrajectoryGroup] = deque()
         # For a slow consumer, at most as many finished groups are kept as could be in flight.
         self._max_ready = max(2, concurrency // group_size)
-        self.running: set[asyncio.Task[Trajectory]] = set()
+        self.running: dict[asyncio.Task[Trajectory], _Group] = {}
         self.changed = asyncio.Event()
         """Set whenever an episode has ended or the feed of jobs has changed."""
 
@@ -140,7 +143,7 @@ class _InFlight:
             group, member = self._waiting.popleft()
             recorded: list[Trajectory] = []
             task = asyncio.create_task(self._stage.play(group.job, member, on_record=recorded.append))
-            self.running.add(task)
+            self.running[task] = group
             task.add_done_callback(partial(self._end, group, member, recorded))
 
     def _begin_group(self) -> bool:
@@ -171,18 +174,26 @@ class _InFlight:
 
         An episode whose record is complete counts as played, also if its task was cancelled after that.
         """
-        self.running.discard(task)
+        del self.running[task]
         try:
             if recorded:
                 self._take(group, member, recorded[0])
             elif not task.cancelled():
                 task.result()  # raises what `play` raised
-            elif not self._stopping:
+            elif not (self._stopping or group.dropped):
                 where = f"member {member} of {group.job.group_id}"
                 raise RuntimeError(f"other code cancelled the task of {where}")
         except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
             self._broken = self._broken or error
         self._go_on()
+
+    def _drop(self, job: Job) -> None:
+        """End the group of a job early."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0].job is not job)
+        for task, group in self.running.items():
+            if group.job is job:
+                group.dropped = True
+                task.cancel()
 
     def _go_on(self) -> None:
         """Start more episodes, and let the consumer look again."""
@@ -194,6 +205,8 @@ class _InFlight:
         for record in group.take(member, trajectory):
             if self._on_trajectory is not None:
                 self._on_trajectory(record)
+        if group.dropped:
+            return
         refill = trajectory.stop_reason.failed and self._policy.on_failed == "refill"
         if refill and group.refills < self._policy.max_refills:
             group.refills += 1
