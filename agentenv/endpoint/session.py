@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError, UsageError
 from agentenv.core.limits import RunLimits, least, max_tokens_left
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
@@ -198,7 +198,8 @@ class Session:
         """Return the number of tokens of a conversation."""
         renderer = self._placer.bound(asked.tools)
         if renderer is None:
-            return sum(len(str(message.get("content") or "")) for message in asked.messages) // 4
+            images = sum(images_in(message.get("content")) for message in asked.messages)
+            return images * IMAGE_TOKENS + sum(len(text_of(message)) for message in asked.messages) // 4
         return len(renderer.start(asked.messages))
 
     # Requests -----------------------------------------------------------------------------

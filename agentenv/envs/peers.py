@@ -186,6 +186,22 @@ def _agentdojo(suite: str) -> EnvSpec:
     )
 
 
+def _miniwob(page: str) -> EnvSpec:
+    from agentenv.envs.adapters.miniwob import MAX_TURNS, MiniWob
+    from agentenv.envs.adapters.miniwob_browser import check_page
+    from agentenv.envs.adapters.miniwob_oracle import SOLVED, SolvedMiniWob
+
+    check_page(page)
+    return EnvSpec.of(
+        f"miniwob/{page}-v0",
+        SolvedMiniWob if page in SOLVED else MiniWob,
+        kwargs={"page": page},
+        tasks={"train": train_seeds, "test": held_out_seeds},
+        max_turns=MAX_TURNS,
+        description=f"the web page {page} of MiniWoB++",
+    )
+
+
 def _math(file: str) -> EnvSpec:
     from agentenv.envs.adapters.math_file import MathQuestions, rows
 
@@ -271,6 +287,13 @@ PEERS: Mapping[str, Peer] = {
         ("agentdojo", "deepdiff", "email_validator", "yaml"),
         "pip install 'agentenv-rl[agentdojo]' && pip install --no-deps agentdojo",
         "assistants under attack: workspace, travel, banking, slack",
+    ),
+    "miniwob": Peer(
+        _miniwob,
+        "PAGE",
+        ("miniwob", "playwright"),
+        "pip install 'agentenv-rl[miniwob]' && pip install --no-deps miniwob",
+        "small web pages of MiniWoB++, by accessibility tree and by screenshots",
     ),
     "math": Peer(
         _math,
