@@ -43,7 +43,7 @@ def run(
     ),
     env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment id of rows that name none."),
     tokenizer: str = typer.Option(
-        "", "--tokenizer", help="Tokenizer for rows of tokens: its directory, or smollm2."
+        "", "--tokenizer", help="Tokenizer of rows of tokens: its directory, or smollm2."
     ),
     runs_dir: str = RunsDirOption,
 ) -> None:
