@@ -243,6 +243,11 @@ class GRPOConfig:
     fsdp: bool = False
     """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. The trainer then
     needs a separate engine: a server, or one on a copy of the model in each process."""
+    reduce_gradients: Literal["auto", "step", "micro_batch"] = "auto"
+    """When the gradients of a sharded model are added over the ranks. `step` adds them once, after the last
+    micro-batch, and until then each device holds those of the whole model (4 bytes for each trained
+    parameter). `micro_batch` adds them after each micro-batch, which needs no such memory and more traffic.
+    `auto` is `step` where they take at most a quarter of the device's memory, and on the CPU."""
 
     # The loop
     asynchronous: bool = False

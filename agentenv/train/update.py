@@ -100,7 +100,12 @@ def accumulate(
     If an earlier update of the batch has changed the weights, the distance to the sampler's logprobs is no
     longer a mismatch of the engine, so the mismatch metrics are not recorded.
     """
-    return sum(_backward(policy, micro, meter, loss_fn, moved) for micro in micro_batches(policy, rows))
+    micros = micro_batches(policy, rows)
+    loss = 0.0
+    for number, micro in enumerate(micros, start=1):
+        policy.world.reduce_gradients(policy.base, now=policy.reduces_each_pass or number == len(micros))
+        loss += _backward(policy, micro, meter, loss_fn, moved)
+    return loss
 
 
 def _backward(

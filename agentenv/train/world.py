@@ -3,9 +3,10 @@
 A token's weight is computed over the whole batch, so ranks exchange only sums. Each rank trains on any
 number of its own groups, and the gradients are added. This is exact for replicas (one all-reduce in float32
 after the last micro-batch) and for FSDP2 shards, whose gradients are also added in float32 and then rounded
-to the format of the weights, once for each micro-batch. With shards every rank must make the same number of
-backward passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied by the
-number of ranks, because FSDP averages gradients over the ranks.
+to the format of the weights: once in each step, or once for each micro-batch where a device has no room for
+the gradients of the whole model (`GRPOConfig.reduce_gradients`). With shards every rank must make the same
+number of backward passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied
+by the number of ranks, because FSDP averages gradients over the ranks.
 """
 
 from __future__ import annotations
@@ -105,6 +106,14 @@ class World:
         fully_shard(model, reshard_after_forward=True, mp_policy=precision)
         take_whole_weights(model)
         self.sharded = True
+
+    def reduce_gradients(self, model: Any, *, now: bool) -> None:
+        """Say whether the next backward pass of a sharded model adds the gradients over the ranks.
+
+        Otherwise each rank keeps the sum of its own gradients, whole, in the format in which they are added.
+        """
+        if self.sharded:
+            model.set_requires_gradient_sync(now)
 
     def total(self, value: float) -> float:
         """Return the sum over all ranks."""

@@ -30,6 +30,8 @@ from agentenv.train.model.check import (
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
 from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
+from agentenv.train.model.products import faster_linear
+from agentenv.train.model.shards import as_forward
 from agentenv.train.rows import Row
 from agentenv.train.world import World
 
@@ -90,11 +92,14 @@ class Policy:
         self.device: torch.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
+            faster_linear(model)
         self.window = _window(text)
         _refuse_lost_soft_cap(text)
         self.packable, self.pack_reason = _may_pack(self.base, text)
         self.tree = self.packable and self.window is None and self.device.type == "cpu"
         self.fused = _plain_head(self.head, text)
+        self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """`_score_in_chunks` of a sharded model, between whose begin and end the head's weight is whole."""
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
         _tie_gradients(self.base, sparse=True)
@@ -120,11 +125,18 @@ class Policy:
             for layer in layers:
                 layer.training = True
         try:
+            score = self._sharded_pass or self._score_in_chunks
             if not self.fused:
-                return self._score_by_logits(micro, index_N, labels_N)
-            hidden_BTH = self.decoder(**self._inputs(micro)).last_hidden_state
+                score = self._score_by_logits
+            return score(self._inputs(micro), index_N, labels_N)
         finally:
             self.model.eval()
+
+    def _score_in_chunks(
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Score with the LM head on the trained positions only, one chunk at a time."""
+        hidden_BTH = self.decoder(**inputs).last_hidden_state
         return chunked_logprobs(
             hidden_BTH.flatten(0, 1).index_select(0, index_N),
             self.head.weight,
@@ -134,9 +146,11 @@ class Policy:
             softcap=self.softcap,
         )
 
-    def _score_by_logits(self, micro: MicroBatch, index_N: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_by_logits(
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Score through the model's own logits, for heads that are not one plain matrix."""
-        logits_BTV = self.base(**self._inputs(micro)).logits
+        logits_BTV = self.base(**inputs).logits
         logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
         return plain_logprobs(logits_NV, labels_N, temperature=self.temperature)
 
@@ -209,13 +223,22 @@ class Policy:
     def shard(self) -> None:
         """Shard the model over the ranks if `fsdp` is set and there are several ranks.
 
-        The logits of a sharded model are computed by the forward pass of the whole model.
+        The embeddings and the LM head are gathered once for each pass, not once for each chunk of the head.
         """
         if not self.config.fsdp or self.world.size == 1:
             return
         _tie_gradients(self.base, sparse=False)
         self.world.shard(self.base)
-        self.fused = False
+        self._sharded_pass = as_forward(self.base, self._score_in_chunks)
+
+    @property
+    def reduces_each_pass(self) -> bool:
+        """Whether the gradients of a sharded model are added over the ranks after each micro-batch."""
+        how = self.config.reduce_gradients
+        if how != "auto" or self.device.type != "cuda":
+            return how == "micro_batch"
+        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        return 4 * trained > torch.cuda.get_device_properties(self.device).total_memory / 4
 
     def _probes(self) -> Iterator[tuple[Policy, float]]:
         """Yield the policies to check, each with the relative difference that its number format explains.

@@ -7,8 +7,8 @@ needs no communication: every rank takes its part of a tensor that it has whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from agentenv.train.model.adapters import adapter_of
 
 __all__ = [
+    "as_forward",
     "checksum",
     "copy_from_first",
     "like",
@@ -26,6 +27,22 @@ __all__ = [
     "whole_tree",
     "whole_weights",
 ]
+
+T = TypeVar("T")
+
+
+def as_forward(model: Any, compute: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that computes as a forward pass of a sharded model.
+
+    While it runs, the parameters outside the layers (embeddings, last norm and LM head) are whole. They are
+    gathered when it begins, and again for its backward pass.
+    """
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    name = "_agentenv_forward"
+    setattr(model, name, compute)
+    register_fsdp_forward_method(model, name)
+    return getattr(model, name)
 
 
 def whole(tensor: Tensor) -> Tensor:
