@@ -48,7 +48,12 @@ test: $(VENV)/.dev
 test-engines: $(VENV)/.peers
 	.ci/side-by-side '$(MAKE) test-slow' '$(MAKE) test-vllm test-peers test-wheel'
 
-test-slow: $(VENV)/.peers
+# The viewer's pages are tested in Chromium, which is no Python package.
+$(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
+	.ci/install-chromium
+	touch $@
+
+test-slow: $(VENV)/.peers $(VENV)/.chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
 
 # vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
