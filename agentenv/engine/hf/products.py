@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ __all__ = ["BREAK_EVEN", "Products"]
 
 BREAK_EVEN = {torch.float32: 16, torch.bfloat16: 48}
 """Decoding passes whose savings pay for packing. For SmolLM2, 9 were measured in float32 with 8 rows, and in
-bfloat16 24 with 8 rows and 41 with one."""
+bfloat16 36 with 8 rows and 41 with one."""
 SMALLEST = {torch.float32: 2_000_000, torch.bfloat16: 500_000}
 """Multiplications from which oneDNN's operator is used, a call of which costs about 10 µs more."""
 PACKED_FOR = 16
@@ -49,12 +48,13 @@ class Products:
     @contextmanager
     def on(self) -> Generator[None]:
         """Let forward passes of this thread use the faster products."""
-        before = [layer.install() for layer in self._layers]
+        for layer in self._layers:
+            layer.install()
         try:
             yield
         finally:
-            for layer, forward in zip(self._layers, before, strict=True):
-                layer.restore(forward)
+            for layer in self._layers:
+                layer.restore()
 
     def expect(self, passes: int) -> None:
         """Pack the weights if it pays; to be called before each decoding pass.
@@ -100,6 +100,7 @@ class _Layer:
         self.packed: Tensor | None = None
         self._source: tuple[int, int] = (0, 0)
         """Address and version of the weight that was packed."""
+        self._forward: _Forward | None = None
 
     @property
     def nbytes(self) -> int:
@@ -123,21 +124,28 @@ class _Layer:
         self._source = (weight.data_ptr(), self._module.weight._version)  # noqa: SLF001
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)  # noqa: SLF001
 
-    def install(self) -> Callable[[Tensor], Tensor] | None:
-        """Replace the forward pass of the layer; return what replaced it before, if anything did."""
+    def install(self) -> None:
+        """Replace the forward pass of the layer."""
         attributes = self._module.__dict__
-        before: Callable[[Tensor], Tensor] | None = attributes.get("forward")
-        attributes["forward"] = partial(self._forward, before or partial(nn.Linear.forward, self._module))
-        return before
+        current: Any = attributes.get("forward")
+        # Another engine of the same model may be inside its `on()`; its replacement is not what to restore.
+        before = current.before if isinstance(current, _Forward) else current
+        if self._forward is None or self._forward.before is not before:
+            self._forward = _Forward(self, before)
+        attributes["forward"] = self._forward
 
-    def restore(self, before: Callable[[Tensor], Tensor] | None) -> None:
-        """Undo `install`."""
-        if before is None:
-            self._module.__dict__.pop("forward", None)
+    def restore(self) -> None:
+        """Undo `install`, unless another engine has replaced the forward pass meanwhile."""
+        attributes = self._module.__dict__
+        if self._forward is None or attributes.get("forward") is not self._forward:
+            return
+        if self._forward.before is None:
+            del attributes["forward"]
         else:
-            self._module.__dict__["forward"] = before
+            attributes["forward"] = self._forward.before
 
-    def _forward(self, plain: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    def product(self, inputs: Tensor) -> Tensor | None:
+        """Return the output of the layer, or None if the plain forward pass should compute it."""
         weight: Tensor = self._module.weight
         # Another thread may train the model meanwhile, and oneDNN's operator has no gradient.
         if (
@@ -146,13 +154,28 @@ class _Layer:
             or inputs.numel() * weight.shape[0] < SMALLEST[self.dtype]
             or torch.is_autocast_enabled("cpu")
         ):
-            return plain(inputs)
+            return None
         packed = self.packed
         if packed is not None and self._source == (weight.data_ptr(), weight._version):  # noqa: SLF001
             return _onednn(inputs, packed, self._module.bias)
-        if self.dtype == torch.float32:
-            return _onednn(inputs, weight, self._module.bias)
-        return plain(inputs)
+        return _onednn(inputs, weight, self._module.bias) if self.dtype == torch.float32 else None
+
+    def plain(self, inputs: Tensor) -> Tensor:
+        """Return the output of the layer as its class computes it."""
+        return nn.Linear.forward(self._module, inputs)
+
+
+class _Forward:
+    """The forward pass of a layer during a pass of the engine."""
+
+    def __init__(self, layer: _Layer, before: Callable[[Tensor], Tensor] | None) -> None:
+        self._layer = layer
+        self.before = before
+        """What replaced the layer's own forward pass before, such as the trainer's products."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        output = self._layer.product(inputs)
+        return (self.before or self._layer.plain)(inputs) if output is None else output
 
 
 def _layers(model: nn.Module) -> list[_Layer]:

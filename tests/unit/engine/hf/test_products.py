@@ -120,6 +120,22 @@ def test_the_model_is_left_as_it_was():
     assert all("forward" not in module.__dict__ for module in others)
 
 
+@pytest.mark.parametrize("order", ["first in, first out", "last in, first out"])
+def test_two_engines_of_one_model_leave_it_as_it_was(order):
+    model = build()
+    plain = logits_of(model)
+    ways = [made.on() for made in (Products(model), Products(model))]
+
+    for way in ways:
+        way.__enter__()
+    both = logits_of(model)
+    for way in ways if order.startswith("first") else reversed(ways):
+        way.__exit__(None, None, None)
+
+    torch.testing.assert_close(both, plain, rtol=1e-4, atol=1e-4)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
 def test_a_weight_that_changes_unannounced_is_not_used_from_its_copy(used):
     model = build()
     made = Products(model)
