@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from agentenv.envs.registry import spec as spec
     from agentenv.envs.rewards.group import GroupReward as GroupReward
     from agentenv.envs.rewards.judge import Judge as Judge
+    from agentenv.envs.rewards.math_answer import MathReward as MathReward
     from agentenv.envs.rewards.reward import Reward as Reward
     from agentenv.envs.spec import EnvSpec as EnvSpec
     from agentenv.envs.tasks import TaskSet as TaskSet
@@ -94,6 +95,7 @@ __all__ = sorted(
                 "envs.registry": ["make", "register", "registry", "spec"],
                 "envs.rewards.group": ["GroupReward"],
                 "envs.rewards.judge": ["Judge"],
+                "envs.rewards.math_answer": ["MathReward"],
                 "envs.rewards.reward": ["Reward"],
                 "envs.spec": ["EnvSpec"],
                 "core.task": ["Task"],

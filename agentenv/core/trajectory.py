@@ -223,6 +223,9 @@ class Trajectory:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds spent in each part, summed over the turns, and `total_s` for the whole episode."""
+    other_seats: tuple[Trajectory, ...] = ()
+    """Episodes of the other seats that the policy played in the same game. Groups, stores and trainers get
+    them as episodes of their own; a stored record does not hold them."""
 
     def __post_init__(self) -> None:
         if self.stop_reason.failed != (self.error is not None):

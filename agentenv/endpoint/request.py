@@ -9,7 +9,7 @@ from agentenv.core.errors import AgentEnvError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import FinishReason
 
-__all__ = ["Answer", "Asked", "NotAnswered"]
+__all__ = ["Answer", "Asked", "NotAnswered", "Progress"]
 
 
 class NotAnswered(AgentEnvError):
@@ -47,10 +47,25 @@ class Asked:
     stop: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     """Names of settings that the client sent and that the run's own settings replace."""
+    stream: bool = False
+    """True if the client wants the answer in parts."""
     digest: bytes = b""
     """Digest of the body; equal requests have equal digests."""
     retry: bool = False
     """True if the client says that it sent this request before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is certain of an answer that is still being sampled."""
+
+    thinking: str = ""
+    """Beginning of the thinking."""
+    text: str = ""
+    """Beginning of the text."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Number of tokens of the prompt that were sent before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,13 @@
    `URL/v1/messages` Anthropic's; `URL` is the session's address.
 2. The secret in the address is what lets a client act. The keys that SDKs send are not read.
 3. The guard of all our servers refuses requests of web pages, of other hosts, and other bodies than JSON.
-4. A reply counts as delivered once it was written to a connection that was open.
+4. A reply counts as delivered once it was written to a connection that was open. A stream that breaks off in
+   the middle delivers nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -22,9 +24,10 @@ from agentenv.core.errors import RenderError, UsageError
 from agentenv.core.serving.body import parse_json
 from agentenv.core.serving.guard import Guard, Refused, new_token
 from agentenv.core.serving.listening import guarded, listen, read_body
-from agentenv.endpoint.request import Asked, NotAnswered
+from agentenv.endpoint.live import Listener, StreamedAnswer
+from agentenv.endpoint.request import Answer, Asked, NotAnswered
 from agentenv.endpoint.session import Session
-from agentenv.endpoint.wire.base import Held, Json, Reply, Wire, new_id
+from agentenv.endpoint.wire.base import Event, Head, Held, Json, Wire, new_id
 from agentenv.endpoint.wire.chat import ChatCompletions
 from agentenv.endpoint.wire.messages import Messages
 from agentenv.endpoint.wire.responses import Responses
@@ -48,6 +51,11 @@ class _Open:
 
     session: Session
     held: Held = field(default_factory=Held)
+
+    def hold(self, wire: Wire, head: Head, answer: Answer) -> None:
+        """Keep the conversation of an answer, if a request may name it."""
+        if wire.holds:
+            self.held[head.id] = ([*head.asked.messages, answer.message], head.asked.tools)
 
 
 class Endpoint:
@@ -140,16 +148,75 @@ class Endpoint:
             return _refused(wire, NotAnswered(404, "no_session", str(error)))
         try:
             body, asked = await _read(request, wire, found.held)
+            head = Head(asked, body, new_id(wire.id_prefix))
+            if asked.stream:
+                return await self._stream(request, wire, head, found)
             answer = await found.session.ask(asked, lambda: _is_gone(request))
         except NotAnswered as error:
             return _refused(wire, error)
-        id = new_id(wire.id_prefix)
-        if wire.holds:
-            found.held[id] = ([*asked.messages, answer.message], asked.tools)
-        sent = await _send(request, wire, Reply(answer, asked, body, id))
+        found.hold(wire, head, answer)
+        response = web.json_response(wire.whole(head, answer))
+        await response.prepare(request)
+        await response.write_eof()
         if not _is_gone(request):
             found.session.delivered(answer)
-        return sent
+        return response
+
+    async def _stream(self, request: web.Request, wire: Wire, head: Head, found: _Open) -> web.StreamResponse:
+        """Answer a request in parts, while the model samples.
+
+        Raises:
+            NotAnswered: The request failed before the first part.
+        """
+        listener, events, sent = Listener(), StreamedAnswer(wire.stream(head)), _EventStream(request)
+        asking = asyncio.create_task(found.session.ask(head.asked, lambda: _is_gone(request), listener.tell))
+        try:
+            while not asking.done():
+                await listener.wait(asking)
+                if listener.progress is not None and not asking.done():
+                    await sent.write(events.news(listener.progress))
+            answer = await asking
+            found.hold(wire, head, answer)
+            await sent.write(events.end(answer))
+            await sent.response.write_eof()
+            if not _is_gone(request):
+                found.session.delivered(answer)
+        except NotAnswered as error:
+            if not sent.response.prepared:
+                raise
+            await sent.write(events.stream.failed(error))
+        except ConnectionError:
+            pass  # the client has hung up, and the reply is not delivered
+        finally:
+            asking.cancel()
+        return sent.response
+
+
+class _EventStream:
+    """Sends the events of a streamed answer; the first ones open it."""
+
+    def __init__(self, request: web.Request) -> None:
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        self.response = web.StreamResponse(headers=headers)
+        self._request = request
+
+    async def write(self, events: Iterable[Event]) -> None:
+        """Send events at once.
+
+        Raises:
+            ConnectionError: The client has hung up.
+        """
+        data = b"".join(map(_event_bytes, events))
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+        if data:
+            await self.response.write(data)
+
+
+def _event_bytes(event: Event) -> bytes:
+    name, data = event
+    text = data if isinstance(data, str) else json.dumps(data)
+    return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
 async def _read(request: web.Request, wire: Wire, held: Held) -> tuple[Json, Asked]:
@@ -180,23 +247,6 @@ def _is_gone(request: web.Request) -> bool:
 def _refused(wire: Wire, error: NotAnswered) -> web.Response:
     headers = None if error.retry else _NO_RETRY
     return web.json_response(wire.error(error), status=error.status, headers=headers)
-
-
-async def _send(request: web.Request, wire: Wire, reply: Reply) -> web.StreamResponse:
-    """Send an answer, as one object or as a stream."""
-    if not reply.body.get("stream"):
-        response = web.json_response(wire.whole(reply))
-        await response.prepare(request)
-        await response.write_eof()
-        return response
-    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-    stream = web.StreamResponse(headers=headers)
-    await stream.prepare(request)
-    for name, data in wire.events(reply):
-        text = data if isinstance(data, str) else json.dumps(data)
-        await stream.write((f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode())
-    await stream.write_eof()
-    return stream
 
 
 @asynccontextmanager

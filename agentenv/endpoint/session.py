@@ -25,10 +25,11 @@ from agentenv.core.messages import JsonValue, Message
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
+from agentenv.endpoint.live import LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
-from agentenv.endpoint.taken import Taken, as_sent, calls_of, chat, size_of
+from agentenv.endpoint.taken import Taken, as_sent, calls_of, chat, complete, size_of
 from agentenv.engine.base import (
     ChatCompletion,
     ChatEngine,
@@ -80,6 +81,8 @@ class _Flight:
     task: asyncio.Task[CapturedTurn]
     is_gone: Callable[[], bool]
     """Returns whether the client that asked last has hung up."""
+    live: LiveAnswer | None = None
+    """What is certain of the answer so far; None if no client wants it in parts."""
 
 
 class Session:
@@ -139,12 +142,16 @@ class Session:
         """Return the record of the session so far."""
         return capture(self._placer.sequences, self.options.choice)
 
-    async def ask(self, asked: Asked, is_gone: Callable[[], bool] = lambda: False) -> Answer:
+    async def ask(
+        self, asked: Asked, is_gone: Callable[[], bool] = lambda: False, told: Told | None = None
+    ) -> Answer:
         """Answer a request.
 
         Args:
             asked: the request.
             is_gone: returns whether the client has hung up.
+            told: is told what is certain of the answer while it is sampled, if the request wants a stream and
+                the engine can say it.
 
         Raises:
             NotAnswered: The request is refused, or the model failed.
@@ -152,12 +159,15 @@ class Session:
         flight = self._repeated(asked)
         if flight is None:
             self._check_open()
-            task = asyncio.get_running_loop().create_task(self._answer(asked))
-            flight = self._flights[asked.digest] = _Flight(task, is_gone)
+            live = LiveAnswer() if asked.stream else None
+            task = asyncio.get_running_loop().create_task(self._answer(asked, live))
+            flight = self._flights[asked.digest] = _Flight(task, is_gone, live)
             for old in list(self._flights)[: max(0, len(self._flights) - _MAX_KEPT_ANSWERS)]:
                 if self._flights[old].task.done():
                     del self._flights[old]
         flight.is_gone = is_gone
+        if told is not None and flight.live is not None:
+            flight.live.join(told)
         # The sampling goes on if this wait is cancelled, because its client may ask again.
         try:
             turn = await asyncio.shield(flight.task)
@@ -165,6 +175,9 @@ class Session:
             if flight.task.cancelled():
                 raise NotAnswered(400, "episode_over", "the episode is over") from None
             raise
+        finally:
+            if told is not None and flight.live is not None:
+                flight.live.leave(told)
         return self._answers[turn.number]
 
     @property
@@ -234,7 +247,7 @@ class Session:
         self.changed.set()
         return NotAnswered(400, "episode_over", f"the episode ends here, because it reached {limit}")
 
-    async def _answer(self, asked: Asked) -> CapturedTurn:
+    async def _answer(self, asked: Asked, live: LiveAnswer | None) -> CapturedTurn:
         """Answer a request, in a task of its own that no client can cancel."""
         number = self._asked
         self._asked += 1
@@ -245,7 +258,7 @@ class Session:
         place: Place | None = None
         try:
             place = self._placer.place(asked)
-            return await self._sample(asked, place, number)
+            return await self._sample(asked, place, number, live)
         except (RenderError, UsageError) as error:
             self._asked -= 1
             raise NotAnswered(400, "invalid_request", str(error)) from error
@@ -285,7 +298,7 @@ class Session:
         seed = self.options.seed_of(number)
         return replace(own, max_tokens=max(left, 1), stop=stop, seed=own.seed if seed is None else seed)
 
-    async def _sample(self, asked: Asked, place: Place, number: int) -> CapturedTurn:
+    async def _sample(self, asked: Asked, place: Place, number: int, live: LiveAnswer | None) -> CapturedTurn:
         began = time.perf_counter()
         prompt = place.sequence.token_ids
         prompt_tokens = len(prompt)
@@ -300,12 +313,13 @@ class Session:
             sampled = await chat(engine, asked, sampling, left)
             reply, calls, finish_reason = sampled.message, calls_of(sampled.message), sampled.finish_reason
         else:
-            sampled = await engine.generate(
-                prompt,
-                sampling,
-                stop_token_ids=renderer.stop_token_ids,
-                session_id=self._name_of(place.number),
-                deadline_s=left,
+            on_tokens = None
+            if live is not None:
+                cached = prompt_tokens - len(place.new_ids)
+                on_tokens = live.reader(renderer.follow(sampling.stop), prompt_tokens, cached)
+            name = self._name_of(place.number)
+            sampled = await complete(
+                engine, prompt, sampling, renderer=renderer, name=name, left=left, on_tokens=on_tokens
             )
             self._refuse_abort(sampled)
             sampled = checked(sampled, sampling, renderer, turn=number)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.core.messages import Message, ToolCall
 from agentenv.endpoint.request import Asked
-from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Engine, FinishReason, Sampling
+from agentenv.engine.base import (
+    ChatCompletion,
+    ChatEngine,
+    Completion,
+    Engine,
+    FinishReason,
+    OnTokens,
+    Sampling,
+    StreamingEngine,
+)
+from agentenv.render.base import RendererProtocol
 
-__all__ = ["Taken", "as_sent", "calls_of", "chat", "size_of"]
+__all__ = ["Taken", "as_sent", "calls_of", "chat", "complete", "size_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,37 @@ def as_sent(taken: Taken) -> tuple[Message, str | None]:
             position, stop = min(found)
             message["content"] = content[:position]
     return message, stop
+
+
+async def complete(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    *,
+    renderer: RendererProtocol,
+    name: str,
+    left: float | None,
+    on_tokens: OnTokens | None,
+) -> Completion:
+    """Ask an engine for a completion, whose tokens are told as they are sampled if the engine can do so.
+
+    Args:
+        engine: the engine.
+        prompt_ids: the whole context.
+        sampling: the sampling settings.
+        renderer: has the stop tokens.
+        name: name under which the engine keeps its cache.
+        left: seconds that are left; None without a limit.
+        on_tokens: is told the tokens; None if nobody wants to know.
+    """
+    stops = renderer.stop_token_ids
+    if on_tokens is None or not isinstance(engine, StreamingEngine):
+        return await engine.generate(
+            prompt_ids, sampling, stop_token_ids=stops, session_id=name, deadline_s=left
+        )
+    return await engine.stream(
+        prompt_ids, sampling, on_tokens, stop_token_ids=stops, session_id=name, deadline_s=left
+    )
 
 
 async def chat(

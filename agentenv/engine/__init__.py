@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from agentenv.engine.base import Engine as Engine
     from agentenv.engine.base import FinishReason as FinishReason
     from agentenv.engine.base import Sampling as Sampling
+    from agentenv.engine.base import StreamingEngine as StreamingEngine
     from agentenv.engine.base import Usage as Usage
     from agentenv.engine.doctor import EngineFinding as EngineFinding
     from agentenv.engine.doctor import examine_engine as examine_engine
@@ -42,7 +43,16 @@ __all__ = door(
     __name__,
     {
         "ask": ["Answer", "TextModel"],
-        "base": ["ChatCompletion", "ChatEngine", "Completion", "Engine", "FinishReason", "Sampling", "Usage"],
+        "base": [
+            "ChatCompletion",
+            "ChatEngine",
+            "Completion",
+            "Engine",
+            "FinishReason",
+            "Sampling",
+            "StreamingEngine",
+            "Usage",
+        ],
         "doctor": ["EngineFinding", "examine_engine", "examine_model"],
         "factory": ["LoadedModel", "load_engine"],
         "hf.engine": ["TransformersEngine"],

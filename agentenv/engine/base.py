@@ -6,7 +6,7 @@ temperature, or it raises an error. The stop token stays in `token_ids`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -24,7 +24,9 @@ __all__ = [
     "Engine",
     "FinishReason",
     "MayBeUntrainable",
+    "OnTokens",
     "Sampling",
+    "StreamingEngine",
     "Usage",
 ]
 
@@ -34,6 +36,9 @@ OWN_ADAPTER = ""
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """Why a completion ended: `stop` (a stop token or a stop string), `length` (the limit), or `abort` (the
 engine gave up)."""
+
+OnTokens: TypeAlias = "Callable[[Sequence[int]], None]"
+"""Function that is told the next tokens of a completion, on the event loop of the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,39 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Free everything the engine holds; may be called twice."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that can tell which tokens it sampled before the completion is whole."""
+
+    async def stream(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        on_tokens: OnTokens,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion as `Engine.generate` does, and tell its tokens as they are sampled.
+
+        What `on_tokens` was told is always the beginning of the returned completion, which may have more.
+
+        Args:
+            prompt_ids: see `Engine.generate`, as for all arguments but the next.
+            sampling: the sampling settings.
+            on_tokens: is told the next tokens; it must not raise.
+            stop_token_ids: ids that end the completion.
+            session_id: id of the episode.
+            deadline_s: seconds after which the engine gives up.
+
+        Raises:
+            EngineError: As for `Engine.generate`; or tokens that were told are not part of the completion,
+                because it had to be sampled again.
+        """
         ...
 
 

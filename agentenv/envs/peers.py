@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 from agentenv.core.by_name import did_you_mean
-from agentenv.core.errors import UnknownEnvironment, UsageError
+from agentenv.core.errors import DependencyMissing, UnknownEnvironment, UsageError
 from agentenv.envs.spec import EnvSpec
 
 __all__ = ["PEERS", "Peer", "held_out_seats", "held_out_seeds", "train_seats", "train_seeds"]
@@ -146,6 +147,20 @@ def _tau2(domain: str) -> EnvSpec:
     )
 
 
+def _math(file: str) -> EnvSpec:
+    from agentenv.envs.adapters.math_file import MathQuestions, rows
+
+    DependencyMissing.require("math_verify", extra="math", purpose=f"math:{file}")
+    tasks = rows(file)
+    name = "".join(char if char.isalnum() else "-" for char in Path(file).stem).strip("-")
+    return EnvSpec.of(
+        f"math/{name or 'file'}-v0",
+        MathQuestions,
+        tasks=tasks,
+        description=f"questions of mathematics in {Path(file).name}",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """How environments of another library are named, and what they need."""
@@ -203,6 +218,13 @@ PEERS: Mapping[str, Peer] = {
         ("inspect_evals",),
         "pip install --no-deps inspect-evals",
         "customer service: retail, airline, telecom, banking_knowledge",
+    ),
+    "math": Peer(
+        _math,
+        "FILE",
+        ("math_verify",),
+        "pip install 'agentenv-rl[math]'",
+        "questions of mathematics in a file of JSON lines, scored by math-verify",
     ),
 }
 """Libraries whose environments have names, by the prefix before the colon."""

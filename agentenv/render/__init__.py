@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentenv.core.door import door
 
 if TYPE_CHECKING:
+    from agentenv.render.base import Follower as Follower
     from agentenv.render.base import ParsedTurn as ParsedTurn
     from agentenv.render.base import RendererProtocol as RendererProtocol
     from agentenv.render.base import TemplateReport as TemplateReport
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "base": ["ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"],
+        "base": ["Follower", "ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"],
         "doctor": ["doctor_report"],
         "renderer": ["Renderer"],
         "template": ["ChatTemplate"],

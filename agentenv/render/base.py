@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall
 
-__all__ = ["ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"]
+__all__ = ["Follower", "ParsedTurn", "RendererProtocol", "TemplateReport", "Verdict"]
 
 Verdict: TypeAlias = Literal["fast", "history", "no_tool_role", "refused"]
 """How a template is rendered.
@@ -47,6 +47,24 @@ class TemplateReport:
     """Name of the tool-call grammar that completions are parsed with."""
     closers: Mapping[str, str] = field(default_factory=dict[str, str])
     """The control string that ends an assistant turn, by kind of turn: `text` or `call`."""
+
+
+class Follower(Protocol):
+    """Reads one completion while it is sampled."""
+
+    @property
+    def thinking(self) -> str:
+        """Thinking that no further token can change; it only grows."""
+        ...
+
+    @property
+    def content(self) -> str:
+        """Text that no further token can change; it only grows."""
+        ...
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Read the next tokens of the completion."""
+        ...
 
 
 class RendererProtocol(Protocol):
@@ -88,6 +106,10 @@ class RendererProtocol(Protocol):
 
     def parse(self, token_ids: Sequence[int]) -> ParsedTurn:
         """Parse a completion; text that the model wrote wrongly never raises an error."""
+        ...
+
+    def follow(self, stop: Sequence[str] = ()) -> Follower:
+        """Return what reads a completion while it is sampled; `stop` are texts that cut its content off."""
         ...
 
     def count(self, text: str) -> int:

@@ -20,6 +20,7 @@ from agentenv.render.base import ParsedTurn, TemplateReport
 from agentenv.render.control import Marker, Neutraliser
 from agentenv.render.doctor import Diagnosis, diagnose, with_grammar
 from agentenv.render.encode import PieceEncoder
+from agentenv.render.follow import TurnFollower
 from agentenv.render.openings import Openings
 from agentenv.render.origin import OriginCheck
 from agentenv.render.parse.grammar import Grammar, ToolIndex
@@ -204,6 +205,10 @@ class Renderer:
         ended = len(ids) < len(token_ids)
         seed = blake2b(repr(ids).encode(), digest_size=16).digest()
         return self._reading.read(turn, self._tool_index, seed, ended=ended)
+
+    def follow(self, stop: Sequence[str] = ()) -> TurnFollower:
+        """Return what reads a completion while it is sampled; `stop` are texts that cut its content off."""
+        return TurnFollower(self._reading, self.tokenizer.decode, self._names, stop)
 
     def count(self, text: str) -> int:
         """Return how many tokens an untrusted text takes when it is rendered."""

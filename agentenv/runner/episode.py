@@ -185,7 +185,7 @@ class Episode:
         if isinstance(self._env, AgentDriven):
             return await self._play_agent(self._env)
         await self._start(reset)
-        return None
+        return StopReason.ENV_TERMINATED if reset.terminated else None
 
     async def _play_agent(self, env: AgentDriven) -> StopReason:
         name = self._context.episode_id

@@ -7,8 +7,11 @@ Rules:
 2. The order in which episodes finish changes neither an episode nor the order of members in a group.
 3. When the consumer leaves the loop, and after an error or a cancellation, every environment is closed
    before control returns. Every episode whose record is complete by then has reached `on_trajectory`.
-4. Members that an earlier run finished are not played again; a group is complete without them.
-5. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again.
+4. A game whose seats the policy plays together gives a group for each seat; that of the game's own episode
+   comes last.
+5. Members that an earlier run finished are not played again; a group is complete without them.
+6. If a `JobFeed` has no job, running episodes go on, and further ones begin once it has one again. If it
+   drops a job, the episodes of that job are cancelled and its groups are not yielded.
 """
 
 from __future__ import annotations
@@ -39,10 +42,29 @@ class _Group:
     next_member: int
     """Member number of the next refill."""
     played: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
+    seats: dict[str, dict[int, Trajectory]] = field(default_factory=dict[str, dict[int, Trajectory]])
+    """Members of the groups of other seats of the same games, by group id."""
     refills: int = 0
+    dropped: bool = False
+    """Whether the group is to end early; its members then have no further use."""
 
-    def close(self, policy: GroupPolicy) -> TrajectoryGroup:
-        members = [self.played[member] for member in sorted(self.played)]
+    def take(self, member: int, trajectory: Trajectory) -> list[Trajectory]:
+        """Take the record of a member, and return it after those of the other seats of its game."""
+        others = trajectory.other_seats
+        for other in others:
+            self.seats.setdefault(other.group_id, {})[member] = other
+        self.played[member] = own = replace(trajectory, other_seats=()) if others else trajectory
+        return [*others, own]
+
+    def close(self, policy: GroupPolicy) -> list[TrajectoryGroup]:
+        """Return the group of each seat; mark those with too few usable members."""
+        return [self._group(played, policy) for _, played in sorted(self.seats.items())] + [
+            self._group(self.played, policy)
+        ]
+
+    @staticmethod
+    def _group(played: dict[int, Trajectory], policy: GroupPolicy) -> TrajectoryGroup:
+        members = [played[member] for member in sorted(played)]
         group = TrajectoryGroup(tuple(members))
         usable = len(group.usable)
         if usable >= policy.min_usable:
@@ -76,7 +98,7 @@ class _InFlight:
         self._jobs = jobs
         self._feed = jobs if isinstance(jobs, JobFeed) else None
         if self._feed is not None:
-            self._feed.on_change = self._go_on
+            self._feed.on_change, self._feed.on_drop = self._go_on, self._drop
         self._group_size = group_size
         self._policy = policy
         self._concurrency = concurrency
@@ -89,7 +111,7 @@ class _InFlight:
         self._ready: deque[TrajectoryGroup] = deque()
         # For a slow consumer, at most as many finished groups are kept as could be in flight.
         self._max_ready = max(2, concurrency // group_size)
-        self.running: set[asyncio.Task[Trajectory]] = set()
+        self.running: dict[asyncio.Task[Trajectory], _Group] = {}
         self.changed = asyncio.Event()
         """Set whenever an episode has ended or the feed of jobs has changed."""
 
@@ -121,7 +143,7 @@ class _InFlight:
             group, member = self._waiting.popleft()
             recorded: list[Trajectory] = []
             task = asyncio.create_task(self._stage.play(group.job, member, on_record=recorded.append))
-            self.running.add(task)
+            self.running[task] = group
             task.add_done_callback(partial(self._end, group, member, recorded))
 
     def _begin_group(self) -> bool:
@@ -152,18 +174,26 @@ class _InFlight:
 
         An episode whose record is complete counts as played, also if its task was cancelled after that.
         """
-        self.running.discard(task)
+        del self.running[task]
         try:
             if recorded:
                 self._take(group, member, recorded[0])
             elif not task.cancelled():
                 task.result()  # raises what `play` raised
-            elif not self._stopping:
+            elif not (self._stopping or group.dropped):
                 where = f"member {member} of {group.job.group_id}"
                 raise RuntimeError(f"other code cancelled the task of {where}")
         except BaseException as error:  # noqa: BLE001 - from the caller's function or ours; raised in `next_group`
             self._broken = self._broken or error
         self._go_on()
+
+    def _drop(self, job: Job) -> None:
+        """End the group of a job early."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0].job is not job)
+        for task, group in self.running.items():
+            if group.job is job:
+                group.dropped = True
+                task.cancel()
 
     def _go_on(self) -> None:
         """Start more episodes, and let the consumer look again."""
@@ -171,10 +201,12 @@ class _InFlight:
         self.changed.set()
 
     def _take(self, group: _Group, member: int, trajectory: Trajectory) -> None:
-        group.played[member] = trajectory
         group.missing -= 1
-        if self._on_trajectory is not None:
-            self._on_trajectory(trajectory)
+        for record in group.take(member, trajectory):
+            if self._on_trajectory is not None:
+                self._on_trajectory(record)
+        if group.dropped:
+            return
         refill = trajectory.stop_reason.failed and self._policy.on_failed == "refill"
         if refill and group.refills < self._policy.max_refills:
             group.refills += 1
@@ -184,7 +216,7 @@ class _InFlight:
             self._waiting.appendleft((group, group.next_member))
             group.next_member += 1
         if not group.missing:
-            self._ready.append(group.close(self._policy))
+            self._ready.extend(group.close(self._policy))
 
     async def stop(self) -> None:
         """Cancel the running episodes and wait until their environments are closed."""

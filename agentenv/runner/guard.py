@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, TypeAlias
 
@@ -112,7 +114,7 @@ class Guard:
     """
 
     # Invariant: an episode waits for one thing at a time, so one set of fields describes its wait.
-    __slots__ = ("_context", "boundary", "due", "since")
+    __slots__ = ("_context", "boundary", "current", "due", "since")
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -122,6 +124,8 @@ class Guard:
         """Time at which the wait began, by `time.monotonic()`."""
         self.due: float | None = None
         """Time at which the wait must be over; None without a limit, and between waits."""
+        self.current: _Wait | None = None
+        """The wait; None between waits."""
 
     def waiting(self, boundary: Boundary, limit_s: float | None) -> _Wait:
         """Return the context in which to await outside code; entering it returns the seconds left.
@@ -131,6 +135,29 @@ class Guard:
             Failure: The code raised an exception, or exceeded its time limit.
         """
         return _Wait(self, boundary, limit_s)
+
+    @contextmanager
+    def other_episode(self) -> Generator[None]:
+        """Let only the deadline limit the current wait: its code awaits an episode with limits of its own."""
+        wait = self.current
+        if wait is None or wait.timeout is None:
+            yield
+            return
+        self._limit(wait, None)
+        try:
+            yield
+        finally:
+            self._limit(wait, wait.limit_s)
+
+    def _limit(self, wait: _Wait, limit_s: float | None) -> None:
+        """Give a wait another time limit from now on."""
+        timeout = wait.timeout
+        if timeout is None or timeout.expired():
+            return
+        left, wait.is_deadline = self.left(limit_s)
+        self.since = time.monotonic()
+        self.due = None if left is None else self.since + left
+        timeout.reschedule(None if left is None else asyncio.get_running_loop().time() + left)
 
     def left(self, limit_s: float | None, *, spent: bool = False) -> tuple[float | None, bool]:
         """Return the seconds that a wait may take, and whether the episode's deadline sets them.
@@ -152,30 +179,32 @@ class Guard:
 class _Wait:
     """One wait. It is a context manager, not a function that awaits, so it adds no frame to the stack."""
 
-    __slots__ = ("_boundary", "_guard", "_is_deadline", "_limit_s", "_timeout")
+    __slots__ = ("_boundary", "_guard", "is_deadline", "limit_s", "timeout")
 
     def __init__(self, guard: Guard, boundary: Boundary, limit_s: float | None) -> None:
         self._guard = guard
         self._boundary: Boundary = boundary
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        self.timeout: asyncio.Timeout | None = None
 
     async def __aenter__(self) -> float | None:
         guard = self._guard
         guard.boundary, guard.since = self._boundary, time.monotonic()
-        left, self._is_deadline = guard.left(self._limit_s)
+        left, self.is_deadline = guard.left(self.limit_s)
         if left == 0:
             raise Halt(StopReason.DEADLINE)
         guard.due = None if left is None else guard.since + left
-        self._timeout = None if left is None else asyncio.timeout(left)
-        if self._timeout is not None:
-            await self._timeout.__aenter__()
+        self.timeout = None if left is None else asyncio.timeout(left)
+        if self.timeout is not None:
+            await self.timeout.__aenter__()
+        guard.current = self
         return left
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._guard.due = None
-        timeout = self._timeout
+        self._guard.due = self._guard.current = None
+        timeout = self.timeout
         if timeout is not None:
             try:
                 await timeout.__aexit__(kind, error, trace)
@@ -186,8 +215,8 @@ class _Wait:
             return
         if timeout is not None and timeout.expired() and isinstance(meaning, Failure):
             # The timeout cancelled the code; whatever the code raised then, the cause is the timeout.
-            if self._is_deadline or self._boundary == "engine":
+            if self.is_deadline or self._boundary == "engine":
                 raise Halt(StopReason.DEADLINE) from error
-            late = TimeoutError(f"{self._boundary}: no answer within {self._limit_s} s")
+            late = TimeoutError(f"{self._boundary}: no answer within {self.limit_s} s")
             raise Failure.of(self._boundary, late) from error
         raise meaning from error

@@ -30,9 +30,11 @@ class Ledger:
         self.in_flight += 1
 
     def finish(self, trajectory: Trajectory) -> None:
-        """Count the outcome of a finished episode."""
+        """Count the outcome of a finished episode, and of those of the other seats of its game."""
         self.in_flight -= 1
-        self.outcomes[trajectory.stop_reason] = self.outcomes.get(trajectory.stop_reason, 0) + 1
+        self.submitted += len(trajectory.other_seats)
+        for episode in (trajectory, *trajectory.other_seats):
+            self.outcomes[episode.stop_reason] = self.outcomes.get(episode.stop_reason, 0) + 1
 
     def cancel(self) -> None:
         """Count a cancelled episode."""

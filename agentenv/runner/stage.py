@@ -22,6 +22,7 @@ from typing import Protocol, Self, cast
 from agentenv.core.context import Context
 from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.core.seats import seat_opener
 from agentenv.core.trajectory import Trajectory
 from agentenv.endpoint.session import SessionOptions
 from agentenv.engine.base import ChatEngine, Engine
@@ -38,6 +39,7 @@ from agentenv.runner.ledger import Ledger
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.outputs import FullOutputs
 from agentenv.runner.plan import Job, Plan, TaskLike, jobs_of
+from agentenv.runner.seats import Seats
 from agentenv.runner.users import User, UserLike, user_for
 from agentenv.runner.watchdog import Watchdog
 
@@ -82,12 +84,15 @@ class Shared:
 
 @dataclass(slots=True)
 class _Held:
-    """Resources that one attempt holds so far; they are closed in this order."""
+    """Resources that one attempt holds so far; the further seats are closed first."""
 
     conversation: Recorded
+    seat_env: EpisodeEnv | None = None
+    """Environment of a further seat of a game, which another episode holds."""
     user: User | None = None
     env: EpisodeEnv | None = None
     lease: Lease | None = None
+    seats: Seats | None = None
 
 
 class Stage:
@@ -177,12 +182,13 @@ class Stage:
         ledger.start()
         try:
             while True:
-                async with self._attempt(plan, attempt) as (episode, playing):
+                async with self._attempt(plan, attempt) as (episode, playing, seats):
                     try:
                         await playing
+                        await seats.finish(playing.result())
                     finally:
                         # The record may be complete although this wait was cancelled.
-                        record = self._final(episode, playing, attempt)
+                        record = seats.joined(self._final(episode, playing, attempt))
                         if record is not None:
                             ledger.finish(record)
                             if on_record is not None:
@@ -214,32 +220,58 @@ class Stage:
 
     @asynccontextmanager
     async def _attempt(
-        self, plan: Plan, attempt: int
-    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory]]]:
-        """Start an attempt; yield its episode and the future of its record; then close its resources."""
+        self, plan: Plan, attempt: int, seat_env: EpisodeEnv | None = None
+    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory], Seats]]:
+        """Start an attempt; yield its episode, the future of its record and its seats; close its resources.
+
+        The attempt of a further seat of a game has an environment already, and no sandbox or user.
+        """
         name = f"{plan.group_id}/{plan.member}/{attempt}#{self._shared.name}{next(self._shared.sessions)}"
         conversation = self._conversation(plan, name)
-        held = _Held(conversation)
+        held = _Held(conversation, seat_env)
         try:
             episode = self._episode(plan, attempt, name, held, conversation)
+            replayed = isinstance(self._shared.engine, ReplayEngine | ChatReplayEngine)
+            seats = held.seats = Seats(
+                plan,
+                episode.guard,
+                lambda plan, env: self._seat_attempt(plan, attempt, env),
+                replayed=replayed,
+            )
+            token = seat_opener.set(seats.open if seat_env is None else None)
             async with self._shared.watchdog.playing(name, episode) as record:
-                yield episode, record
+                seat_opener.reset(token)  # the task of the episode has a copy
+                yield episode, record, seats
         finally:
             await self._closing.settle(self._close(held))
 
+    @asynccontextmanager
+    async def _seat_attempt(
+        self, plan: Plan, attempt: int, env: EpisodeEnv
+    ) -> AsyncGenerator[tuple[Episode, asyncio.Future[Trajectory]]]:
+        async with self._attempt(plan, attempt, env) as (episode, record, _):
+            yield episode, record
+
     def _episode(
-        self, plan: Plan, attempt: int, name: str, held: _Held, conversation: Conversation
+        self,
+        plan: Plan,
+        attempt: int,
+        name: str,
+        held: _Held,
+        conversation: Conversation,
     ) -> Episode:
         """Return the episode of an attempt, which makes its environment and user itself."""
         shared, limits = self._shared, plan.limits
 
         def open_env() -> EpisodeEnv:
+            if held.seat_env is not None:
+                return held.seat_env
             env = self.spec.make(**self.env_kwargs)
             held.env = env if self._close_envs else None
             return env
 
         def open_user() -> User | None:
-            held.user = user_for(self._user, plan.task)
+            held.user = None if held.seat_env is not None else user_for(self._user, plan.task)
             return held.user
 
         def open_agent(options: SessionOptions) -> AgentConversation:
@@ -247,7 +279,7 @@ class Stage:
             held.conversation = conversation
             return conversation
 
-        if self._sandbox is not None:
+        if self._sandbox is not None and held.seat_env is None:
             held.lease = Lease(self._sandbox, shared.options.lease_timeout_s)
         context = Context(episode_id=name, seed=plan.seed, task=plan.task, limits=limits)
         context.tool_calls_left = limits.max_tool_calls
@@ -286,6 +318,8 @@ class Stage:
     async def _close(self, held: _Held) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.
         close, user, env, lease = self._closing.close, held.user, held.env, held.lease
+        if held.seats is not None:
+            await close("seats", held.seats.stop)
         await close("release", held.conversation.release)
         if user is not None:
             await close("user", lambda: user.close())  # noqa: PLW0108

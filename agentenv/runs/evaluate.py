@@ -24,6 +24,7 @@ from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
 from agentenv.core.html import html_lines
 from agentenv.core.limits import RunLimits
+from agentenv.core.seats import game_of
 from agentenv.core.settings import build, options_of
 from agentenv.core.task import Task
 from agentenv.core.threads import run_sync
@@ -314,10 +315,16 @@ class Evaluation:
         order = {key: index for index, key in enumerate(keys)}
         finished = self._writer.summaries if self._writer else self._summaries
         summaries = sorted(
-            finished, key=lambda summary: (order.get(summary.key[:2], len(order)), summary.member)
+            finished,
+            key=lambda summary: (
+                order.get((summary.env_id, game_of(summary.task_id)), len(order)),
+                summary.task_id,
+                summary.member,
+            ),
         )
         groups = sorted(
-            self._groups, key=lambda group: order[group.trajectories[0].env_id, group.trajectories[0].task_id]
+            self._groups,
+            key=lambda group: order.get((group[0].env_id, game_of(group[0].task_id)), len(order)),
         )
         run = Run(self._writer.path) if self._writer else None
         report = report_on(summaries, success_at=self.config.success_at)

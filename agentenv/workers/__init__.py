@@ -8,21 +8,22 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.workers.crew import Crew as Crew
-    from agentenv.workers.crew import Worker as Worker
-    from agentenv.workers.crew import WorkerLost as WorkerLost
     from agentenv.workers.episode_worker import EpisodeWorker as EpisodeWorker
     from agentenv.workers.episode_worker import Order as Order
     from agentenv.workers.episode_worker import Played as Played
     from agentenv.workers.recipe import Recipe as Recipe
     from agentenv.workers.start import check_workers as check_workers
     from agentenv.workers.start import crew_of as crew_of
+    from agentenv.workers.worker import Worker as Worker
+    from agentenv.workers.worker import WorkerLost as WorkerLost
 
 __all__ = door(
     __name__,
     {
-        "crew": ["Crew", "Worker", "WorkerLost"],
+        "crew": ["Crew"],
         "episode_worker": ["EpisodeWorker", "Order", "Played"],
         "recipe": ["Recipe"],
         "start": ["check_workers", "crew_of"],
+        "worker": ["Worker", "WorkerLost"],
     },
 )

@@ -8,29 +8,32 @@ Rules, which are the same for every kind of worker:
    then it killed the others, and not an episode beside it. It is then recorded as aborted at the boundary
    `worker`, and the run goes on.
 4. Only one attempt at an episode is awaited at a time, so an episode has one record.
+5. A worker in which many threads hang in calls that were given up gets no further episodes, before it would
+   have to refuse calls. Another one takes its place at once, and it ends with the last of its episodes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.trajectory import EpisodeError, StopReason, Trajectory
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.ledger import Ledger
 from agentenv.runner.stage import Stage
+from agentenv.tools.run import MAX_ABANDONED
 from agentenv.workers.crew_stage import CrewStage
 from agentenv.workers.episode_worker import Order, Played
-from agentenv.workers.reports import Reports, Tell
+from agentenv.workers.reports import Reports, Tell, stats_of
 from agentenv.workers.servers import ServerShares
+from agentenv.workers.worker import Worker, WorkerLost
 
-__all__ = ["Crew", "Worker", "WorkerLost"]
+__all__ = ["Crew"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -39,56 +42,10 @@ MAX_REPLAYS = 2
 """Times that an episode whose worker died is played again; the last time it has a worker of its own."""
 MAX_STARTS = 3
 """Attempts in a row at replacing a worker, after which it stays away."""
-ANSWER_S = 5.0
-"""Time after which a worker that does not say how it is doing counts as silent."""
+MAX_HANGING = MAX_ABANDONED // 2
+"""Number of hung threads with which a worker gets no further episodes; those that it has may hang more."""
 TELL_EVERY_S = 10.0
 """Time between two notices of what the crew waits for."""
-
-
-class WorkerLost(AgentEnvError, RuntimeError):
-    """A worker died, so it will not answer."""
-
-
-class Worker(Protocol):
-    """One process that plays episodes."""
-
-    @property
-    def name(self) -> str:
-        """Name of the worker, which no other worker of the run has."""
-        ...
-
-    async def start(self) -> None:
-        """Start the process and wait until the recipe is open in it.
-
-        Raises:
-            UsageError: The recipe cannot be opened there; the message holds the reason.
-            WorkerLost: The process died.
-        """
-        ...
-
-    async def play(self, order: Order) -> Played:
-        """Play an episode; a cancellation cancels it, and its record is returned if it was complete.
-
-        Raises:
-            WorkerLost: The process died.
-        """
-        ...
-
-    async def expect_weights(self, version: int) -> None:
-        """Tell the worker's engine which weights its servers have now."""
-        ...
-
-    async def stats(self) -> dict[str, Any]:
-        """Return how the worker is doing.
-
-        Raises:
-            WorkerLost: The process died.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let the worker close its environments, and end the process."""
-        ...
 
 
 @dataclass(slots=True)
@@ -99,6 +56,8 @@ class _Place:
     worker: Worker | None = None
     busy: int = 0
     """Number of episodes of the worker."""
+    leaving: bool = False
+    """Whether the worker gets no further episodes; it is then in `_leaving`, and another has its place."""
 
 
 class Crew:
@@ -132,6 +91,8 @@ class Crew:
         """Number of times that a lost episode was played again."""
         self.deaths = 0
         """Number of workers that died."""
+        self.retired = 0
+        """Number of workers that got no further episodes, because threads hung in them."""
         self.done = 0
         """Number of finished episodes."""
         self._reports = None if tell is None else Reports(self.stats, self._counts, tell)
@@ -140,9 +101,11 @@ class Crew:
         self._names = 0
         self._stages = 0
         self._places: list[_Place] = []
+        self._leaving: list[_Place] = []
         self._spare: list[Worker] = []
         """Idle workers beside the places, each for one episode that was lost twice."""
         self._replacing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._failure: AgentEnvError | None = None
         self._version: int | None = None
         self._encoded: dict[tuple[str, str, int], object] = {}
@@ -157,7 +120,7 @@ class Crew:
         # Made here, because they belong to the event loop on which they are used.
         self._alone, self._changed = asyncio.Semaphore(self.num_workers), asyncio.Condition()
         self._failure = None
-        starts = [asyncio.create_task(self._started()) for _ in range(self.num_workers)]
+        starts = [asyncio.create_task(self._one_of_the_first()) for _ in range(self.num_workers)]
         started = asyncio.gather(*starts)
         try:
             self._places = [_Place(worker) for worker in await self._told(started, self.num_workers)]
@@ -178,9 +141,9 @@ class Crew:
             await self._reports.__aexit__()
         for task in self._replacing:
             task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
-        workers = [place.worker for place in self._places if place.worker is not None] + self._spare
-        self._places, self._spare = [], []
+        await asyncio.gather(*self._replacing, *self._closing, return_exceptions=True)
+        workers = self._workers()
+        self._places, self._leaving, self._spare = [], [], []
         await asyncio.gather(*(worker.close() for worker in workers))
 
     def stage(self, stage: Stage, ledger: Ledger) -> CrewStage:
@@ -205,24 +168,24 @@ class Crew:
     async def expect_weights(self, version: int) -> None:
         """Tell all workers, and those that replace them, which weights the engine's servers have now."""
         self._version = version
-        workers = [place.worker for place in self._places if place.worker is not None]
-        await asyncio.gather(*(worker.expect_weights(version) for worker in (*workers, *self._spare)))
+        await asyncio.gather(*(worker.expect_weights(version) for worker in self._workers()))
 
     async def stats(self) -> list[dict[str, Any]]:
         """Return how each worker is doing, or that it is silent; those being replaced are left out."""
-        workers = [place.worker for place in self._places if place.worker is not None]
-        return [row for row in await asyncio.gather(*map(_stats, workers)) if row]
+        rows = await asyncio.gather(*map(stats_of, self._workers()))
+        return [row for row in rows if row]
 
     def summary(self) -> str:
         """Return in a few words how many workers are alive, and what died so far."""
         alive = sum(place.worker is not None for place in self._places)
         died = f", {self.deaths} died, {self.replayed} episodes played again" if self.deaths else ""
-        return f"{alive}/{self.num_workers} workers{died}"
+        retired = f", {self.retired} replaced because of hung threads" if self.retired else ""
+        return f"{alive}/{self.num_workers} workers{died}{retired}"
 
     def _counts(self) -> dict[str, int]:
-        live = sum(place.busy for place in self._places)
-        counts = {"live": live, "done": self.done, "lost": self.lost}
-        return {**counts, "replayed": self.replayed, "deaths": self.deaths}
+        live = sum(place.busy for place in (*self._places, *self._leaving))
+        counts = {"live": live, "done": self.done, "lost": self.lost, "replayed": self.replayed}
+        return {**counts, "deaths": self.deaths, "retired": self.retired}
 
     async def play(self, order: Order, env_id: str) -> Trajectory:
         """Play one episode and return its record, whichever workers die meanwhile.
@@ -237,6 +200,8 @@ class Crew:
             try:
                 async with lent as worker:
                     played = await worker.play(order)
+                    if played.hanging >= MAX_HANGING:
+                        self._retire(worker, played.hanging)
             except WorkerLost as error:
                 self.lost += 1
                 lost = error
@@ -254,6 +219,11 @@ class Crew:
 
     # Workers ------------------------------------------------------------------------------
 
+    def _workers(self) -> list[Worker]:
+        """Return all workers that are alive."""
+        places = (*self._places, *self._leaving)
+        return [*(place.worker for place in places if place.worker is not None), *self._spare]
+
     @asynccontextmanager
     async def _least_busy(self) -> AsyncGenerator[Worker]:
         """Lend the worker with the fewest episodes; wait if all are being replaced."""
@@ -268,6 +238,8 @@ class Crew:
         finally:
             if place.worker is worker:
                 place.busy -= 1
+                if place.leaving and not place.busy:
+                    self._leave(place, worker)
 
     def _alive(self) -> tuple[_Place, Worker] | None:
         """Return the least busy place with its worker; None if no worker is alive."""
@@ -304,13 +276,42 @@ class Crew:
             return
         self.deaths += 1
         _log.warning("%s; its episodes are played again", error)
+        if place.leaving:
+            self._leave(place, dead)
+            return
         place.worker, place.busy = None, 0
-        task = asyncio.create_task(self._fill(place, dead))
-        self._replacing.add(task)
+        self._do(self._fill(place, dead), self._replacing)
 
-    async def _fill(self, place: _Place, dead: Worker) -> None:
+    def _retire(self, worker: Worker, hanging: int) -> None:
+        """Give a worker no further episodes, and start another one in its place."""
+        for index, place in enumerate(self._places):
+            if place.worker is worker:
+                _log.warning(
+                    "%d threads of worker %s hang in calls that were given up; another one takes its place",
+                    hanging,
+                    worker.name,
+                )
+                self.retired += 1
+                place.leaving = True
+                self._leaving.append(place)
+                self._places[index] = _Place()
+                self._do(self._fill(self._places[index]), self._replacing)
+
+    def _leave(self, place: _Place, worker: Worker) -> None:
+        """Close a worker that plays nothing any more and whose place another one has."""
+        self._leaving.remove(place)
+        place.worker, place.busy = None, 0
+        self._do(worker.close(), self._closing)
+
+    def _do(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _fill(self, place: _Place, dead: Worker | None = None) -> None:
         try:
-            await dead.close()
+            if dead is not None:
+                await dead.close()
             place.worker = await self._told(self._another(), 1)
         except AgentEnvError as error:
             self._failure = error
@@ -321,6 +322,22 @@ class Crew:
             self._replacing.discard(task)
             async with self._changed:
                 self._changed.notify_all()
+
+    async def _one_of_the_first(self) -> Worker:
+        """Start a worker of a run that begins.
+
+        One that dies meanwhile is started again: a cluster may take seconds to notice that a node is gone.
+
+        Raises:
+            UsageError: The recipe cannot be opened there.
+            WorkerLost: It died several times.
+        """
+        for _ in range(MAX_STARTS - 1):
+            try:
+                return await self._started()
+            except WorkerLost as error:
+                _log.warning("%s; another one is started", error)
+        return await self._started()
 
     async def _another(self, *, beside: bool = False) -> Worker:
         """Start another worker; what makes it fail may pass, so this is tried several times.
@@ -364,17 +381,6 @@ class Crew:
                 _log.warning("%d workers have been starting for %.0f s", number, waited)
         finally:
             future.cancel()
-
-
-async def _stats(worker: Worker) -> dict[str, Any]:
-    """Return how a worker is doing; nothing if it has died, and that it is silent if it does not answer."""
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            return await worker.stats()
-    except TimeoutError:
-        return {"worker": worker.name, "time": time.time(), "silent": True}
-    except WorkerLost:
-        return {}
 
 
 def _aborted(order: Order, env_id: str, lost: WorkerLost) -> Trajectory:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from agentenv.core.collector import fewer_collections
 from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.core.threads import abandoned_threads
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Sampling
 from agentenv.engine.vllm.assigned import on_server
@@ -58,6 +59,8 @@ class Played:
     record: Trajectory
     encoded: object = None
     """What the function that the recipe names made of the record."""
+    hanging: int = 0
+    """Number of threads of the worker that hang in calls that were given up."""
 
 
 class EpisodeWorker:
@@ -150,7 +153,8 @@ class EpisodeWorker:
             if not record:
                 raise
             # The record was complete before the cancellation arrived, so the episode counts as played.
-        return Played(record[0], None if self._encode is None else self._encode(record[0]))
+        encoded = None if self._encode is None else self._encode(record[0])
+        return Played(record[0], encoded, len(abandoned_threads()))
 
     async def _open_stage(self, order: Order) -> Stage:
         async with self._opening:

@@ -19,9 +19,9 @@ import sys
 from typing import Any
 
 from agentenv.core.errors import UsageError
-from agentenv.workers.crew import WorkerLost
 from agentenv.workers.episode_worker import Order, Played
 from agentenv.workers.frames import read_frame, write_frame
+from agentenv.workers.worker import WorkerLost
 
 __all__ = ["LocalWorker"]
 
@@ -30,7 +30,7 @@ CLOSE_S = 60.0
 
 
 class LocalWorker:
-    """A worker process of this machine; see `agentenv.workers.crew.Worker`.
+    """A worker process of this machine; see `agentenv.workers.worker.Worker`.
 
     Args:
         recipe: JSON text of the recipe.

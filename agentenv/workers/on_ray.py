@@ -21,9 +21,9 @@ import ray  # pyright: ignore[reportMissingImports]
 
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.faults import class_of, message_of
-from agentenv.workers.crew import Worker, WorkerLost
 from agentenv.workers.current import mark_as_worker
 from agentenv.workers.episode_worker import EpisodeWorker, Order, Played
+from agentenv.workers.worker import Worker, WorkerLost
 
 __all__ = ["hire"]
 
@@ -68,7 +68,7 @@ class _Actor:
 
 
 class RayWorker:
-    """A Ray actor that plays episodes; see `agentenv.workers.crew.Worker`.
+    """A Ray actor that plays episodes; see `agentenv.workers.worker.Worker`.
 
     Args:
         recipe: JSON text of the recipe.

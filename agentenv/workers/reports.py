@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from agentenv.core.faults import class_of, message_of
 from agentenv.workers.usage import Usage
+from agentenv.workers.worker import Worker, WorkerLost
 
-__all__ = ["REPORT_EVERY_S", "Reports", "Tell"]
+__all__ = ["REPORT_EVERY_S", "Reports", "Tell", "stats_of"]
 
 _log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 10.0
 """Time between two reports."""
+ANSWER_S = 5.0
+"""Time after which a worker that does not say how it is doing counts as silent."""
 
 Tell: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], None]
 """Called with one row for the driver and one for each worker."""
@@ -70,3 +74,14 @@ class Reports:
             self._tell([driver, *workers])
         except Exception as error:  # noqa: BLE001 - a report that cannot be written must not end the run
             _log.warning("the workers' report was not written: %s: %s", class_of(error), message_of(error))
+
+
+async def stats_of(worker: Worker) -> dict[str, Any]:
+    """Return how a worker is doing; nothing if it has died, and that it is silent if it does not answer."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await worker.stats()
+    except TimeoutError:
+        return {"worker": worker.name, "time": time.time(), "silent": True}
+    except WorkerLost:
+        return {}

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.envs.spec import EnvSpec
-from agentenv.workers.crew import Crew, Worker
+from agentenv.workers.crew import Crew
 from agentenv.workers.current import refuse_in_worker
 from agentenv.workers.local import LocalWorker
 from agentenv.workers.recipe import Recipe, require_remote
 from agentenv.workers.reports import Tell
 from agentenv.workers.servers import num_servers_of
+from agentenv.workers.worker import Worker
 
 __all__ = ["check_workers", "crew_of"]
 

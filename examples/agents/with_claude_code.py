@@ -1,8 +1,8 @@
-"""Claude Code edits files in a directory; it must be installed as `claude`.
+"""Claude Code edits files in a directory; `npm install -g @anthropic-ai/claude-code`.
 
 agentenv eval examples/agents/with_claude_code.py -m vllm:PATH -o limits.max_context_tokens=65536
 
-Its first request has some 20,000 tokens, so the model needs a long context. Its commands run on this machine
+Its first request has some 9,000 tokens, so the model needs a long context. Its commands run on this machine
 as you. Run models that you do not trust on a machine of their own.
 """
 

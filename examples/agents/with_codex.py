@@ -1,8 +1,9 @@
-"""Codex edits files in a directory; it must be installed as `codex`.
+"""Codex edits files in a directory; `npm install -g @openai/codex`.
 
 agentenv eval examples/agents/with_codex.py -m vllm:PATH -o limits.max_context_tokens=65536
 
-Its commands run on this machine as you. Run models that you do not trust on a machine of their own.
+Its first request has some 7,000 tokens, so the model needs a long context. Its commands run in Codex's own
+sandbox, which may write to the workspace; where the machine has none, they fail.
 """
 
 from pathlib import Path
@@ -22,7 +23,7 @@ class FixBug(ae.AgentEnv):
 
     def command(self) -> list[str]:
         task = "The function in add.py must add its arguments. Correct it."
-        return ["codex", "exec", "--skip-git-repo-check", "--full-auto", task]
+        return ["codex", "exec", "--skip-git-repo-check", "--sandbox", "workspace-write", task]
 
     def reward(self, workspace: Path) -> float:
         return float("return a + b" in (workspace / "add.py").read_text())

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from agentenv.core import Context
 from agentenv.envs import registry, spec
+from agentenv.render import byte_tokenizer
+from helpers.chat_server import chat_server
+from helpers.model_server import model_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENTS = sorted((EXAMPLES / "agents").glob("*.py"))
@@ -17,8 +24,15 @@ AGENTS = sorted((EXAMPLES / "agents").glob("*.py"))
 SHOWS = {
     "condense": ["condensed 2 times, reward 1.0"],
     "done_policy": ["stop: 1 turns", "explain: 2 turns", "of assistant: I have opened the door."],
+    "failing_run": [
+        "error, 'env: FileNotFoundError: invoices/3.csv'",
+        "env: FileNotFoundError: invoices/3.csv (",
+        "in 1 episodes tool output was shortened",
+        "assistant: It is 100.",
+    ],
     "function_user": ["We are 4.", "Thank you, goodbye.", "reward 1.0, ended by user_done"],
     "group_policy": ["shrink: 3 usable members, 1 failed", "refill: 4 usable members, 2 failed"],
+    "judge": ["{'clear': 0.9}, reward 0.95", "{'clear': 0.9}, reward 0.45", "the judge gave 2 scores"],
     "library_desk": ["oracle: mean reward 1.00", "random: mean reward 0."],
     "long_documents": ["without a condenser: context_length", "block 7 again: Passage 7", "reward 1.0"],
     "long_outputs": ["characters cut", "all 7906 characters are in", "reward 1.0"],
@@ -29,6 +43,16 @@ SHOWS = {
     "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
 }
 """Lines of each example's output; the demo and its plot have tests of their own."""
+NEEDS_MORE = {
+    "evaluate_api",
+    "one_gpu",
+    "train_small",
+    "train_trl_class",
+    "trl_trains_ours",
+    "verifiers_port",
+    "workers",
+}
+"""Examples that need a server, a model or a package; each has a test of its own below."""
 ARGUMENTS = {"score": ["2", "1", "0"]}
 """Arguments with which an example takes little time."""
 SLOW = {"score": pytest.mark.slow}
@@ -36,24 +60,112 @@ WHOLE_ENVIRONMENTS = {"library_desk"}
 """Examples of a whole environment, which are longer than those that show one thing."""
 
 
+@pytest.fixture
+def shown_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Give a function that runs an example in an empty folder and returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr("sys.argv", [name, *arguments])
+        before = dict(registry)
+        try:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        finally:  # another test may load the same file
+            registry.clear()
+            registry.update(before)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> str:
+    """The directory of a model that is small enough for any test and says nothing of use."""
+    set_seed(0)
+    tokenizer, sizes = byte_tokenizer(), {"hidden_size": 16, "intermediate_size": 16}
+    config = LlamaConfig(vocab_size=tokenizer.vocab_size, num_hidden_layers=1, num_attention_heads=2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=tokenizer.chat_template,
+    ).save_pretrained(tmp_path / "tiny")
+    return str(tmp_path / "tiny")
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SHOWS])
-def test_an_example_runs_and_shows_what_it_is_for(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_an_example_runs_and_shows_what_it_is_for(name: str, shown_by):
     if name == "repair_json":
         pytest.importorskip("json_repair", reason="needs the repair extra")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [name, *ARGUMENTS.get(name, [])])
 
-    before = dict(registry)
-    try:
-        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    finally:  # another test may load the same file
-        registry.clear()
-        registry.update(before)
+    shown = shown_by(name, *ARGUMENTS.get(name, []))
 
-    shown = capsys.readouterr().out
     assert [line for line in SHOWS[name] if line not in shown] == []
+
+
+def test_a_model_behind_an_api_is_evaluated_with_its_cost(shown_by, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with chat_server() as url:
+        shown = shown_by("evaluate_api", "local", url, "6")
+
+    assert "tools    calculator 12 calls" in shown
+    assert "cost $0.001" in shown
+    assert "an episode costs 0.0090 cents" in shown
+    assert "was answered '7'" in shown
+
+
+@pytest.mark.slow
+def test_the_training_example_warms_up_trains_and_scores_held_out_tasks(shown_by, tiny_model: str):
+    shown = shown_by("train_small", tiny_model, "1", "4", "2", "120")
+
+    assert "step 1: reward 0." in shown
+    assert "held out: 0.00 (0.00 to " in shown
+    assert "after GRPO" in shown
+
+
+@pytest.mark.slow
+def test_the_example_for_one_gpu_trains_on_a_server_as_well(shown_by, tiny_model: str):
+    with model_server(tiny_model) as server:
+        shown = shown_by("one_gpu", tiny_model, "1", server.url, "6")
+
+    assert "step 1: reward 0." in shown
+    assert "sync " in shown
+    assert len(server.sampled) >= 64
+
+
+@pytest.mark.slow
+def test_our_trainer_takes_a_class_that_was_written_for_trl(shown_by, tiny_model: str):
+    shown = shown_by("train_trl_class", tiny_model, "2", "6")
+
+    assert "step 1: reward 0." in shown
+    assert "step 2: reward 0." in shown
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trl_trains_on_an_environment_of_ours(shown_by, tiny_model: str, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("trl", reason="TRL is not installed")
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+    shown = shown_by("trl_trains_ours", tiny_model, "2")
+
+    assert "step 1: reward 0." in shown
+    assert "step 2: reward 0." in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ray", [(), ("local",)], ids=["processes", "ray"])
+def test_workers_play_the_same_episodes(ray: tuple[str, ...], tmp_path: Path):
+    if ray and importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed (pip install 'agentenv-rl[ray]')")
+    path = str(EXAMPLES / "workers.py")  # in a process of its own, whose main module the workers import
+
+    command = [sys.executable, path, "2", *ray]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert "2 workers: 24 episodes" in done.stdout, done.stderr
+    assert "the same episodes: True" in done.stdout
 
 
 def test_every_example_is_listed_and_tried():
@@ -61,7 +173,7 @@ def test_every_example_is_listed_and_tried():
     listed = (EXAMPLES / "README.md").read_text()
 
     assert [name for name in sorted(names) if f"[{name}.py]({name}.py)" not in listed] == []
-    assert names - {"demo", "plot_demo"} == set(SHOWS)
+    assert names - {"demo", "plot_demo"} == SHOWS.keys() | NEEDS_MORE
 
 
 def test_every_agent_is_listed_and_short():
@@ -91,6 +203,6 @@ async def test_the_agents_that_are_programs_are_started_in_their_workspace(
     await env.shutdown()
 
 
-@pytest.mark.parametrize("name", sorted(SHOWS.keys() - WHOLE_ENVIRONMENTS))
+@pytest.mark.parametrize("name", sorted((SHOWS.keys() | NEEDS_MORE) - WHOLE_ENVIRONMENTS))
 def test_an_example_is_short(name: str):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60

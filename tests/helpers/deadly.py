@@ -14,6 +14,9 @@ from pathlib import Path
 from agentenv.envs import ToolEnv, register
 from agentenv.tools import tool
 
+WAITING = range(20, 32)
+"""Tasks of the split "once" that wait for the file `until`."""
+
 
 def tasks_with(kills: dict[int, int], number: int) -> list[dict[str, int]]:
     """Return tasks, each with the number of processes that it kills."""
@@ -30,18 +33,24 @@ class Deadly(ToolEnv):
 
     Args:
         directory: where a file is made before each kill; nothing is killed if it is empty.
+        until: file for which some episodes wait, after a mark in the directory; nothing is killed with it.
     """
 
-    def __init__(self, directory: str = "") -> None:
+    def __init__(self, directory: str = "", until: str = "") -> None:
         super().__init__()
         self.directory = directory
+        self.until = until
 
     async def start(self, x: int, kills: int = 0) -> str:
         self.x = x
         if self.directory and kills < 0:
             mark(self.directory, f"waits-{x}-{os.getpid()}")
             await asyncio.Event().wait()
-        if self.directory:
+        if self.until and x in WAITING:
+            mark(self.directory, f"waits-{x}-{os.getpid()}-{id(self)}")
+            while not await asyncio.to_thread(Path(self.until).exists):  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(0.05)
+        elif self.directory and not self.until:
             self._kill(kills)
         return f"Name {x}, or something near it."
 

@@ -33,6 +33,8 @@ class FakeVLLM:
     """What the checksums depend on beside the weights."""
     dies_of: str = ""
     """Path of weights while loading which the connection breaks."""
+    streams: bool | None = True
+    """Whether completions are streamed on request; False ignores the request, None refuses it."""
     max_model_len: int = 64
     model_path: str = "/srv/model"
     plan: list[object] = field(default_factory=list)
@@ -206,7 +208,7 @@ class FakeVLLM:
             "finish_reason": reason,
             "weight_versions": spans,
         }
-        return self.reply(choice, fault)
+        return await self.reply(request, body, choice, fault)
 
     async def completions(self, request):
         body = await request.json()
@@ -224,9 +226,13 @@ class FakeVLLM:
             "finish_reason": reason,
             "prompt_token_ids": body["prompt"],
         }
-        return self.reply(choice, fault)
+        return await self.reply(request, body, choice, fault)
 
-    def reply(self, choice, fault):
+    async def reply(self, request, body, choice, fault):
+        if body.get("stream") and self.streams:
+            return await self.stream(request, choice, fault)
+        if body.get("stream") and self.streams is None:
+            return web.json_response({"error": {"message": "streaming is not supported"}}, status=400)
         if fault == "nonsense":
             return web.Response(text="<html>")
         if fault == "short":
@@ -240,6 +246,29 @@ class FakeVLLM:
         if fault == "empty":
             choice = {}
         return web.json_response({"choices": [choice]})
+
+    async def stream(self, request, choice, fault):
+        """Send each token in an event of its own; the answer names no weights."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        last = len(choice["token_ids"]) - 1
+        for index, token in enumerate(choice["token_ids"]):
+            if fault == "breaks" and index == 2:
+                request.transport.close()
+                return response
+            if fault == "fails" and index == 2:
+                await response.write(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n')
+                break
+            logprobs = {name: values[index : index + 1] for name, values in choice["logprobs"].items()}
+            chunk = {"index": 0, "token_ids": [token], "logprobs": logprobs, "finish_reason": None}
+            if index == last and fault != "no end":
+                chunk["finish_reason"] = choice["finish_reason"]
+            data = json.dumps({"choices": [chunk]}).encode()
+            # The bytes of an event may arrive in several parts.
+            await response.write(b"data: " + data[:20])
+            await response.write(data[20:] + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     async def start(self, port=0):
         self.runner = web.AppRunner(self.app(), shutdown_timeout=0.1, handler_cancellation=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 MAY_SLEEP = {
+    "helpers/deadly.py": "waits in one process for a file that another one makes",
     "helpers/waiting.py": "looks again at a condition that no event tells",
     "unit/sandbox/local/attacks.py": "runs by itself as any user, with nothing but agentenv",
     "unit/core/test_threads.py": "meets a thread at the moment at which its idle time ends",

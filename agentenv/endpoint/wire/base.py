@@ -5,17 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from agentenv.core.messages import ContentPart, JsonValue, Message
-from agentenv.endpoint.request import Answer, Asked, NotAnswered
+from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 
 __all__ = [
     "Converted",
     "Event",
+    "Head",
     "Held",
     "Json",
-    "Reply",
+    "Kind",
+    "Stream",
     "Wire",
     "chunks",
     "content_of",
@@ -29,6 +31,8 @@ __all__ = [
 Json: TypeAlias = dict[str, Any]
 Event: TypeAlias = tuple[str, Json | str]
 """Name and data of an event of a stream; an empty name is not sent."""
+Kind: TypeAlias = Literal["thinking", "text"]
+"""What a part of a streamed answer belongs to."""
 _CHUNK_CHARS = 48
 
 
@@ -67,15 +71,34 @@ class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer with what a wire format says about it."""
+class Head:
+    """What a wire format says about an answer beside the answer itself."""
 
-    answer: Answer
     asked: Asked
     body: Json
     """Body of the request."""
     id: str
     """Id of the answer, which never repeats."""
+
+
+class Stream(Protocol):
+    """One answer in the course of being streamed."""
+
+    def begin(self, progress: Progress) -> Iterator[Event]:
+        """Yield the events before the first part."""
+        ...
+
+    def part(self, kind: Kind, text: str) -> Iterator[Event]:
+        """Yield the events of the next part of the thinking or the text."""
+        ...
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        """Yield the calls and the end of an answer, whose thinking and text were sent."""
+        ...
+
+    def failed(self, error: NotAnswered) -> Iterator[Event]:
+        """Yield the end of an answer that cannot be completed."""
+        ...
 
 
 class Wire(Protocol):
@@ -90,12 +113,12 @@ class Wire(Protocol):
         """
         ...
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, head: Head, answer: Answer) -> Json:
         """Return an answer as one object."""
         ...
 
-    def events(self, reply: Reply) -> Iterator[Event]:
-        """Yield an answer as the events of a stream."""
+    def stream(self, head: Head) -> Stream:
+        """Return what makes the events of a streamed answer."""
         ...
 
     def error(self, error: NotAnswered) -> Json:

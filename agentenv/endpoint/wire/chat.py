@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentenv.core.messages import JsonValue, Message, ToolCallMessage
-from agentenv.endpoint.request import Answer, Asked, NotAnswered
+from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     Event,
+    Head,
     Held,
     Json,
-    Reply,
+    Kind,
+    Stream,
     chunks,
     content_of,
     first_of,
@@ -44,45 +46,58 @@ class ChatCompletions:
             tools=tools,
             model=str(body.get("model") or ""),
             max_tokens=first_of(body, "max_completion_tokens", "max_tokens"),
+            stream=bool(body.get("stream")),
             stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
             ignored=(*forced, *(name for name in _IGNORED if body.get(name) is not None)),
         )
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, head: Head, answer: Answer) -> Json:
         """Return an answer as one object."""
-        answer = reply.answer
         message: Json = {"role": "assistant", "content": answer.text or None}
         if answer.thinking:
             message["reasoning_content"] = answer.thinking
         if answer.calls:
             message["tool_calls"] = [chat_call(*call) for call in answer.calls]
         choice = {"index": 0, "message": message, "finish_reason": _reason(answer), "logprobs": None}
-        return {**_head("chat.completion", reply), "choices": [choice], "usage": _usage(answer)}
+        return {**_head("chat.completion", head), "choices": [choice], "usage": _usage(answer)}
 
-    def events(self, reply: Reply) -> Iterator[Event]:
-        """Yield an answer as the events of a stream."""
-        answer, head = reply.answer, _head("chat.completion.chunk", reply)
-
-        def chunk(delta: Json, reason: str | None = None) -> Event:
-            return "", {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-
-        yield chunk({"role": "assistant", "content": ""})
-        for part in chunks(answer.thinking):
-            yield chunk({"reasoning_content": part})
-        for part in chunks(answer.text):
-            yield chunk({"content": part})
-        for index, (call_id, name, arguments) in enumerate(answer.calls):
-            yield chunk({"tool_calls": [{"index": index, **chat_call(call_id, name, "")}]})
-            for part in chunks(arguments):
-                yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
-        yield chunk({}, _reason(answer))
-        if (reply.body.get("stream_options") or {}).get("include_usage"):
-            yield "", {**head, "choices": [], "usage": _usage(answer)}
-        yield "", "[DONE]"
+    def stream(self, head: Head) -> Stream:
+        """Return what makes the events of a streamed answer."""
+        return _ChatStream(head)
 
     def error(self, error: NotAnswered) -> Json:
         """Return an error in the form that the SDKs understand."""
         return openai_error(error)
+
+
+class _ChatStream:
+    """An answer that is streamed as chunks; see `agentenv.endpoint.wire.base.Stream`."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = _head("chat.completion.chunk", head)
+        self._usage = bool((head.body.get("stream_options") or {}).get("include_usage"))
+
+    def begin(self, progress: Progress) -> Iterator[Event]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def part(self, kind: Kind, text: str) -> Iterator[Event]:
+        yield self._chunk({"reasoning_content" if kind == "thinking" else "content": text})
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        for index, (call_id, name, arguments) in enumerate(answer.calls):
+            yield self._chunk({"tool_calls": [{"index": index, **chat_call(call_id, name, "")}]})
+            for part in chunks(arguments):
+                yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+        yield self._chunk({}, _reason(answer))
+        if self._usage:
+            yield "", {**self._head, "choices": [], "usage": _usage(answer)}
+        yield "", "[DONE]"
+
+    def failed(self, error: NotAnswered) -> Iterator[Event]:
+        yield "", openai_error(error)
+
+    def _chunk(self, delta: Json, reason: str | None = None) -> Event:
+        return "", {**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
 
 
 def openai_error(error: NotAnswered) -> Json:
@@ -91,8 +106,8 @@ def openai_error(error: NotAnswered) -> Json:
     return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}
 
 
-def _head(kind: str, reply: Reply) -> Json:
-    return {"id": reply.id, "object": kind, "created": int(time.time()), "model": reply.asked.model}
+def _head(kind: str, head: Head) -> Json:
+    return {"id": head.id, "object": kind, "created": int(time.time()), "model": head.asked.model}
 
 
 def _usage(answer: Answer) -> Json:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv.core.messages import JsonValue, Message
-from agentenv.endpoint.request import Answer, Asked, NotAnswered
+from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     Event,
+    Head,
     Held,
     Json,
-    Reply,
+    Kind,
+    Stream,
     chunks,
     content_of,
     schema_of,
@@ -25,7 +27,7 @@ __all__ = ["Messages"]
 _IGNORED = ("temperature", "thinking", "top_k", "top_p")
 _SIGNATURE = "agentenv"
 """Stands where Anthropic signs thinking; clients send it back and do not read it."""
-_KINDS = {404: "not_found_error", 503: "overloaded_error"}
+_KINDS = {404: "not_found_error", 500: "api_error", 503: "overloaded_error"}
 
 
 class Messages:
@@ -47,45 +49,99 @@ class Messages:
             model=str(body.get("model") or ""),
             max_tokens=body.get("max_tokens"),
             stop=tuple(map(str, body.get("stop_sequences") or ())),
+            stream=bool(body.get("stream")),
             ignored=(*forced, *other, *(name for name in _IGNORED if body.get(name) is not None)),
         )
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, head: Head, answer: Answer) -> Json:
         """Return an answer as one object."""
-        answer = reply.answer
         return {
-            "id": reply.id,
-            "type": "message",
-            "role": "assistant",
-            "model": reply.asked.model,
+            **_frame(head),
             "content": _blocks(answer),
             "stop_reason": _reason(answer),
             "stop_sequence": answer.stop,
-            "usage": _usage(answer),
+            "usage": _usage(answer, answer.completion_tokens),
         }
 
-    def events(self, reply: Reply) -> Iterator[Event]:
-        """Yield an answer as the events of a stream."""
-        whole = self.whole(reply)
-        begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
-        yield _event("message_start", message={**begun, "usage": {**whole["usage"], "output_tokens": 0}})
-        arguments = {id: text for id, _, text in reply.answer.calls}
-        for index, block in enumerate(whole["content"]):
-            yield _event("content_block_start", index=index, content_block=_empty(block))
-            for delta in _deltas(block, arguments):
-                yield _event("content_block_delta", index=index, delta=delta)
-            yield _event("content_block_stop", index=index)
-        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
-        yield _event("message_delta", delta=ended, usage=whole["usage"])
-        yield _event("message_stop")
+    def stream(self, head: Head) -> Stream:
+        """Return what makes the events of a streamed answer."""
+        return _MessageStream(head)
 
     def error(self, error: NotAnswered) -> Json:
         """Return an error in the form that the SDKs understand."""
-        told = error.message
-        if error.code == "context_length_exceeded":
-            told = f"prompt is too long: {told}"
-        kind = _KINDS.get(error.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": told, "code": error.code}}
+        return _error(error)
+
+
+class _MessageStream:
+    """An answer that is streamed block by block; see `agentenv.endpoint.wire.base.Stream`."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._blocks = 0
+        """Number of blocks that were begun."""
+        self._kind: Kind | None = None
+        """What the open block is; None if none is open."""
+
+    def begin(self, progress: Progress) -> Iterator[Event]:
+        none = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(progress, 0)}
+        yield _event("message_start", message={**_frame(self._head), **none})
+
+    def part(self, kind: Kind, text: str) -> Iterator[Event]:
+        if self._kind != kind:
+            yield from self._close()
+            yield from self._open(kind)
+        if kind == "thinking":
+            yield self._delta({"type": "thinking_delta", "thinking": text})
+        else:
+            yield self._delta({"type": "text_delta", "text": text})
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        if not answer.text and not answer.calls:
+            yield from self._close()
+            yield from self._open("text")
+        yield from self._close()
+        for id, name, arguments in answer.calls:
+            yield self._start({"type": "tool_use", "id": id, "name": name, "input": {}})
+            for part in chunks(arguments):
+                yield self._delta({"type": "input_json_delta", "partial_json": part})
+            yield _event("content_block_stop", index=self._blocks - 1)
+        ended = {"stop_reason": _reason(answer), "stop_sequence": answer.stop}
+        yield _event("message_delta", delta=ended, usage=_usage(answer, answer.completion_tokens))
+        yield _event("message_stop")
+
+    def failed(self, error: NotAnswered) -> Iterator[Event]:
+        yield "error", _error(error)
+
+    def _open(self, kind: Kind) -> Iterator[Event]:
+        self._kind = kind
+        empty: Json = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
+        yield self._start({"type": kind, **empty})
+
+    def _close(self) -> Iterator[Event]:
+        if self._kind == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+        if self._kind is not None:
+            yield _event("content_block_stop", index=self._blocks - 1)
+        self._kind = None
+
+    def _start(self, block: Json) -> Event:
+        self._blocks += 1
+        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+
+    def _delta(self, delta: Json) -> Event:
+        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+
+def _frame(head: Head) -> Json:
+    return {"id": head.id, "type": "message", "role": "assistant", "model": head.asked.model}
+
+
+def _error(error: NotAnswered) -> Json:
+    told = error.message
+    if error.code == "context_length_exceeded":
+        told = f"prompt is too long: {told}"
+    kind = _KINDS.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": told, "code": error.code}}
 
 
 def _event(name: str, **data: object) -> Event:
@@ -180,29 +236,6 @@ def _input(arguments: str) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _empty(block: Json) -> Json:
-    """Return a block as it begins in a stream."""
-    none: dict[str, Json] = {
-        "thinking": {"thinking": "", "signature": ""},
-        "text": {"text": ""},
-        "tool_use": {"input": {}},
-    }
-    return {**block, **none[block["type"]]}
-
-
-def _deltas(block: Json, arguments: Mapping[str, str]) -> Iterator[Json]:
-    if block["type"] == "thinking":
-        for part in chunks(block["thinking"]):
-            yield {"type": "thinking_delta", "thinking": part}
-        yield {"type": "signature_delta", "signature": block["signature"]}
-    elif block["type"] == "text":
-        for part in chunks(block["text"]):
-            yield {"type": "text_delta", "text": part}
-    else:
-        for part in chunks(arguments[block["id"]]):
-            yield {"type": "input_json_delta", "partial_json": part}
-
-
 def _reason(answer: Answer) -> str:
     if answer.finish_reason == "length":
         return "max_tokens"
@@ -211,10 +244,10 @@ def _reason(answer: Answer) -> str:
     return "end_turn" if answer.stop is None else "stop_sequence"
 
 
-def _usage(answer: Answer) -> Json:
+def _usage(asked: Answer | Progress, completion_tokens: int) -> Json:
     return {
-        "input_tokens": answer.prompt_tokens - answer.cached_tokens,
-        "output_tokens": answer.completion_tokens,
+        "input_tokens": asked.prompt_tokens - asked.cached_tokens,
+        "output_tokens": completion_tokens,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": answer.cached_tokens,
+        "cache_read_input_tokens": asked.cached_tokens,
     }

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from agentenv.core.messages import JsonValue, Message
-from agentenv.endpoint.request import Asked, NotAnswered
+from agentenv.endpoint.request import Answer, Asked, NotAnswered, Progress
 from agentenv.endpoint.wire.base import (
     Event,
+    Head,
     Held,
     Json,
-    Reply,
+    Kind,
+    Stream,
     chunks,
     content_of,
     new_id,
@@ -24,6 +26,7 @@ from agentenv.endpoint.wire.chat import chat_call, openai_error
 
 __all__ = ["Responses"]
 
+_HEADS: Mapping[Kind, str] = {"text": "response.output_text", "thinking": "response.reasoning_text"}
 _IGNORED = ("reasoning", "temperature", "text", "top_p")
 
 
@@ -49,31 +52,105 @@ class Responses:
             tools=[] if choice == "none" else tools,
             model=str(body.get("model") or ""),
             max_tokens=body.get("max_output_tokens"),
+            stream=bool(body.get("stream")),
             ignored=(*forced, *other, *(name for name in _IGNORED if body.get(name) is not None)),
         )
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, head: Head, answer: Answer) -> Json:
         """Return an answer as one object."""
-        return _response(reply, _items(reply))
+        items: list[Json] = []
+        if answer.thinking:
+            items.append(_item("thinking", answer.thinking))
+        if answer.text or not answer.calls:
+            items.append(_item("text", answer.text, _status(answer)))
+        return _response(head, [*items, *map(_call, answer.calls)], answer)
 
-    def events(self, reply: Reply) -> Iterator[Event]:
-        """Yield an answer as the events of a stream."""
-        items = _items(reply)
-        begun = _response(reply, []) | {"status": "in_progress", "incomplete_details": None, "usage": None}
-        done = _response(reply, items)
-        events: list[Json] = [
-            {"type": "response.created", "response": begun},
-            {"type": "response.in_progress", "response": begun},
-        ]
-        for index, item in enumerate(items):
-            events += _item_events(index, item)
-        events.append({"type": f"response.{done['status']}", "response": done})
-        for number, event in enumerate(events):
-            yield event["type"], {**event, "sequence_number": number}
+    def stream(self, head: Head) -> Stream:
+        """Return what makes the events of a streamed answer."""
+        return _ResponseStream(head)
 
     def error(self, error: NotAnswered) -> Json:
         """Return an error in the form that the SDKs understand."""
         return openai_error(error)
+
+
+class _ResponseStream:
+    """An answer that is streamed item by item; see `agentenv.endpoint.wire.base.Stream`."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._number = 0
+        """Number of the next event."""
+        self._items: list[Json] = []
+        """The items that are whole."""
+        self._kind: Kind | None = None
+        """What the open item is; None if none is open."""
+        self._open: Json = {}
+        """The open item without its content."""
+        self._parts: list[str] = []
+        """Text of the open item."""
+
+    def begin(self, progress: Progress) -> Iterator[Event]:
+        response = _response(self._head, [])
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def part(self, kind: Kind, text: str) -> Iterator[Event]:
+        if self._kind != kind:
+            yield from self._close("completed")
+            yield from self._begin_item(kind)
+        self._parts.append(text)
+        yield self._event(f"{_HEADS[kind]}.delta", **self._place(), delta=text, **_more(kind))
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        if not answer.text and not answer.calls:
+            yield from self._close("completed")
+            yield from self._begin_item("text")
+        yield from self._close(_status(answer))
+        for call in answer.calls:
+            yield from self._call(_call(call))
+        done = _response(self._head, self._items, answer)
+        yield self._event(f"response.{done['status']}", response=done)
+
+    def failed(self, error: NotAnswered) -> Iterator[Event]:
+        told = openai_error(error)
+        yield self._event("error", code=error.code, message=error.message, param=None, **told)
+
+    def _begin_item(self, kind: Kind) -> Iterator[Event]:
+        self._kind, self._open, self._parts = kind, _item(kind, "", "in_progress"), []
+        added = {**self._open, "content": []}
+        yield self._event("response.output_item.added", output_index=len(self._items), item=added)
+        part = self._open["content"][0]
+        yield self._event("response.content_part.added", **self._place(), part=part)
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if self._kind is None:
+            return
+        text, kind, place = "".join(self._parts), self._kind, self._place()
+        item = {**_item(kind, text, status), "id": self._open["id"]}
+        yield self._event(f"{_HEADS[kind]}.done", **place, text=text, **_more(kind))
+        yield self._event("response.content_part.done", **place, part=item["content"][0])
+        yield self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._kind = None
+
+    def _call(self, item: Json) -> Iterator[Event]:
+        index, arguments = len(self._items), item["arguments"]
+        at = {"item_id": item["id"], "output_index": index}
+        head = "response.function_call_arguments"
+        yield self._event("response.output_item.added", output_index=index, item={**item, "arguments": ""})
+        for part in chunks(arguments):
+            yield self._event(f"{head}.delta", **at, delta=part)
+        yield self._event(f"{head}.done", **at, arguments=arguments, name=item["name"])
+        yield self._event("response.output_item.done", output_index=index, item=item)
+        self._items.append(item)
+
+    def _place(self) -> Json:
+        return {"item_id": self._open["id"], "output_index": len(self._items), "content_index": 0}
+
+    def _event(self, kind: str, **data: Any) -> Event:
+        self._number += 1
+        return kind, {"type": kind, **data, "sequence_number": self._number - 1}
 
 
 def _before(id: object, held: Held) -> list[Message]:
@@ -133,33 +210,42 @@ def _tools(tools: Sequence[Json]) -> tuple[list[Mapping[str, JsonValue]], list[s
     return functions, other
 
 
-def _items(reply: Reply) -> list[Json]:
-    """Return the output items of an answer."""
-    answer = reply.answer
-    status = "incomplete" if answer.finish_reason == "length" else "completed"
-    items: list[Json] = []
-    if answer.thinking:
-        thought = [{"type": "reasoning_text", "text": answer.thinking}]
-        items.append({"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": thought})
-    if answer.text or not answer.calls:
-        part: Json = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        message = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": status}
-        items.append({**message, "content": [part]})
-    for call_id, name, arguments in answer.calls:
-        call = {"type": "function_call", "id": new_id("fc_"), "call_id": call_id, "name": name}
-        items.append({**call, "arguments": arguments, "status": "completed"})
-    return items
+def _item(kind: Kind, text: str, status: str = "completed") -> Json:
+    """Return the output item of the thinking or of the text."""
+    if kind == "thinking":
+        thought = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": thought}
+    part: Json = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    message = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": status}
+    return {**message, "content": [part]}
 
 
-def _response(reply: Reply, items: list[Json]) -> Json:
-    answer, body = reply.answer, reply.body
-    cut = answer.finish_reason == "length"
+def _call(call: tuple[str, str, str]) -> Json:
+    """Return the output item of a call."""
+    call_id, name, arguments = call
+    item = {"type": "function_call", "id": new_id("fc_"), "call_id": call_id, "name": name}
+    return {**item, "arguments": arguments, "status": "completed"}
+
+
+def _status(answer: Answer) -> str:
+    return "incomplete" if answer.finish_reason == "length" else "completed"
+
+
+def _more(kind: Kind) -> Json:
+    """Return what events of the text have and those of the thinking have not."""
+    return {"logprobs": []} if kind == "text" else {}
+
+
+def _response(head: Head, items: list[Json], answer: Answer | None = None) -> Json:
+    """Return a response; one without an answer is in progress."""
+    body = head.body
+    cut = answer is not None and answer.finish_reason == "length"
     return {
-        "id": reply.id,
+        "id": head.id,
         "object": "response",
         "created_at": int(time.time()),
-        "model": reply.asked.model,
-        "status": "incomplete" if cut else "completed",
+        "model": head.asked.model,
+        "status": "in_progress" if answer is None else _status(answer),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "error": None,
         "instructions": body.get("instructions"),
@@ -171,37 +257,15 @@ def _response(reply: Reply, items: list[Json]) -> Json:
         "temperature": 1.0,
         "top_p": 1.0,
         "output": items,
-        "usage": {
-            "input_tokens": answer.prompt_tokens,
-            "output_tokens": answer.completion_tokens,
-            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens},
-            "output_tokens_details": {"reasoning_tokens": 0},
-        },
+        "usage": None if answer is None else _usage(answer),
     }
 
 
-def _item_events(index: int, item: Json) -> list[Json]:
-    """Return the events that stream one item."""
-    kind = item["type"]
-    at = {"item_id": item["id"], "output_index": index}
-    empty: dict[str, Any] = {"arguments": ""} if kind == "function_call" else {"content": []}
-    events: list[Json] = [
-        {"type": "response.output_item.added", "output_index": index, "item": {**item, **empty}}
-    ]
-    if kind == "function_call":
-        head = "response.function_call_arguments"
-        told = {"arguments": item["arguments"], "name": item["name"]}
-        events += [{"type": f"{head}.delta", **at, "delta": part} for part in chunks(item["arguments"])]
-        events.append({"type": f"{head}.done", **at, **told})
-    else:
-        part = item["content"][0]
-        place = {**at, "content_index": 0}
-        head = "response.output_text" if kind == "message" else "response.reasoning_text"
-        more: Json = {"logprobs": []} if kind == "message" else {}
-        events.append({"type": "response.content_part.added", **place, "part": {**part, "text": ""}})
-        events += [{"type": f"{head}.delta", **place, "delta": text, **more} for text in chunks(part["text"])]
-        events.append({"type": f"{head}.done", **place, "text": part["text"], **more})
-        events.append({"type": "response.content_part.done", **place, "part": part})
-    events.append({"type": "response.output_item.done", "output_index": index, "item": item})
-    return events
+def _usage(answer: Answer) -> Json:
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "output_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "output_tokens_details": {"reasoning_tokens": 0},
+    }

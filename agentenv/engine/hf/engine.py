@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 from agentenv.core.errors import EngineError, UsageError
-from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.engine.hf.positions import context_limit
 from agentenv.engine.hf.request import GenerationRequest
@@ -118,7 +118,24 @@ class TransformersEngine:
             UsageError: The prompt is empty, has ids outside the vocabulary, or names an unknown
                 adapter; or there are stop strings and the engine has no tokenizer.
         """
+        return await self._run(self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s))
+
+    async def stream(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        on_tokens: OnTokens,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion and tell each token; see `agentenv.engine.base.StreamingEngine`."""
         request = self._request(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
+        request.on_tokens = on_tokens
+        return await self._run(request)
+
+    async def _run(self, request: GenerationRequest) -> Completion:
         with self._changed:
             if self._closed:
                 raise EngineError(f"the engine {self.name} is closed", remedy="load the model again")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from agentenv.core.errors import EngineError
-from agentenv.engine.base import Completion, FinishReason, Sampling
+from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
 
 __all__ = ["GenerationRequest"]
@@ -34,6 +34,8 @@ class GenerationRequest:
     vocab_size: int | None = None
     ends_text: Callable[[list[int]], bool] | None = None
     """Says whether the sampled tokens end with a stop string; None if the request has none."""
+    on_tokens: OnTokens | None = None
+    """Is told each token on the event loop; None if nobody wants to know."""
     started: float | None = None
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
@@ -67,6 +69,9 @@ class GenerationRequest:
             self.versions.append((version, len(self.tokens)))
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        if self.on_tokens is not None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                self.loop.call_soon_threadsafe(self.on_tokens, (token,))
         if token in self.stop or (self.ends_text is not None and self.ends_text(self.tokens)):
             return "stop"
         return "length" if len(self.tokens) >= self.max_tokens else None

@@ -19,9 +19,9 @@ from agentenv.core.errors import ContextTooLong
 from agentenv.core.messages import JsonValue
 from agentenv.core.playing import playing
 from agentenv.core.seeds import derive_seed
-from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.scripted.draw import Draw
-from agentenv.engine.scripted.scripted import TextCodec
+from agentenv.engine.scripted.scripted import TextCodec, tell_each
 from agentenv.engine.stops import cut_at_stop
 
 __all__ = ["MockEngine"]
@@ -83,6 +83,12 @@ class MockEngine:
         logprobs = tuple(-random.expovariate(4.0) for _ in tokens)
         reason = "stop" if found or tokens[-1] in ends else "length"
         return Completion(tuple(tokens), logprobs, reason, ((self.weights_version, 0, len(tokens)),))
+
+    async def stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens, **request: Any
+    ) -> Completion:
+        """Return an answer and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
+        return await tell_each(await self.generate(prompt_ids, sampling, **request), on_tokens)
 
     async def release(self, session_id: str) -> None:
         """Do nothing: there is no cache."""

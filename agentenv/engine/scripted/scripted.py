@@ -11,11 +11,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from agentenv.core.errors import ContextTooLong, EngineError, UsageError
 from agentenv.core.messages import Message, text_of
-from agentenv.engine.base import Completion, FinishReason, Sampling
+from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
 from agentenv.engine.stops import cut_at_stop
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ScriptedTurn",
     "TextCodec",
     "TurnLike",
+    "tell_each",
     "turn_text",
 ]
 
@@ -178,6 +179,12 @@ class ScriptedEngine:
             raise play.error
         return self._complete(play, request, room)
 
+    async def stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens, **request: Any
+    ) -> Completion:
+        """Play the next turn and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
+        return await tell_each(await self.generate(prompt_ids, sampling, **request), on_tokens)
+
     async def release(self, session_id: str) -> None:
         """Record the release of a session; its script starts again if the id is used again."""
         self.released.append(session_id)
@@ -236,6 +243,14 @@ class ScriptedEngine:
         tokens = self._tokenizer.encode(text or "")
         ends = stops or self._tokenizer.eos_token_ids
         return [*tokens, ends[0]] if play.close and ends else tokens
+
+
+async def tell_each(completion: Completion, on_tokens: OnTokens) -> Completion:
+    """Tell the tokens of a completion one by one, so that others may run in between, and return it."""
+    for token_id in completion.token_ids:
+        on_tokens((token_id,))
+        await asyncio.sleep(0)
+    return completion
 
 
 def as_turn(turn: TurnLike) -> ScriptedTurn:

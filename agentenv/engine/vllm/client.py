@@ -13,6 +13,7 @@ import aiohttp
 from pydantic_core import from_json
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable
+from agentenv.engine.vllm.events import JoinedStream
 
 __all__ = ["ModelMissing", "Server", "ServerClient", "Silent", "Unreachable", "message_of"]
 
@@ -125,6 +126,7 @@ class ServerClient:
         limit_s: float,
         session_id: str | None = None,
         command: bool = False,
+        joined: JoinedStream | None = None,
     ) -> dict[str, Any]:
         """Post JSON to a server, once.
 
@@ -135,6 +137,7 @@ class ServerClient:
             limit_s: time limit of the request.
             session_id: id of the episode, for a router between us and several servers.
             command: whether an answer that is not a JSON object counts as empty.
+            joined: reads the answer if it is streamed.
 
         Raises:
             EngineUnavailable: The server is busy, `Unreachable` or `Silent`.
@@ -142,13 +145,17 @@ class ServerClient:
             EngineError: The server refused the request, or its answer is not a JSON object.
         """
         headers = None if session_id is None else {SESSION_HEADER: session_key(session_id)}
-        status, content = await self._exchange(server, "POST", path, data, limit_s, headers=headers)
-        return read_answer(server, path, status, content, command=command)
+        status, content = await self._exchange(
+            server, "POST", path, data, limit_s, headers=headers, joined=joined
+        )
+        if joined is not None and content is None:
+            return joined.answer()
+        return read_answer(server, path, status, content or b"", command=command)
 
     async def get(self, server: Server, path: str, *, limit_s: float) -> dict[str, Any]:
         """Get JSON from a server, once; the errors are those of `post`."""
         status, content = await self._exchange(server, "GET", path, None, limit_s)
-        return read_answer(server, path, status, content, command=True)
+        return read_answer(server, path, status, content or b"", command=True)
 
     async def reach(self, server: Server, *, limit_s: float) -> None:
         """Check that a server answers and is not failing; one without a health check passes too.
@@ -159,7 +166,7 @@ class ServerClient:
         """
         status, content = await self._exchange(server, "GET", "/health", None, limit_s)
         if status >= 500:
-            read_answer(server, "/health", status, content, command=True)
+            read_answer(server, "/health", status, content or b"", command=True)
 
     async def _exchange(
         self,
@@ -170,7 +177,9 @@ class ServerClient:
         limit_s: float,
         *,
         headers: dict[str, str] | None = None,
-    ) -> tuple[int, bytes]:
+        joined: JoinedStream | None = None,
+    ) -> tuple[int, bytes | None]:
+        """Return the status and the content of an answer; None for one that `joined` has read."""
         if self._http is None:
             raise Unreachable(f"the connections to {server.url} are closed")
         limit = asyncio.timeout(limit_s)
@@ -181,7 +190,7 @@ class ServerClient:
                     async with self._http.request(
                         method, server.url + path, data=data, headers=headers
                     ) as reply:
-                        answer = reply.status, await reply.read()
+                        answer = reply.status, await _content(reply, joined)
                 finally:
                     server.limits.discard(limit)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
@@ -192,6 +201,22 @@ class ServerClient:
             raise Silent(gone or f"{server.url} did not answer {path} within {limit_s:g} s") from error
         server.silent_s = 0.0
         return answer
+
+
+async def _content(reply: aiohttp.ClientResponse, joined: JoinedStream | None) -> bytes | None:
+    """Read an answer; one that is streamed is read by `joined`, and None is returned.
+
+    Raises:
+        EngineError: A streamed answer is no such answer, or the server failed meanwhile.
+    """
+    if joined is None or reply.status != 200 or reply.content_type != "text/event-stream":
+        return await reply.read()
+    try:
+        async for data in reply.content.iter_any():
+            joined.feed(data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"the answer of {reply.url} is no stream of completions: {error}") from error
+    return None
 
 
 def session_key(session_id: str) -> str:

@@ -24,7 +24,7 @@ from agentenv.core.errors import (
     UsageError,
 )
 from agentenv.core.threads import LoopThread
-from agentenv.engine.base import Completion, Sampling
+from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.hf.load import ModelFiles
 from agentenv.engine.vllm.build import find_build, sets_memory
@@ -133,6 +133,27 @@ class VLLMEngine:
             lambda: self._generate(prompt, sampling, stop_token_ids, session_id, deadline_s)
         )
 
+    async def stream(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        on_tokens: OnTokens,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
+        prompt, loop = list(prompt_ids), asyncio.get_running_loop()
+
+        def tell(tokens: Sequence[int]) -> None:
+            with suppress(RuntimeError):  # the loop of the request was closed meanwhile
+                loop.call_soon_threadsafe(on_tokens, tokens)
+
+        return await self._on_own_loop(
+            lambda: self._generate(prompt, sampling, stop_token_ids, session_id, deadline_s, tell=tell)
+        )
+
     async def _generate(
         self,
         prompt: list[int],
@@ -140,6 +161,8 @@ class VLLMEngine:
         stop_token_ids: Sequence[int],
         session_id: str | None,
         deadline_s: float | None,
+        *,
+        tell: OnTokens | None = None,
     ) -> Completion:
         engine = await self._started()
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
@@ -151,6 +174,7 @@ class VLLMEngine:
         version = self.weights_version
         limit = min(inf if deadline_s is None else deadline_s, self._request_timeout_s)
         last: Any = None
+        told = 0
         self._refuse_broken()
         try:
             async with asyncio.timeout(limit):
@@ -161,6 +185,10 @@ class VLLMEngine:
                     lora_request=None if adapter is None else self._adapters[adapter],
                 ):
                     last = output
+                    if tell is not None:
+                        tokens = list(output.outputs[0].token_ids)  # all tokens so far
+                        tell(tokens[told:])
+                        told = len(tokens)
         except TimeoutError:
             if limit != deadline_s:
                 raise EngineUnavailable(

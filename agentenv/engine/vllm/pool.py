@@ -26,6 +26,7 @@ from pydantic_core import to_json
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.engine.vllm.assigned import assigned_server
 from agentenv.engine.vllm.client import ModelMissing, Server, ServerClient, Silent, Unreachable
+from agentenv.engine.vllm.events import JoinedStream, TokenTeller
 
 __all__ = ["Server", "ServerPool"]
 
@@ -92,6 +93,7 @@ class ServerPool:
         read: Callable[[dict[str, Any], float], T],
         *,
         session_id: str | None = None,
+        teller: TokenTeller | None = None,
     ) -> T:
         """Post to the server of the episode, and return what `read` makes of the answer.
 
@@ -101,6 +103,7 @@ class ServerPool:
             read: function of the answer and of the seconds that the request waited. If it raises
                 EngineUnavailable, the server is taken out of use and the request is retried.
             session_id: id of the episode.
+            teller: is told the tokens of an answer that is streamed.
 
         Raises:
             ContextTooLong: The server says that the prompt does not fit.
@@ -116,7 +119,12 @@ class ServerPool:
             waited = monotonic() - began
             try:
                 return await self._ask(
-                    server, path, data, lambda answer, waited=waited: read(answer, waited), session_id
+                    server,
+                    path,
+                    data,
+                    lambda answer, waited=waited: read(answer, waited),
+                    session_id,
+                    teller=teller,
                 )
             except EngineUnavailable as error:
                 now = monotonic()
@@ -137,14 +145,21 @@ class ServerPool:
         data: bytes,
         read: Callable[[dict[str, Any]], T],
         session_id: str | None,
+        *,
+        teller: TokenTeller | None,
     ) -> T:
         """Post to one server, once; what its failure says about the server decides whether it is used on."""
         sent = monotonic()
         try:
             answer = await self._client.post(
-                server, path, data, limit_s=self.request_timeout_s, session_id=session_id
+                server,
+                path,
+                data,
+                limit_s=self.request_timeout_s,
+                session_id=session_id,
+                joined=None if teller is None else JoinedStream(teller),
             )
-            if self._confirm:
+            if self._confirm or teller is not None:  # a streamed completion does not name its weights
                 await self._confirmed(server, sent)
         except Unreachable as error:
             await self.take_out(server, error)

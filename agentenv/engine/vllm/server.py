@@ -21,10 +21,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from agentenv.core.errors import EngineError, ModelNotFound, UsageError
-from agentenv.engine.base import ChatEngine, Completion, Engine, Sampling
+from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, ModelNotFound, UsageError
+from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampling
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
+from agentenv.engine.vllm.events import TokenTeller
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
@@ -139,9 +140,46 @@ class VLLMServerEngine:
             EngineUnavailable: No server could be reached in time.
             EngineError: The server refused the request, or returned no exact tokens and logprobs.
         """
+        return await self._generate(prompt_ids, sampling, stop_token_ids, session_id, deadline_s)
+
+    async def stream(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        on_tokens: OnTokens,
+        *,
+        stop_token_ids: Sequence[int],
+        session_id: str | None = None,
+        deadline_s: float | None = None,
+    ) -> Completion:
+        """Sample one completion and tell its tokens; see `agentenv.engine.base.StreamingEngine`."""
+        teller = TokenTeller(on_tokens)
+        request = prompt_ids, sampling, stop_token_ids, session_id, deadline_s
+        try:
+            return await self._generate(*request, teller=teller)
+        except (ContextTooLong, EngineUnavailable):
+            raise
+        except EngineError:
+            if teller.told:
+                raise
+            # Some releases of vLLM cannot stream token ids.
+            return await self._generate(*request)
+
+    async def _generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        session_id: str | None,
+        deadline_s: float | None,
+        *,
+        teller: TokenTeller | None = None,
+    ) -> Completion:
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
         path, body = self._body(sampling, room, stop_token_ids)
+        if teller is not None:
+            body["stream"] = True
         data = self._data(body, self._prompts.write(session_id, prompt))
         expected = self._weights.expected
         stop = frozenset(stop_token_ids)
@@ -156,7 +194,7 @@ class VLLMServerEngine:
 
         try:
             async with asyncio.timeout(deadline_s):
-                done = await self._pool.post(path, data, read, session_id=session_id)
+                done = await self._pool.post(path, data, read, session_id=session_id, teller=teller)
         except TimeoutError:
             return Completion((), (), "abort")
         adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)

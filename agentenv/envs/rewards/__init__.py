@@ -1,4 +1,4 @@
-"""Rewards: functions with weights, a model as judge, and rewards that compare a group."""
+"""Rewards: functions with weights, a model as judge, mathematics, and rewards that compare a group."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentenv.envs.rewards.group import score_group as score_group
     from agentenv.envs.rewards.judge import Judge as Judge
     from agentenv.envs.rewards.judge import JudgeStats as JudgeStats
+    from agentenv.envs.rewards.math_answer import MathReward as MathReward
     from agentenv.envs.rewards.reward import Reward as Reward
     from agentenv.envs.rewards.reward import RewardFunction as RewardFunction
 
@@ -20,6 +21,7 @@ __all__ = door(
     {
         "group": ["GroupReward", "rescore", "score_group"],
         "judge": ["Judge", "JudgeStats"],
+        "math_answer": ["MathReward"],
         "reward": ["Reward", "RewardFunction"],
     },
 )

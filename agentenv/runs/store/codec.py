@@ -136,7 +136,7 @@ def encode_line(trajectory: Trajectory) -> bytes:
 
 def encode_trajectory(trajectory: Trajectory) -> _Json:
     """Return a trajectory as plain JSON values; fields with their default value are left out."""
-    out = _lean(trajectory, skip=frozenset({"turns", "sequences", "rewrites"}))
+    out = _lean(trajectory, skip=frozenset({"turns", "sequences", "rewrites", "other_seats"}))
     if trajectory.error is not None:
         out["error"] = _lean(trajectory.error)
     if trajectory.rewrites:

@@ -69,6 +69,7 @@ class WholeBatches:
 
     def __init__(self, rollouts: Rollouts, place: Place) -> None:
         self._rollouts, self._cursors = rollouts, place.cursors
+        rollouts.go_on_after(place.rounds)
         self._batch: EpisodeBatch | None = None
         self._ahead: EpisodeBatch | None = None
 

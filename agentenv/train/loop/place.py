@@ -52,7 +52,7 @@ class Place:
     cursors: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of tasks taken so far, by environment."""
     rounds: int = 0
-    """Number of rounds that a stream has dealt."""
+    """Number of rounds that were dealt, so that no later one has the same number."""
     untrained: tuple[DealtGroup, ...] = ()
     """Groups of a stream that were dealt and not trained, in the order in which they were dealt."""
     unfinished: tuple[UnfinishedGroup, ...] = ()

@@ -79,6 +79,7 @@ class EpisodeBatch:
         step: number of the step, from 0.
         cursors: number of tasks taken so far, by environment, including those of this batch.
         plays: coroutines, each of which plays the groups of one environment.
+        last_round: index of the last round that the batch may deal.
     """
 
     def __init__(
@@ -86,8 +87,11 @@ class EpisodeBatch:
         step: int,
         cursors: Mapping[str, int],
         plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]],
+        *,
+        last_round: int,
     ) -> None:
         self.step = step
+        self._last_round = last_round
         self.rounds = 0
         """Number of times that further tasks were added."""
         self.seconds = 0.0
@@ -132,7 +136,7 @@ class EpisodeBatch:
 
     def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
         """Return the place behind the batch, which is the same in all processes."""
-        return Place(dict(self.cursors))
+        return Place(dict(self.cursors), self._last_round)
 
     @property
     def done(self) -> bool:
@@ -187,6 +191,8 @@ class Rollouts:
         self.left_out: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""
         self._playing: list[Playing] = []
+        self._rounds_before = 0
+        """Number of rounds beyond those that the steps so far would have dealt in whole batches."""
 
     async def __aenter__(self) -> Self:
         """Start the workers, if there are any."""
@@ -214,7 +220,9 @@ class Rollouts:
     def begin(self, step: int, cursors: Mapping[str, int]) -> EpisodeBatch:
         """Start to play the groups of one step, with the tasks that follow the cursors."""
         after, plays = self._deal(self._round_index(step, 0), self.config.groups_per_step, cursors)
-        batch = EpisodeBatch(step, after, plays)
+        batch = EpisodeBatch(
+            step, after, plays, last_round=self._round_index(step, self.config.refill_rounds)
+        )
         self.stop_at_the_end(batch)
         return batch
 
@@ -245,8 +253,12 @@ class Rollouts:
         batch.add(*self._deal(round_index, wanted, batch.cursors))
         return True
 
+    def go_on_after(self, rounds: int) -> None:
+        """Number the rounds so that none has the number of one of the rounds that were dealt before."""
+        self._rounds_before = max(0, rounds - self.learner.steps_done * (1 + self.config.refill_rounds))
+
     def _round_index(self, step: int, refill: int) -> int:
-        return step * (1 + self.config.refill_rounds) + 1 + refill
+        return self._rounds_before + step * (1 + self.config.refill_rounds) + 1 + refill
 
     def _deal(
         self, round_index: int, wanted: int, cursors: Mapping[str, int]

@@ -8,8 +8,8 @@ Rules:
    `n + max_ahead` are done: a step waits for those unfinished groups without which a later step would break
    this rule. Nothing is left out for being long.
 3. With `late_groups="drop"`, no step waits, and a group that is too old for the next step is dropped and
-   replaced. Groups with long episodes are then trained less often than others. Their episodes are played to
-   the end all the same.
+   replaced. Its running episodes are cancelled. Groups with long episodes are then trained less often than
+   others.
 4. Every group that was dealt is trained once, or dropped and counted. A checkpoint names the groups that were
    dealt and not trained; a resumed run deals them first, with the same tasks, ids and seeds.
 
@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any
 
 from agentenv.core.errors import UsageError
+from agentenv.core.seats import game_of
 from agentenv.core.task import Task
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.envs.spec import EnvSpec
@@ -59,6 +60,8 @@ class _Open:
     """Number of steps that were done when it began; None before that."""
     began: float = 0.0
     finished: float = 0.0
+    playing: asyncio.Task[None] | None = None
+    """Task that plays it alone: a rollout function, or its branches."""
     groups: list[TrajectoryGroup] | None = None
     """The played group; None before it is finished. A rollout function may return several groups, or none."""
 
@@ -211,6 +214,8 @@ class GroupStream:
         """Begin the groups that the new step allows, and return the place with them."""
         taken, dropped = self._gone
         ranks = [self._open[number].rank for number in dropped]
+        for number in dropped:
+            self._end_early(self._open[number])
         for number in (*taken, *dropped):
             del self._by_id[self._open.pop(number).dealt.group_id]
         self._slots_used += self._wanted
@@ -303,11 +308,20 @@ class GroupStream:
         if function is None:
             self._feeds[group.owner].put(group.job)
         else:
-            self._start(self._play_with(function, group))
+            group.playing = self._start(self._play_with(function, group))
 
     def _begun(self, job: Job) -> None:
         group = self._by_id[job.group_id]
         group.born, group.began = self._steps, time.perf_counter()
+
+    def _end_early(self, group: _Open) -> None:
+        """Cancel what this process still plays of a group."""
+        if group.groups is not None or group.rank != self._world.rank:
+            return
+        if group.playing is not None:
+            group.playing.cancel()
+        else:
+            self._feeds[group.owner].drop(group.job)
 
     def _end(self, group: _Open, played: list[TrajectoryGroup]) -> None:
         group.groups, group.finished = played, time.perf_counter()
@@ -318,23 +332,28 @@ class GroupStream:
         rollouts = self._rollouts
         keep, spec = rollouts.options.on_trajectory, rollouts.mixture.specs[owner]
         jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
+        seats: list[TrajectoryGroup] = []
         async with aclosing(jobs) as played:
             async for group in played:
+                seats.append(group)
+                if group.group_id != game_of(group.group_id):
+                    continue  # the groups of further seats come right before that of their game
+                groups, seats = seats, []
                 if group.group_id not in self._by_id:  # it was dropped
                     continue
+                one = self._by_id[group.group_id]
                 if self._config.branches:
-                    self._start(self._grow(spec, group))
+                    one.playing = self._start(self._grow(spec, one, groups))
                 else:
-                    self._end(self._by_id[group.group_id], [group])
+                    self._end(one, groups)
 
-    async def _grow(self, spec: EnvSpec, group: TrajectoryGroup) -> None:
-        """Play the branches of a group, whose members are finished, beside other groups."""
+    async def _grow(self, spec: EnvSpec, one: _Open, groups: list[TrajectoryGroup]) -> None:
+        """Play the branches of groups, whose members are finished, beside other groups."""
         rollouts = self._rollouts
         async with self._room:
             keep = rollouts.options.on_trajectory
-            grown = await with_branches(rollouts.runner, spec, [group], self._config, keep)
-        if group.group_id in self._by_id:
-            self._end(self._by_id[group.group_id], grown)
+            grown = await with_branches(rollouts.runner, spec, groups, self._config, keep)
+        self._end(one, grown)
 
     async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
         """Let a function of the user play one group."""
@@ -344,10 +363,11 @@ class GroupStream:
             given = {"round_index": group.dealt.round_index, "repeats": [group.dealt.repeat]}
             self._end(group, await self._rollouts.play_with(function, spec, (group.task,), given))
 
-    def _start(self, play: Coroutine[Any, Any, None]) -> None:
+    def _start(self, play: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(play)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -30,6 +30,7 @@ from agentenv.train.model.check import (
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
 from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
+from agentenv.train.model.products import faster_linear
 from agentenv.train.model.shards import as_forward
 from agentenv.train.rows import Row
 from agentenv.train.world import World
@@ -97,6 +98,7 @@ class Policy:
         self.device: torch.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
+            faster_linear(model)
         self.window = _window(text)
         _refuse_lost_soft_cap(text)
         self.packable, self.pack_reason = _may_pack(self.base, text)

@@ -1,11 +1,13 @@
 """Games for several seats: the policy plays one of them, and opponents play the others."""
 
+import random
+
 import pytest
 
 import agentenv as ae
 from agentenv.core import Action, Context, EnvironmentMisuse, TaskError, UsageError
 from agentenv.engine import ScriptedEngine, TextModel
-from agentenv.envs import EnvSpec, Move, MultiEnv, for_each_seat
+from agentenv.envs import EnvSpec, Move, MultiEnv, for_each_seat, opponents
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner
 from agentenv.testing import check_env, play
@@ -178,9 +180,72 @@ async def test_a_game_that_never_comes_back_is_told_and_so_is_one_without_moves_
         await Mute().begin({"seed": 0, "seat": "second"}, seed=0, context=Context())
 
 
-async def test_a_game_that_is_over_before_the_seat_s_first_turn_is_told():
+async def test_a_game_that_is_over_before_the_seat_s_first_turn_has_a_reward_and_no_turn():
+    env = entry(opponents=lambda move: "nonsense").make()
+    first = await env.begin({"seed": 0, "seat": "second"}, seed=0, context=Context())
+    outcome = await env.end("env_terminated")
+
+    assert (first.terminated, outcome.reward) == (True, 1.0)
+    alone = Nim(opponents=lambda move: "nonsense")
+    alone.reset(options={"task": {"seed": 0, "seat": "second"}})
     with pytest.raises(EnvironmentMisuse, match="over before seat second had a turn"):
-        await begun("second", 0, opponents=lambda move: "nonsense")
+        alone.step("1")
+
+
+async def test_a_seat_that_is_cut_loses_and_does_not_escape():
+    env, _ = await begun("first", 0, opponents=best)
+
+    outcome = await env.end("generation_length")
+
+    assert outcome.reward == -1.0
+
+
+async def test_a_league_draws_the_same_opponent_for_all_members_of_a_group():
+    seen = []
+
+    def one(move):
+        seen.append("one")
+        return "1"
+
+    def two(move):
+        seen.append("two")
+        return "1"
+
+    drawn = set()
+    for seed in range(20):
+        for _ in range(2):
+            env = entry(opponents=[one, two]).make()
+            await env.begin({"seed": 1, "seat": "second"}, seed=0, context=Context(seed=seed))
+        assert seen[0] == seen[1]
+        drawn.add(seen[0])
+        seen.clear()
+
+    assert drawn == {"one", "two"}
+
+
+def test_the_league_of_a_run_has_its_checkpoints(tmp_path):
+    rng = random.Random(0)
+    assert drawn_player(f"league:{tmp_path}", rng) == "self"
+    for step in ("step-1", "step-2"):
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
+        (tmp_path / "checkpoints" / step / "config.json").write_text("{}")
+
+    drawn = {drawn_player(f"league:{tmp_path}", rng) for _ in range(20)}
+
+    assert drawn == {f"hf:{tmp_path}/checkpoints/{step}" for step in ("step-1", "step-2")}
+    with pytest.raises(UsageError, match="no directory"):
+        drawn_player("league:nowhere", rng)
+    with pytest.raises(UsageError, match="list of opponents is empty"):
+        drawn_player([], rng)
+
+
+def drawn_player(player, rng):
+    return opponents._drawn(player, rng)
+
+
+async def test_without_a_runner_the_policy_cannot_play_another_seat():
+    with pytest.raises(UsageError, match="cannot play the seat second too, because no runner"):
+        await begun("first", 0, opponents="self")
 
 
 @pytest.mark.parametrize("method", ["start", "turn", "observe", "act", "rewards"])

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentenv.envs import EnvSpec
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Job, Runner, RunnerOptions
 from agentenv.workers import Crew, EpisodeWorker, Order, Played, Recipe, WorkerLost
+from agentenv.workers.crew import MAX_HANGING
 from agentenv.workers.episode_worker import StageRecipe
 from helpers.deadly import Deadly
 from helpers.waiting import let_others_run, until
@@ -257,11 +259,82 @@ async def test_a_crew_tells_how_it_is_doing_at_its_end_at_the_latest():
     assert summary == f"2/2 workers, 1 died, {crew.replayed} episodes played again"
 
 
+async def test_a_worker_in_which_threads_hang_is_replaced_and_ends_with_its_last_episode(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    alone = await played(None)
+    hired, gate = Hired(), asyncio.Event()
+    play = Here.play
+
+    async def some_hang(self: Here, order: Order) -> Played:
+        number = len(self.orders)
+        done = await play(self, order)
+        if self.name == "w1" and number == 1:
+            return replace(done, hanging=MAX_HANGING)
+        if self.name == "w1":
+            await gate.wait()  # the last episodes of the worker end after those of all others
+        return done
+
+    monkeypatch.setattr(Here, "play", some_hang)
+
+    async with Crew(hired, 2, [SPEC]) as crew:
+        playing = asyncio.create_task(played(crew))
+        await until(lambda: crew.done == 12 - 5 and crew.summary().startswith("2/2"))
+        summary, rows, closed = crew.summary(), await crew.stats(), hired.workers[0].closed
+        gate.set()
+        together = await playing
+        await until(lambda: hired.workers[0].closed)
+
+    assert all(same(together[key], alone[key]) for key in alone)
+    assert (crew.retired, crew.deaths, crew.replayed) == (1, 0, 0)
+    assert summary == "2/2 workers, 1 replaced because of hung threads"
+    assert [row["worker"] for row in rows] == ["w3", "w2", "w1"]
+    assert not closed
+    assert [len(worker.orders) for worker in hired.workers] == [6, 6, 0]
+
+
+async def test_a_worker_in_which_threads_hang_may_die_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    alone = await played(None)
+    hired = Hired(lambda task, number: number == 6 and task == "5")
+    play = Here.play
+
+    async def hangs(self: Here, order: Order) -> Played:
+        return replace(await play(self, order), hanging=MAX_HANGING * (self.name == "w1"))
+
+    monkeypatch.setattr(Here, "play", hangs)
+
+    async with Crew(hired, 1, [SPEC]) as crew:
+        together = await played(crew)
+
+    assert all(same(together[key], alone[key]) for key in alone)
+    assert crew.retired == 1
+
+
+async def test_a_worker_that_dies_as_the_run_begins_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    begin = Here.start
+
+    async def start(self: Here) -> None:
+        if self.name == "w2":
+            raise WorkerLost("the node of w2 is gone")
+        await begin(self)
+
+    monkeypatch.setattr(Here, "start", start)
+
+    async with Crew(hired := Hired(), 2, [SPEC]) as crew:
+        together = await played(crew)
+
+    assert len(together) == 12
+    assert [worker.name for worker in hired.workers if worker.orders] == ["w1", "w3"]
+    assert "the node of w2 is gone; another one is started" in caplog.text
+
+
 async def test_a_worker_that_does_not_answer_is_told_to_be_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     told: list[Any] = []
-    monkeypatch.setattr("agentenv.workers.crew.ANSWER_S", 0.0)
+    monkeypatch.setattr("agentenv.workers.reports.ANSWER_S", 0.0)
     monkeypatch.setattr(Here, "stats", lambda self: asyncio.Event().wait())
 
     async with Crew(Hired(), 1, [SPEC], told.append):

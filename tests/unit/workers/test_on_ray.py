@@ -1,41 +1,62 @@
-"""Workers on a Ray cluster of this machine: the same episodes as in one process, also when actors are killed."""
+"""The same 400 episodes in one process, in worker processes and on a Ray cluster of three nodes, whatever dies."""
 
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentenv.core import StopReason, UsageError
-from agentenv.runs import evaluate, rollout
+from agentenv.runs import evaluate, find_run, rollout
+from helpers.deadly import WAITING
+from helpers.talking_server import talking_servers
+from helpers.waiting import wait_until
 from helpers.worker_runs import DEADLY, truth
-
-ray: Any = pytest.importorskip("ray", reason="ray is not installed (pip install 'agentenv-rl[ray]')")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Ray's own sockets
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
 ]
+NODE: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+PATIENCE_S = 120.0
+Truth = dict[tuple[str, int], dict[str, Any]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Generator[None]:
+@pytest.fixture(scope="module")
+def cluster() -> Generator[Any]:
+    """Start three nodes on this machine; workers need only three of their seven processors."""
+    ray: Any = pytest.importorskip("ray", reason="ray is not installed (pip install 'agentenv-rl[ray]')")
+    from ray.cluster_utils import Cluster
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # everything listens on loopback
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=100 * 2**20,
-            logging_level=logging.ERROR,
-        )
-        yield
-        ray.shutdown()
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, **NODE})
+        try:
+            for _ in range(2):
+                nodes.add_node(num_cpus=2, **NODE)
+            ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR)
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+
+
+@pytest.fixture(params=["processes", "cluster"])
+def crew(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return the settings of three workers."""
+    if request.param == "processes":
+        return {"workers": 3}
+    return {"workers": 3, "ray": request.getfixturevalue("cluster").address}
 
 
 @pytest.fixture(autouse=True)
@@ -43,45 +64,133 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def episodes(split: str, num_tasks: int, directory: str = "", **settings: Any):
+def episodes(split: str = "once", num_tasks: int = 200, model: str = "random", **settings: Any) -> Truth:
     groups = rollout(
         DEADLY,
-        "random",
+        model,
         num_tasks=num_tasks,
         group_size=2,
         split=split,
-        env={"directory": directory},
-        limits={"max_turns": 3},
+        limits={"max_turns": 3, "env_timeout_s": 600.0},
         **settings,
     )
-    return [episode for group in groups for episode in group]
+    return truth(episode for group in groups for episode in group)
 
 
-def test_four_hundred_episodes_survive_the_death_of_two_of_three_actors(tmp_path: Path):
-    whole = truth(episodes("once", 200))
+@pytest.fixture(scope="module")
+def whole() -> Truth:
+    """Return the 400 episodes of one process in which nothing dies."""
+    played = episodes()
+    assert len(played) == 400
+    return played
 
-    played = truth(episodes("once", 200, str(tmp_path), workers=3, ray="auto"))
 
-    assert len(list(tmp_path.glob("killed-*"))) == 2
+def waiting(directory: Path) -> list[int]:
+    """Return the processes of all episodes that wait, as soon as each of them was begun; else nothing."""
+    marks = [path.name.split("-") for path in directory.glob("waits-*")]
+    return [int(pid) for _, _, pid, _ in marks] if len(marks) == 2 * len(WAITING) else []
+
+
+def test_two_of_three_workers_are_killed(crew: dict[str, Any], tmp_path: Path, whole: Truth):
+    played = episodes(env={"directory": str(tmp_path)}, **crew)
+
+    assert sorted(path.name for path in tmp_path.glob("killed-*")) == ["killed-11-0", "killed-5-0"]
     assert played == whole
-    assert len(whole) == 400
+
+
+def test_one_of_two_servers_is_killed(crew: dict[str, Any], tmp_path: Path):
+    def play(dies_after: int, **settings: Any) -> tuple[Truth, list[int]]:
+        with talking_servers(2, tmp_path / "model") as servers:
+            servers[0].dies_after = dies_after
+            urls = ",".join(f"{server.url}/v1" for server in servers)
+            played = episodes(model=urls, **settings)
+            assert (servers[0].died is not None) == bool(dies_after)
+            return played, [server.answered for server in servers]
+
+    alone, _ = play(0)
+    played, answered = play(100, **crew)
+
+    assert played == alone
+    assert len(alone) == 400
+    assert 100 <= answered[0] < answered[1]
+
+
+def test_a_node_is_killed(cluster: Any, tmp_path: Path, whole: Truth):
+    gate, killed = tmp_path / "go", []
+
+    def kill() -> None:
+        try:
+            parents = {
+                psutil.Process(pid).ppid()
+                for pid in wait_until(lambda: waiting(tmp_path), seconds=PATIENCE_S)
+            }
+            nodes = [node for node in cluster.worker_nodes if raylet(node) in parents]
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            killed.append(nodes[0])
+        finally:
+            gate.touch()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        played = episodes(
+            env={"directory": str(tmp_path), "until": str(gate)}, workers=3, ray=cluster.address
+        )
+    finally:
+        killer.join()
+        if killed:
+            cluster.add_node(num_cpus=2, **NODE)
+
+    assert len(killed) == 1
+    assert len(list(tmp_path.glob("waits-*"))) > 2 * len(WAITING), "nothing was played again"
+    assert played == whole
+
+
+def raylet(node: Any) -> int:
+    """Return the process of a node whose children are the node's actors."""
+    return node.all_processes["raylet"][0].process.pid
+
+
+def test_the_driver_is_killed_and_the_run_resumed(cluster: Any, tmp_path: Path, whole: Truth):
+    gate = tmp_path / "go"
+    words = [sys.executable, "-m", "agentenv", "eval", "--runs-dir", "cut", "--json"]
+    where = ["--workers", "3", "--ray", cluster.address]
+    options = ["max_turns=3", "env_timeout_s=600", f"env.directory={tmp_path}", f"env.until={gate}"]
+    task = [DEADLY, "-m", "random", "-n", "200", "-k", "2", "--split", "once", *where]
+    task += [word for option in options for word in ("-o", option)]
+
+    driver = subprocess.Popen([*words, *task], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: waiting(tmp_path), seconds=PATIENCE_S)
+        wait_until(lambda: lines(tmp_path) > 50, seconds=PATIENCE_S)
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        gate.touch()
+    kept = len(find_run("last", "cut"))
+    subprocess.run([*words, "--resume", "last", *where], check=True, capture_output=True)
+
+    assert 50 < kept < 400
+    assert truth(find_run("last", "cut")) == whole
+
+
+def lines(directory: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in directory.glob("cut/*/trajectories.jsonl"))
 
 
 @pytest.mark.exhaustive  # it starts many actors; the rules themselves are tested with other workers
-def test_a_poison_episode_ends_alone(tmp_path: Path):
-    whole = truth(episodes("poison", 10))
+def test_a_poison_episode_ends_alone(cluster: Any, tmp_path: Path):
+    whole = episodes("poison", 10)
 
-    played = episodes("poison", 10, str(tmp_path), workers=2, ray="auto")
+    played = episodes("poison", 10, env={"directory": str(tmp_path)}, workers=2, ray=cluster.address)
 
-    bad = [one for one in played if one.task["x"] == 3]
-    good = truth(one for one in played if one.task["x"] != 3)
-    assert {(one.stop_reason, one.error.boundary) for one in bad if one.error} == {
-        (StopReason.ABORTED, "worker")
-    }
+    bad = [one for one in played.values() if one["task"]["x"] == 3]
+    good = {key: one for key, one in played.items() if one["task"]["x"] != 3}
+    assert {(one["stop_reason"], one["error"]["boundary"]) for one in bad} == {(StopReason.ABORTED, "worker")}
     assert good == {key: whole[key] for key in good}
     assert (len(bad), len(good)) == (2, 18)
 
 
-def test_more_workers_than_processors_are_refused():
-    with pytest.raises(UsageError, match="has 4 CPUs, too few for 9 workers"):
-        evaluate(DEADLY, "random", num_tasks=2, workers=9, ray="auto")
+def test_more_workers_than_processors_are_refused(cluster: Any):
+    with pytest.raises(UsageError, match="has 7 CPUs, too few for 9 workers"):
+        evaluate(DEADLY, "random", num_tasks=2, workers=9, ray=cluster.address)

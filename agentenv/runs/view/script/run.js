@@ -91,8 +91,12 @@ function workerTable(run) {
     const waits = Object.entries(worker.waits ?? {})
       .map(([what, wait]) => `${what} ${wait.episodes} (${seconds(wait.longest_s)})`)
       .join(", ");
-    const died =
-      worker.deaths > 0 && `${worker.deaths} workers died, ${worker.replayed} episodes played again`;
+    const died = [
+      worker.deaths > 0 && `${worker.deaths} workers died, ${worker.replayed} episodes played again`,
+      worker.retired > 0 && `${worker.retired} replaced because of hung threads`,
+    ]
+      .filter(Boolean)
+      .join("; ");
     return row(
       [
         safe(worker.worker),

@@ -121,6 +121,21 @@ async def test_logprobs_of_ragged_joining_episodes_equal_a_fresh_forward_pass(fa
     await engine.close()
 
 
+async def test_tokens_are_told_as_they_are_sampled(engine):
+    loop, told = asyncio.get_running_loop(), []
+
+    def tell(tokens):
+        assert asyncio.get_running_loop() is loop
+        told.append((tokens, asking.done()))
+
+    asked = Sampling(max_tokens=8, seed=3)
+    asking = asyncio.create_task(engine.stream(prompt_of(9), asked, tell, stop_token_ids=()))
+    done, plain = await asyncio.gather(asking, say(engine, prompt_of(9), max_tokens=8, seed=3))
+
+    assert told == [((token,), False) for token in done.token_ids]
+    assert (done.token_ids, len(done.logprobs)) == (plain.token_ids, 8)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.7])
 async def test_logprobs_are_those_at_the_sampling_temperature(engine, model, temperature):
     prompt = prompt_of(9)

@@ -164,3 +164,12 @@ async def test_the_context_limit_and_the_token_limit_hold():
         await ask(MockEngine(CODEC, max_context_tokens=5))
     short = await ask(MockEngine(CODEC), max_tokens=3)
     assert (len(short.token_ids), short.finish_reason) == (3, "length")
+
+
+async def test_tokens_are_told_one_by_one():
+    told = []
+    engine = MockEngine(CODEC)
+    done = await engine.stream(CODEC.encode("What is 1+2?"), Sampling(seed=1), told.append, stop_token_ids=())
+
+    assert told == [(token,) for token in done.token_ids]
+    assert len(told) > 1

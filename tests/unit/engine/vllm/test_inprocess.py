@@ -115,6 +115,29 @@ def one_token(engine, **options):
     return engine.generate([1], Sampling(max_tokens=1), stop_token_ids=(), **options)
 
 
+async def test_tokens_are_told_on_the_loop_of_the_request(tmp_path, stand_in):
+    async def growing(prompt, sampling, request_id, lora_request=None):
+        stand_in.on_my_loop()
+        for size in (1, 3, 3):
+            logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in range(size)]
+            choice = SimpleNamespace(token_ids=list(range(size)), logprobs=logprobs, finish_reason="length")
+            yield SimpleNamespace(outputs=[choice])
+
+    stand_in.generate = growing
+    engine, told = VLLMEngine(ModelFiles(str(tmp_path))), []
+
+    def tell(tokens):
+        assert asyncio.get_running_loop() is loop
+        told.append(tokens)
+
+    loop = asyncio.get_running_loop()
+    done = await engine.stream([1], Sampling(max_tokens=3), tell, stop_token_ids=())
+    await engine.close()
+
+    assert done.token_ids == (0, 1, 2)
+    assert told == [[0], [1, 2], []]
+
+
 def test_every_event_loop_can_use_the_engine(tmp_path, stand_in):
     engine = VLLMEngine(ModelFiles(str(tmp_path)), name="vllm:several")
 

@@ -1,7 +1,9 @@
 """Environments of verifiers, played through the package itself where it is installed."""
 
+import runpy
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -137,6 +139,14 @@ async def test_a_tool_environment_is_played_and_scored_by_its_rubric(installed):
     assert "sub" in good.tool_results[2].text
     assert (good.reward, good.stop_reason, poor.reward) == (1.0, "env_terminated", 0.0)
     assert good.rewards["total_tool_calls"] == 3.0
+
+
+@pytest.mark.engine
+def test_the_example_of_a_port_gives_the_same_rewards(vf, capsys):
+    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "verifiers_port.py"), run_name="__main__")
+
+    theirs, ours = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
+    assert theirs == ours == "[1.0, 0.0, 1.0, 0.0, 1.0, 0.0]"
 
 
 @pytest.mark.engine

@@ -78,6 +78,7 @@ class Run:
     born: dict[str, int] = field(default_factory=dict)
     trained: list[list[str]] = field(default_factory=list)
     dropped: int = 0
+    dropped_ids: set[str] = field(default_factory=set)
     most: list[int] = field(default_factory=list)
     metrics: list[dict] = field(default_factory=list)
 
@@ -114,6 +115,11 @@ class Run:
                 taken = [[group.number for group in batch._taken] for batch in batches]
                 late = [stream.too_late(own) for stream, own in zip(streams, taken, strict=True)]
                 self.dropped += sum(map(len, late))
+                self.dropped_ids |= {
+                    stream._open[number].dealt.group_id
+                    for stream, numbers in zip(streams, late, strict=True)
+                    for number in numbers
+                }
                 self.steps_done += 1
                 late, taken = list(chain(*late)), list(chain(*taken))
                 places = [batch.trained(gathered(late, taken)) for batch in batches]
@@ -261,6 +267,27 @@ async def test_on_request_groups_that_finish_too_late_are_dropped_counted_and_re
     assert all(one["time/wait/staleness"] == 0 for one in run.metrics)
     assert ranks * sum(one.get("dropped/late_groups", 0) for one in run.metrics) == run.dropped
     assert all(len(ids) == 4 for ids in run.trained)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_run_that_drops_groups_and_is_killed_anywhere_trains_or_drops_each_group_once(seed, ranks):
+    run = run_of(seed, ahead=1, groups=3, steps=16, ranks=ranks, entries=2, late_groups="drop")
+    kills = sorted(Random(seed).sample(range(1, 16), 4))
+
+    for stop in [*kills, 16]:
+        before = {dealt.group_id for dealt in run.place.untrained}
+        first_new, rounds = len(run.trained), run.place.rounds
+        await run.play(stop)
+        left = {dealt.group_id for dealt in run.place.untrained}
+        new = set(chain(*run.trained[first_new:]))
+        assert before <= left | new | run.dropped_ids, "a group is lost"
+        assert run.place.rounds >= rounds
+
+    counts = Counter(chain(*run.trained))
+    assert set(counts.values()) == {1}
+    assert not run.dropped_ids & counts.keys()
+    assert run.dropped_ids
 
 
 async def test_a_refill_takes_further_groups_and_deals_as_many_again():

@@ -1,0 +1,131 @@
+"""An answer that is streamed while the model samples it.
+
+1. Clients are sent only what can no longer change. So the parts of a streamed answer always add up to the
+   recorded message, which is that of an answer in one piece.
+2. Calls are sent once the completion is whole, because only then their ids and arguments are certain.
+3. A client that repeats its request is sent the answer from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from agentenv.endpoint.request import Answer, NotAnswered, Progress
+from agentenv.endpoint.wire.base import Event, Stream
+from agentenv.engine.base import OnTokens
+from agentenv.render.base import Follower
+
+__all__ = ["Listener", "LiveAnswer", "StreamedAnswer", "Told"]
+
+Told: TypeAlias = Callable[[Progress], None]
+"""Function that is told what is certain of an answer."""
+_CHUNK_CHARS = 48
+
+
+class LiveAnswer:
+    """What is certain of an answer so far, and who wants to know."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._told: list[Told] = []
+
+    def join(self, told: Told) -> None:
+        """Tell somebody what is certain, now and from now on."""
+        self._told.append(told)
+        if self._progress is not None:
+            told(self._progress)
+
+    def leave(self, told: Told) -> None:
+        """Tell somebody nothing more."""
+        self._told.remove(told)
+
+    def reader(self, follower: Follower, prompt_tokens: int, cached_tokens: int) -> OnTokens:
+        """Return what reads the tokens of the completion as they are sampled."""
+
+        def read(token_ids: Sequence[int]) -> None:
+            before = len(follower.thinking) + len(follower.content)
+            follower.add(token_ids)
+            thinking, text = follower.thinking, follower.content
+            if len(thinking) + len(text) == before:
+                return
+            self._progress = Progress(
+                thinking=thinking, text=text, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens
+            )
+            for told in self._told:
+                told(self._progress)
+
+        return read
+
+
+class Listener:
+    """Waits for news of one answer."""
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        """What is certain of the answer; None before its beginning is."""
+        self._changed = asyncio.Event()
+
+    def tell(self, progress: Progress) -> None:
+        """Note what is certain."""
+        self.progress = progress
+        self._changed.set()
+
+    async def wait(self, answering: asyncio.Task[Answer]) -> None:
+        """Wait until there is news, or the answer is whole or failed."""
+        answering.add_done_callback(self._wake)
+        try:
+            if not answering.done():
+                await self._changed.wait()
+            self._changed.clear()
+        finally:
+            answering.remove_done_callback(self._wake)
+
+    def _wake(self, _: asyncio.Task[Answer]) -> None:
+        self._changed.set()
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """The events of one answer, each part of which is sent once."""
+
+    stream: Stream
+    _begun: bool = False
+    _thinking: str = ""
+    _text: str = ""
+
+    def news(self, progress: Progress) -> Iterator[Event]:
+        """Yield the events of what was not sent yet."""
+        yield from self._begin(progress)
+        yield from self._parts("thinking", progress.thinking[len(self._thinking) :])
+        yield from self._parts("text", progress.text[len(self._text) :])
+        self._thinking, self._text = progress.thinking, progress.text
+
+    def end(self, answer: Answer) -> Iterator[Event]:
+        """Yield the events of the rest of an answer.
+
+        Raises:
+            NotAnswered: What was sent is not the beginning of the answer.
+        """
+        if not (answer.thinking.startswith(self._thinking) and answer.text.startswith(self._text)):
+            raise NotAnswered(500, "stream_broken", "the answer is not what was streamed of it", retry=True)
+        yield from self.news(
+            Progress(
+                thinking=answer.thinking,
+                text=answer.text,
+                prompt_tokens=answer.prompt_tokens,
+                cached_tokens=answer.cached_tokens,
+            )
+        )
+        yield from self.stream.end(answer)
+
+    def _begin(self, progress: Progress) -> Iterator[Event]:
+        if not self._begun:
+            self._begun = True
+            yield from self.stream.begin(progress)
+
+    def _parts(self, kind: Literal["thinking", "text"], text: str) -> Iterator[Event]:
+        for start in range(0, len(text), _CHUNK_CHARS):
+            yield from self.stream.part(kind, text[start : start + _CHUNK_CHARS])

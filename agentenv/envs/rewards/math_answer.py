@@ -1,0 +1,105 @@
+r"""Compare a model's mathematical answer with a reference, by the package math-verify.
+
+1. Numbers, fractions, expressions, sets and equations count as right if they are equal, however they are
+   written: `0.5`, `1/2` and `\frac{1}{2}` are the same.
+2. The comparison runs in a process of its own, which is kept for the next one. Some expressions, such as
+   towers of powers, take for ever; at the time limit the process is killed, and the answer counts as wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.core.errors import DependencyMissing, TaskError, UsageError
+from agentenv.core.messages import ToolErrorKind
+from agentenv.tools.process import Place, run_isolated
+
+__all__ = ["MathReward", "same_answer"]
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+MAX_CHARS = 4_000
+"""Only so many characters from the end of an answer are searched; what is right stands at the end."""
+
+
+class MathReward:
+    r"""A reward function that is 1 if the answer equals the task's reference, else 0.
+
+    The model's answer is what stands in `\boxed{}` or `<answer>` tags, or else its last expression. The
+    reference is a field of the task: a number or an expression, a solution that ends in `\boxed{}`, or text
+    as in GSM8K, where the number stands behind `####`. If math-verify cannot read the reference, the
+    episode cannot be scored.
+
+    Args:
+        field: name of the task's field with the reference.
+        timeout_s: time limit of one comparison; an answer that takes longer is wrong.
+        name: name of the reward's part.
+
+    Raises:
+        DependencyMissing: math-verify is not installed.
+        UsageError: The time limit is not positive.
+    """
+
+    def __init__(self, field: str = "solution", *, timeout_s: float = 10.0, name: str = "math") -> None:
+        DependencyMissing.require("math_verify", extra="math", purpose="MathReward")
+        if not timeout_s > 0:
+            raise UsageError(f"timeout_s of a MathReward must be positive, not {timeout_s}")
+        self.__name__ = name
+        self._field = field
+        self._timeout_s = timeout_s
+
+    async def __call__(self, answer: str, task: Mapping[str, object]) -> float | None:
+        """Return 1 or 0, or None if the reference cannot be read."""
+        if self._field not in task:
+            raise TaskError(
+                f"the task has no field {self._field!r}, which MathReward compares with the answer",
+                remedy=f"name another field: MathReward(field=...); the task has: {', '.join(task)}",
+            )
+        reference = str(task[self._field]).rpartition("####")[2].strip()
+        tagged = _TAGGED.findall(answer)
+        final = str(tagged[-1] if tagged else answer).strip()[-MAX_CHARS:]
+        asked = json.dumps({"reference": reference, "answer": final, "bare": bool(tagged)})
+        place = Place.of(same_answer)
+        outcome = await run_isolated(place, asked, self._timeout_s, self.__name__)
+        if outcome.error_kind is None:
+            verdict: bool | None = json.loads(str(outcome.content))
+            return None if verdict is None else float(verdict)
+        # Without a traceback the process ended while it read the answer, for example for want of memory.
+        if outcome.error_kind is ToolErrorKind.TIMEOUT or not outcome.detail:
+            return 0.0
+        raise RuntimeError(f"math-verify failed: {outcome.detail}")
+
+
+def same_answer(reference: str, answer: str, bare: bool) -> bool | None:
+    """Return whether an answer equals the reference; None if the reference cannot be read.
+
+    Args:
+        reference: the right answer, as text or LaTeX.
+        answer: what the model wrote.
+        bare: whether the answer is an expression alone, which may be LaTeX without dollar signs.
+    """
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
+    expected = _read(reference, bare=True)
+    if not expected:
+        return None
+    return bool(_package().verify(expected, _read(answer, bare=bare), timeout_seconds=None))
+
+
+def _read(text: str, *, bare: bool) -> list[Any]:
+    """Return what math-verify finds in a text; an empty list if that is nothing."""
+    parse = _package().parse
+    texts = [text]
+    if bare:
+        # In LaTeX without dollar signs, math-verify would find a number where a whole expression stands.
+        is_latex = "\\" in text and "$" not in text and "\\boxed" not in text
+        texts = [f"${text}$", text] if is_latex else [text, f"${text}$"]
+    return next(filter(None, (parse(one, parsing_timeout=None) for one in texts)), [])
+
+
+def _package() -> Any:
+    return importlib.import_module("math_verify")

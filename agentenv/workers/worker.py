@@ -1,0 +1,56 @@
+"""What a crew expects of a worker, whatever process or machine it is."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from agentenv.core.errors import AgentEnvError
+from agentenv.workers.episode_worker import Order, Played
+
+__all__ = ["Worker", "WorkerLost"]
+
+
+class WorkerLost(AgentEnvError, RuntimeError):
+    """A worker died, so it will not answer."""
+
+
+class Worker(Protocol):
+    """One process that plays episodes."""
+
+    @property
+    def name(self) -> str:
+        """Name of the worker, which no other worker of the run has."""
+        ...
+
+    async def start(self) -> None:
+        """Start the process and wait until the recipe is open in it.
+
+        Raises:
+            UsageError: The recipe cannot be opened there; the message holds the reason.
+            WorkerLost: The process died.
+        """
+        ...
+
+    async def play(self, order: Order) -> Played:
+        """Play an episode; a cancellation cancels it, and its record is returned if it was complete.
+
+        Raises:
+            WorkerLost: The process died.
+        """
+        ...
+
+    async def expect_weights(self, version: int) -> None:
+        """Tell the worker's engine which weights its servers have now."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """Return how the worker is doing.
+
+        Raises:
+            WorkerLost: The process died.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let the worker close its environments, and end the process."""
+        ...

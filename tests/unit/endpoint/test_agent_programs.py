@@ -1,0 +1,147 @@
+"""Claude Code and Codex, run as the programs that they are: each conversation is one sequence, as sampled.
+
+`.ci/install-agents` installs the programs beside the SDKs for `make test-peers`; elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import agentenv as ae
+from agentenv.core import RunLimits, StopReason
+from agentenv.engine import ScriptedEngine
+from agentenv.runner import Runner
+from helpers.agents import RENDERER, TOKENIZER, by_turn, call, check_tokens, served
+
+FOLDER = Path(sys.prefix) / "programs" / "node_modules" / ".bin"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, how it is started on a question, and calls of its tools in the JSON of a careless model."""
+
+    command: tuple[str, ...]
+    example: str
+    look: str
+    echo: str
+    correct: str
+
+
+PROGRAMS = {
+    "claude": Program(
+        ("claude", "--permission-mode", "acceptEdits", "--print"),
+        "with_claude_code.py",
+        call('{"file_path":  "add.py"}', "Read"),
+        call('{"command": "echo caf\\u00e9 ü ",\n "description": "x"}', "Bash"),
+        call('{"command":"sed -i s/-/+/ add.py"}', "Bash"),
+    ),
+    "codex": Program(
+        ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        "with_codex.py",
+        call('{"cmd":  "cat add.py"}', "exec_command"),
+        call('{"cmd": "echo caf\\u00e9 ü ",\n "yield_time_ms":  5000}', "exec_command"),
+        call('{"cmd":"sed -i s/-/+/ add.py"}', "exec_command"),
+    ),
+}
+
+
+@pytest.fixture(params=PROGRAMS)
+def program(request, monkeypatch) -> Program:
+    if not (FOLDER / request.param).exists():
+        pytest.skip(f"{request.param} is not installed; .ci/install-agents installs it where there is npm")
+    monkeypatch.setenv("PATH", f"{FOLDER}{os.pathsep}{os.environ['PATH']}")
+    return PROGRAMS[request.param]
+
+
+class FixBug(ae.AgentEnv):
+    """A program that corrects a file in its workspace."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+
+    def start(self) -> None:
+        (self.workspace / "add.py").write_text("def add(a, b):\n    return a - b\n")
+
+    def command(self):
+        return [*self.program.command, "The function in add.py must add its arguments. Correct it."]
+
+
+@pytest.mark.parametrize("thinking", [True, False], ids=["thinking", "no-thinking"])
+async def test_a_program_is_one_sequence(program, thinking):
+    thought = (lambda text: f"<think>{text}</think>") if thinking else (lambda _: "")
+    turns = by_turn(
+        f"{thought('I should' + chr(10) + '  look.  ')} Let me look. \n{program.look}{program.echo}",
+        thought("hm") + program.correct,
+        thought("so") + "\n\nIt is corrected. \n",
+    )
+    env = FixBug(program)
+    env.start()
+    try:
+        async with served(turns) as agent:
+            answer = await env.agent(agent.url, {})
+
+            captured = agent.captured
+            check_tokens(agent.session, agent.engine)
+        corrected = (env.workspace / "add.py").read_text()
+    finally:
+        await env.shutdown()
+    assert str(answer).strip() == "It is corrected."
+    assert "return a + b" in corrected
+    assert [turn.sequence for turn in captured.turns] == [0, 0, 0]
+    assert captured.left_out == {}
+    assert captured.sequences[0].num_trained_tokens == sum(turn.num_tokens for turn in captured.turns)
+    seen, said = (result.content for result in captured.turns[0].tool_results)
+    assert "return a - b" in seen
+    assert "café ü" in said
+    assert {name for name in agent.session.counts if name.startswith("forks_")} == set()
+
+
+async def test_the_example_of_a_program_is_an_environment(program):
+    """Codex runs its commands in a sandbox of its own, which not every machine has, so the file may stay."""
+    engine = ScriptedEngine(by_turn(program.look, program.correct, "Done."), tokenizer=TOKENIZER)
+    spec = ae.spec(str(EXAMPLES / program.example))
+
+    record = await Runner(engine, RENDERER).run_episode(
+        spec.make(), {"wrong": "a - b"}, limits=RunLimits(max_context_tokens=None)
+    )
+
+    assert (record.stop_reason, record.error) == (StopReason.FINAL_ANSWER, None)
+    assert record.trainable
+    assert record.answer.strip() == "Done."
+    assert [len(record.turns), len(record.sequences)] == [3, 1]
+
+
+@pytest.mark.parametrize("program", ["claude"], indirect=True)
+async def test_a_sub_agent_of_claude_code_is_a_sequence_of_its_own(program):
+    task = '{"description": "look", "prompt": "Find the mistake in add.py.", "run_in_background": false}'
+
+    def policy(request):
+        replies = request.prompt_text.count("<|im_start|>assistant") - 1
+        if "Find the mistake" in request.prompt_text and "Correct it." not in request.prompt_text:
+            return (program.look, "It subtracts.")[min(replies, 1)]
+        return (call(task, "Agent"), program.correct, "Corrected.")[min(replies, 2)]
+
+    env = FixBug(program)
+    env.start()
+    try:
+        async with served(policy) as agent:
+            await env.agent(agent.url, {})
+
+            captured = agent.captured
+            check_tokens(agent.session, agent.engine)
+    finally:
+        await env.shutdown()
+    assert sorted(turn.sequence for turn in captured.turns) == [0, 0, 1, 1, 1]
+    assert captured.left_out == {}
+    assert sum(each.num_trained_tokens for each in captured.sequences) == sum(
+        turn.num_tokens for turn in captured.turns
+    )
