@@ -9,7 +9,7 @@ JOBS   ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest check format docs bench setup clean
+.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -36,7 +36,7 @@ demo: $(VENV)/.train
 $(VENV)/.peers: $(VENV)/.dev
 	$(PIP) -e '.[train,dev,parquet,peers,track,notify,plot]'
 	$(PIP) --no-deps verl # its sample classes are read, not a cluster started
-	$(PIP) --no-deps bfcl-eval inspect-evals # their data and scorers are used, not their own harnesses
+	$(PIP) --no-deps agentdojo bfcl-eval inspect-evals miniwob # their data and scorers are used, not their own harnesses
 	touch $@
 
 # A file's tests stay in one process, so that they share its fixtures. `coverage report -m` shows what is not covered.
@@ -48,7 +48,12 @@ test: $(VENV)/.dev
 test-engines: $(VENV)/.peers
 	.ci/side-by-side '$(MAKE) test-slow' '$(MAKE) test-vllm test-peers test-wheel'
 
-test-slow: $(VENV)/.peers
+# The viewer's pages are tested in Chromium, which is no Python package.
+$(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
+	.ci/install-chromium
+	touch $@
+
+test-slow: $(VENV)/.peers $(VENV)/.chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
 
 # vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
@@ -74,6 +79,10 @@ test-wheel:
 # The slow tests with the newest releases that a plain `pip install` takes, instead of those in constraints.txt.
 test-newest:
 	PYTHON=$(PYTHON) NEWEST_VENV=$(VENV)-newest .ci/test-newest
+
+# Of these, only the SDKs and programs of agents: whether their newest releases still fit the endpoint.
+test-newest-agents:
+	PYTHON=$(PYTHON) AGENTS_VENV=$(VENV)-newest-agents .ci/test-newest-agents
 
 # The site, built so that a broken link, anchor or reference fails.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt

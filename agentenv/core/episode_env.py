@@ -57,6 +57,8 @@ class ResetResult:
     info: Mapping[str, object] = field(default_factory=dict[str, object])
     repair_json: bool = False
     """True if calls with broken JSON are to be repaired where possible; repaired calls are counted."""
+    images: bool = False
+    """True if the messages of the episode may contain images, which only some engines take."""
     terminated: bool = False
     """True if the episode is over before its first turn, for example a game that another player ended."""
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Literal, NotRequired, TypeAlias, TypedDict, cast
 
 __all__ = [
+    "IMAGE_TOKENS",
     "CallStatus",
     "ContentPart",
     "FunctionCall",
@@ -23,6 +24,7 @@ __all__ = [
     "ToolErrorKind",
     "ToolResult",
     "copy_of",
+    "images_in",
     "malformed",
     "not_run",
     "orphans_as_user",
@@ -30,6 +32,10 @@ __all__ = [
 ]
 
 JsonValue: TypeAlias = "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+
+
+IMAGE_TOKENS = 1_000
+"""About what a model reads for an image of a megapixel; an estimate, where nobody has counted yet."""
 
 
 class ContentPart(TypedDict, total=False):
@@ -95,6 +101,13 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.get("text", "") for part in content if part.get("type") == "text")
+
+
+def images_in(content: object) -> int:
+    """Return how many images content has."""
+    if not isinstance(content, list):
+        return 0
+    return sum(part.get("type") == "image_url" for part in cast("list[ContentPart]", content))
 
 
 class CallStatus(StrEnum):

@@ -9,7 +9,8 @@
 3. Reasoning text goes back to the server with the history, unless the server refuses it.
 4. Requests are retried after rate limits, connection errors and server errors, and `Retry-After` is
    honoured; a deadline ends the waiting.
-5. Requests are posted without the openai package, which costs ten times as much as a request. The package is
+5. Images that tools returned are sent in a message of the user, because the API takes them nowhere else.
+6. Requests are posted without the openai package, which costs ten times as much as a request. The package is
    used where it is asked for by name, for APIs that need what only it has.
 """
 
@@ -29,6 +30,7 @@ from agentenv.core.messages import JsonValue, Message
 from agentenv.engine.base import ChatCompletion, Sampling, Usage
 from agentenv.engine.chat_answer import finish_of, message_in
 from agentenv.engine.chat_client import ChatClient, ChatFailure, ChatSender
+from agentenv.engine.chat_images import with_images_of_users
 from agentenv.engine.chat_refusal import REASONING, TOOLS, features_of, refused_feature, words_of
 from agentenv.engine.chat_sdk import SDKS, SDKClient
 from agentenv.engine.vllm.client import message_of
@@ -212,6 +214,7 @@ class OpenAIChatEngine:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]], sampling: Sampling
     ) -> dict[str, Any]:
         official = OFFICIAL in self._address
+        messages = with_images_of_users(messages)
         if REASONING in self._refused:
             messages = [without_reasoning(message) for message in messages]
         body: dict[str, Any] = {

@@ -94,10 +94,16 @@ class Env(gymnasium.Env[Any, Any]):
     """True if a message without tool calls is the final answer and ends the episode."""
     system_prompt: str = ""
     """System message before the first observation; empty means none."""
+    sends_images: bool = False
+    """True if observations or tool results contain images. Engines that work on tokens cannot show them to
+    the model, so they refuse the episode when it starts."""
     tasks: object = None
     """Tasks from which `reset` draws when it gets no task: anything that `TaskSet.of` takes."""
     full_marks: float = 1.0
     """Reward of a perfect episode."""
+    trivial_limit: float = 0.25
+    """Share of the full marks that a policy which does nothing may get; `check` complains above it. It is
+    higher in a task set in which nothing is to be done in many tasks."""
 
     _wants_text: ClassVar[bool] = False
     _hooks: ClassVar[tuple[str, ...]] = ("reset", "step", "close", "is_done", "finish")
@@ -227,7 +233,7 @@ class Env(gymnasium.Env[Any, Any]):
         gymnasium.Env.reset(self, seed=seed)
         observation, info = await self._begin(task, seed, context, options=None)
         first = messages_of(observation, where=f"{type(self).__name__}.reset()")
-        return ResetResult(self._with_system_prompt(first), info)
+        return ResetResult(self._with_system_prompt(first), info, images=self.sends_images)
 
     async def advance(self, action: Action) -> StepResult:
         """Answer one action; see `agentenv.core.episode_env.EpisodeEnv`.

@@ -39,6 +39,16 @@ def held_out_seats(players: int, seed: int) -> dict[str, object]:
     return {**held_out_seeds(seed // players), "seat": f"player-{seed % players}"}
 
 
+def train_agents(agents: tuple[str, ...], seed: int) -> dict[str, object]:
+    """Return the training task of a seed in a game for named agents, each game once for each of them."""
+    return {**train_seeds(seed // len(agents)), "seat": agents[seed % len(agents)]}
+
+
+def held_out_agents(agents: tuple[str, ...], seed: int) -> dict[str, object]:
+    """Return the held-out task of a seed in a game for named agents."""
+    return {**held_out_seeds(seed // len(agents)), "seat": agents[seed % len(agents)]}
+
+
 def _gymnasium(id: str) -> EnvSpec:
     from agentenv.envs.adapters.gym import GymnasiumText, known
 
@@ -86,6 +96,20 @@ def _textarena(game: str) -> EnvSpec:
         kwargs=kwargs,
         tasks=tasks,
         description=f"{game} of textarena" + (f", for {players} players" if players > 1 else ""),
+    )
+
+
+def _pettingzoo(game: str) -> EnvSpec:
+    from agentenv.envs.adapters.petting import PettingZoo, seats_of
+
+    seats = seats_of(game)
+    name, _, version = game.rpartition("_v")
+    return EnvSpec.of(
+        f"pettingzoo/{name}-v{version}",
+        PettingZoo,
+        kwargs={"game": game},
+        tasks={"train": partial(train_agents, seats), "test": partial(held_out_agents, seats)},
+        description=f"{name} of PettingZoo, told in text",
     )
 
 
@@ -147,6 +171,37 @@ def _tau2(domain: str) -> EnvSpec:
     )
 
 
+def _agentdojo(suite: str) -> EnvSpec:
+    from agentenv.envs.adapters.agentdojo import MAX_TURNS, AgentDojo, attacked_rows, rows
+    from agentenv.envs.adapters.agentdojo_package import check_suite
+
+    check_suite(suite)
+    return EnvSpec.of(
+        f"agentdojo/{suite}-v0",
+        AgentDojo,
+        kwargs={"suite": suite},
+        tasks={"test": partial(rows, suite), "attacked": partial(attacked_rows, suite)},
+        max_turns=MAX_TURNS,
+        description=f"{suite} of AgentDojo, with and without an attacker",
+    )
+
+
+def _miniwob(page: str) -> EnvSpec:
+    from agentenv.envs.adapters.miniwob import MAX_TURNS, MiniWob
+    from agentenv.envs.adapters.miniwob_browser import check_page
+    from agentenv.envs.adapters.miniwob_oracle import SOLVED, SolvedMiniWob
+
+    check_page(page)
+    return EnvSpec.of(
+        f"miniwob/{page}-v0",
+        SolvedMiniWob if page in SOLVED else MiniWob,
+        kwargs={"page": page},
+        tasks={"train": train_seeds, "test": held_out_seeds},
+        max_turns=MAX_TURNS,
+        description=f"the web page {page} of MiniWoB++",
+    )
+
+
 def _math(file: str) -> EnvSpec:
     from agentenv.envs.adapters.math_file import MathQuestions, rows
 
@@ -201,6 +256,13 @@ PEERS: Mapping[str, Peer] = {
         "pip install textarena",
         "games of textarena, for one player and more",
     ),
+    "pettingzoo": Peer(
+        _pettingzoo,
+        "GAME",
+        ("pettingzoo", "pygame", "rlcard"),
+        "pip install 'agentenv-rl[pettingzoo]'",
+        "tic-tac-toe, connect four, Leduc and Texas hold'em, rock-paper-scissors, for two players",
+    ),
     "openenv": Peer(_openenv, "URL", description="environments on a server of OpenEnv"),
     "verifiers": Peer(
         _verifiers, "NAME", ("verifiers",), "pip install 'verifiers<0.4'", "environments of verifiers"
@@ -218,6 +280,20 @@ PEERS: Mapping[str, Peer] = {
         ("inspect_evals",),
         "pip install --no-deps inspect-evals",
         "customer service: retail, airline, telecom, banking_knowledge",
+    ),
+    "agentdojo": Peer(
+        _agentdojo,
+        "SUITE",
+        ("agentdojo", "deepdiff", "email_validator", "yaml"),
+        "pip install 'agentenv-rl[agentdojo]' && pip install --no-deps agentdojo",
+        "assistants under attack: workspace, travel, banking, slack",
+    ),
+    "miniwob": Peer(
+        _miniwob,
+        "PAGE",
+        ("miniwob", "playwright"),
+        "pip install 'agentenv-rl[miniwob]' && pip install --no-deps miniwob",
+        "small web pages of MiniWoB++, by accessibility tree and by screenshots",
     ),
     "math": Peer(
         _math,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from mimetypes import guess_type
 from typing import Any, cast
 
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message, text_of
+from agentenv.core.messages import ContentPart, Message, images_in, text_of
 from agentenv.core.trajectory import TokenSequence, Trajectory, Turn
 from agentenv.interop.chatlogs import NO_TOKENS, chat_turns, is_answered
 from agentenv.interop.facts import episode_of, facts_of
@@ -69,7 +70,7 @@ def _steps(trajectory: Trajectory) -> list[dict[str, Any]]:
         if message["role"] == "tool" and steps:
             steps[-1].setdefault("observation", {"results": []})["results"].append(_result(message))
             continue
-        step: dict[str, Any] = {"step_id": len(steps) + 1, "message": text_of(message)}
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "message": _said(message)}
         step["source"] = SOURCES.get(message["role"], "system")
         if message["role"] not in {"assistant", "user", "system"}:
             step["extra"] = {"role": message["role"]}
@@ -101,7 +102,7 @@ def _agent_step(message: Message) -> dict[str, Any]:
 def _result(message: Message) -> dict[str, Any]:
     result: dict[str, Any] = {
         "source_call_id": message.get("tool_call_id", ""),
-        "content": text_of(message),
+        "content": _said(message),
     }
     return result | ({"extra": {"name": message["name"]}} if "name" in message else {})
 
@@ -242,7 +243,7 @@ class _Row:
 def _messages(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     role = {"agent": "assistant", "user": "user", "system": "system"}.get(str(step.get("source")), "")
     role = (step.get("extra") or {}).get("role") or role
-    message: dict[str, Any] = {"role": role, "content": _text(step.get("message"))}
+    message: dict[str, Any] = {"role": role, "content": _heard(step.get("message"))}
     if step.get("reasoning_content"):
         message["reasoning_content"] = step["reasoning_content"]
     if step.get("tool_calls"):
@@ -259,7 +260,7 @@ def _messages(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         answer = {
             "role": "tool",
             "tool_call_id": result.get("source_call_id") or "",
-            "content": _text(result.get("content")),
+            "content": _heard(result.get("content")),
         }
         name = (result.get("extra") or {}).get("name")
         yield answer | ({"name": name} if name else {})
@@ -273,7 +274,34 @@ def _arguments_text(call: Mapping[str, Any]) -> str:
     return call["arguments"].get("_raw") or json.dumps(call["arguments"])
 
 
-def _text(content: object) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return "" if content is None else str(content)
+def _said(message: Message) -> str | list[dict[str, Any]]:
+    """Return a message's text, or ATIF's parts if it has images."""
+    content = message.get("content")
+    if not isinstance(content, list) or not images_in(content):
+        return text_of(message)
+    return [
+        {"type": "text", "text": part.get("text", "")} if part.get("type") == "text" else _image(part)
+        for part in content
+    ]
+
+
+def _image(part: ContentPart) -> dict[str, Any]:
+    """Return an image as ATIF writes it; the path may be any URL, also one that holds the image."""
+    url = part.get("image_url", {}).get("url", "")
+    kind = url.removeprefix("data:").partition(";")[0] if url.startswith("data:") else guess_type(url)[0]
+    return {"type": "image", "source": {"media_type": kind or "image/png", "path": url}}
+
+
+def _heard(content: object) -> str | list[ContentPart]:
+    """Return content of ATIF as text, or as parts of chat messages if it has images."""
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    parts = [cast("dict[str, Any]", part) for part in cast("list[object]", content) if isinstance(part, dict)]
+    if all(part.get("type") != "image" for part in parts):
+        return "".join(str(part.get("text") or "") for part in parts)
+    return [
+        {"type": "image_url", "image_url": {"url": str((part.get("source") or {}).get("path", ""))}}
+        if part.get("type") == "image"
+        else {"type": "text", "text": str(part.get("text") or "")}
+        for part in parts
+    ]

@@ -208,7 +208,7 @@ class Renderer:
 
     def follow(self, stop: Sequence[str] = ()) -> TurnFollower:
         """Return what reads a completion while it is sampled; `stop` are texts that cut its content off."""
-        return TurnFollower(self._reading, self.tokenizer.decode, self._names, stop)
+        return TurnFollower(self._reading, self.tokenizer, self._names, stop)
 
     def count(self, text: str) -> int:
         """Return how many tokens an untrusted text takes when it is rendered."""
@@ -374,7 +374,8 @@ def _text_content(message: Message) -> str:
             raise RenderError(
                 f"a {message['role']} message has a part of type {part.get('type')!r}: images and other "
                 "media cannot be rendered to token ids yet",
-                remedy="send text, or use a chat engine",
+                remedy="send text, or use a chat engine such as openai:NAME; an environment with images says "
+                "sends_images = True, so that its episodes are refused before they are played",
             )
     return "".join(part.get("text", "") for part in content)
 

@@ -56,7 +56,7 @@ from agentenv.runner.held import Lease
 from agentenv.runner.outputs import FullOutputs
 from agentenv.runner.plan import Plan
 from agentenv.runner.recorder import OpenTurn, Record
-from agentenv.runner.users import User, read_opening, read_turn
+from agentenv.runner.users import User, read_opening, read_turn, said_by
 from agentenv.tools.arguments import marked, mend
 
 __all__ = ["Episode"]
@@ -208,6 +208,11 @@ class Episode:
         """Start the conversation with the first messages of the environment and the user."""
         plan, limits, spare = self._plan, self._limits, self._record.spare
         self._repair_json = reset.repair_json
+        if reset.images and not self._conversation.takes_images:
+            raise UsageError(
+                f"{plan.env_id} shows images, which an engine that works on tokens cannot show to the model",
+                remedy="evaluate with a chat engine, such as -m openai:NAME, or turn the images off",
+            )
         messages = list(reset.messages)
         if (user := self._user) is not None:
             began = time.perf_counter()
@@ -414,7 +419,7 @@ class Episode:
             self._record.give(turn.index, answer.reward)
             for index, reward in answer.turn_rewards.items():
                 self._record.give(index, reward)
-            words: tuple[Message, ...] = ({"role": "user", "content": answer.text},) if answer.text else ()
+            words = said_by(answer)
             return words, StopReason.USER_DONE if answer.done else None
 
     async def _observe(

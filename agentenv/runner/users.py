@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from agentenv.core.errors import UsageError
-from agentenv.core.messages import Message, text_of
+from agentenv.core.messages import ContentPart, Message, text_of
 from agentenv.core.seeds import derive_seed
 from agentenv.engine.ask import TextModel
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
+from agentenv.tools.content import Image
 
 __all__ = [
     "FunctionUser",
@@ -30,6 +31,7 @@ __all__ = [
     "UserTurn",
     "read_opening",
     "read_turn",
+    "said_by",
     "user_for",
 ]
 
@@ -42,6 +44,8 @@ class UserTurn:
     """What the user says; None means nothing. A text with `done` is kept in the messages."""
     done: bool = False
     """True if the user ends the conversation."""
+    images: Sequence[Image] = ()
+    """Images that the user shows with the text; only chat engines take them."""
     reward: float = 0.0
     """Reward of the assistant turn that this answers."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -98,6 +102,14 @@ def read_opening(opening: object) -> str | None:
     if opening is None or isinstance(opening, str):
         return opening
     raise UsageError(f"the user opened with {opening!r:.200}", remedy="start() must return text or None")
+
+
+def said_by(answer: UserTurn) -> tuple[Message, ...]:
+    """Return the message of a user's answer; nothing if the user said and showed nothing."""
+    if not answer.images:
+        return ({"role": "user", "content": answer.text},) if answer.text else ()
+    text: list[ContentPart] = [{"type": "text", "text": answer.text}] if answer.text else []
+    return ({"role": "user", "content": [*text, *(image.to_part() for image in answer.images)]},)
 
 
 def read_turn(answer: object) -> UserTurn:

@@ -68,6 +68,9 @@ class Recorded(Protocol):
 class Conversation(Recorded, Protocol):
     """Methods that the episode loop calls on a conversation."""
 
+    takes_images: bool
+    """Whether messages may contain images."""
+
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
         """Start the conversation with an episode's first messages."""
         ...

@@ -15,7 +15,18 @@ from typing import Any, cast
 from agentenv.core.arguments import MAX_ARGUMENT_CHARS, ArgumentError, decode
 from agentenv.core.errors import EngineError
 from agentenv.core.limits import RunLimits, least
-from agentenv.core.messages import CallStatus, JsonValue, Message, ToolCall, ToolCallMessage, ToolErrorKind
+from agentenv.core.messages import (
+    IMAGE_TOKENS,
+    CallStatus,
+    ContentPart,
+    JsonValue,
+    Message,
+    ToolCall,
+    ToolCallMessage,
+    ToolErrorKind,
+    images_in,
+    text_of,
+)
 from agentenv.core.trajectory import Rewrite, TokenSequence
 from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling
 from agentenv.engine.chat_answer import distinct_calls
@@ -62,6 +73,7 @@ class ChatConversation:
         self._condensed_by = ""
         self.usage: dict[str, float] = {}
         self.has_policy_tokens = False
+        self.takes_images = True
         self.untrainable_reason = f"{engine.name} only speaks text: it returns no token ids and logprobs"
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
@@ -69,7 +81,7 @@ class ChatConversation:
         self._messages = list(messages)
         self._tools = tuple(tools)
         self._names = frozenset(str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools)
-        self._used = _Estimate().count(json.dumps([self._messages, self._tools], default=str))
+        self._used = _estimated(self._messages, self._tools)
 
     def begin_with(self, view: View) -> None:
         """Send a condensed view in place of the first messages."""
@@ -162,7 +174,7 @@ class ChatConversation:
     def go_on_with(self, view: View) -> None:
         """Send the condensed view from now on."""
         self._messages = list(view.messages)
-        self._used = _Estimate().count(json.dumps([self._messages, self._tools], default=str))
+        self._used = _estimated(self._messages, self._tools)
         self.forks[view.cause] = self.forks.get(view.cause, 0) + 1
         self._condensed_by = view.cause
 
@@ -181,4 +193,16 @@ def _distinct_ids(message: Message) -> Message:
 
 
 def _estimated_ids(answer: TurnAnswer) -> list[int]:
-    return [0] * sum(4 + _Estimate().count(text) for text in answer.texts)
+    return [0] * sum(4 + _size(message.get("content")) for message in answer.all_messages)
+
+
+def _estimated(messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> int:
+    images = sum(images_in(message.get("content")) for message in messages)
+    if images:
+        messages = [{**message, "content": text_of(message)} for message in messages]
+    return images * IMAGE_TOKENS + _Estimate().count(json.dumps([messages, tools], default=str))
+
+
+def _size(content: str | list[ContentPart] | None) -> int:
+    text = content if isinstance(content, str) else text_of({"role": "", "content": content})
+    return _Estimate().count(text) + images_in(content) * IMAGE_TOKENS

@@ -54,6 +54,7 @@ class TokenConversation:
         self._asked = Sampling()
         self.untrainable_reason = engine.untrainable_reason if isinstance(engine, MayBeUntrainable) else ""
         self.has_policy_tokens = False
+        self.takes_images = False
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, JsonValue]]) -> None:
         """Render the first prompt. This is the only full render of an episode that is not rewritten."""

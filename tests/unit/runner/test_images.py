@@ -1,0 +1,235 @@
+"""Images from tasks, tools and users: what the model is sent, what is kept, and who refuses them."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import aiohttp
+import pytest
+
+import agentenv as ae
+from agentenv.core import Action, Context
+from agentenv.endpoint import Session, SessionOptions, serve_sessions
+from agentenv.engine import ChatCompletion, OpenAIChatEngine, Sampling, ScriptedEngine, Usage
+from agentenv.interop import (
+    from_atif,
+    from_openai,
+    from_prime_rl,
+    to_atif,
+    to_inspect,
+    to_openai,
+    to_prime_rl,
+    to_sft,
+)
+from agentenv.render import byte_tokenizer
+from agentenv.runner import FunctionUser, Runner, UserTurn
+from agentenv.runs import RunWriter, find_run
+from agentenv.testing import tool_call_message
+from agentenv.tools import Image
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAABgAAAAYCAIAAABvFaqvAAAAH0lEQVR4nGM4oSFCFcQwatCoQaMGjRo0atCo"
+    "QcPYIAA9xwkQ/AdHzAAAAABJRU5ErkJggg=="
+)
+PART = Image(PNG).to_part()
+TOKENIZER = byte_tokenizer()
+
+
+def images_in(message):
+    content = message.get("content")
+    return sum(part["type"] == "image_url" for part in content) if isinstance(content, list) else 0
+
+
+class Eyes(ae.ToolEnv):
+    """Shows an image at the start, and another one by a tool."""
+
+    sends_images = True
+
+    def start(self) -> list[ae.Message]:
+        return [{"role": "user", "content": [{"type": "text", "text": "What is here?"}, PART]}]
+
+    @ae.tool
+    def look(self) -> Image:
+        """Look."""
+        return Image(PNG)
+
+    def reward(self, answer: str) -> float:
+        return float("square" in answer)
+
+
+class Sees:
+    """A chat engine that keeps what it was sent."""
+
+    name = "sees"
+    max_context_tokens = None
+
+    def __init__(self, *lines):
+        self.lines = list(lines)
+        self.sent = []
+
+    async def chat(self, messages, tools, sampling, *, deadline_s=None):
+        self.sent.append([dict(message) for message in messages])
+        line = self.lines.pop(0)
+        message = line if isinstance(line, dict) else {"role": "assistant", "content": line}
+        return ChatCompletion(message, Usage(10, 1), "stop")
+
+    async def close(self): ...
+
+
+async def episode(engine, env=Eyes, **more):
+    return await Runner(engine, **more).run_episode(env(), {}, env_id="test/Eyes-v0")
+
+
+async def seen(**more):
+    engine = Sees(tool_call_message("look"), "A square.")
+    return engine, await episode(engine, **more)
+
+
+async def test_images_of_tasks_and_tools_reach_the_model_and_the_record():
+    engine, played = await seen()
+
+    assert (played.reward, played.stop_reason) == (1.0, "final_answer")
+    assert engine.sent[0][0]["content"] == [{"type": "text", "text": "What is here?"}, PART]
+    assert engine.sent[1][-1]["content"] == [PART]
+    assert [images_in(message) for message in played.messages] == [1, 0, 1, 0]
+
+
+async def test_an_image_counts_as_a_thousand_tokens_and_not_as_its_base64():
+    class Large(Eyes):
+        def start(self):
+            return [{"role": "user", "content": [Image(b"x" * 300_000).to_part()]}]
+
+    engine = Sees("A square.")
+    played = await episode(engine, Large, limits=ae.RunLimits(max_context_tokens=4_000))
+
+    assert played.reward == 1.0
+    engine = Sees("A square.")
+    full = await episode(engine, Large, limits=ae.RunLimits(max_context_tokens=900))
+    assert (full.stop_reason, engine.sent) == ("context_length", [])
+
+
+async def test_a_user_may_show_an_image():
+    class Talk(ae.ToolEnv):
+        def start(self) -> str:
+            return "Hello."
+
+    def show(messages, task):
+        return UserTurn("See.", images=[Image(PNG)]) if len(messages) == 2 else None
+
+    engine = Sees("Show me.", "A square.")
+    played = await Runner(engine).run_episode(Talk(), {}, user=FunctionUser(show))
+
+    assert engine.sent[1][-1]["content"] == [{"type": "text", "text": "See."}, PART]
+    assert played.messages[2]["content"] == [{"type": "text", "text": "See."}, PART]
+
+
+async def test_an_engine_on_tokens_refuses_before_it_samples_anything():
+    asked = []
+
+    def policy(request):
+        asked.append(request)
+        return "A square."
+
+    played = await episode(ScriptedEngine(policy, tokenizer=TOKENIZER), renderer=ae.Renderer(TOKENIZER))
+
+    assert (played.stop_reason, played.turns, asked) == ("error", (), [])
+    assert "shows images" in played.error.message
+    assert "openai:NAME" in played.error.message
+
+
+@pytest.mark.parametrize("official", [True, False])
+def test_images_of_tools_are_sent_as_messages_of_the_user(official):
+    address = "https://api.openai.com/v1" if official else "http://127.0.0.1:1/v1"
+    engine = OpenAIChatEngine("m", base_url=address, api_key="x")
+    messages = [
+        {"role": "user", "content": [PART]},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "tool_call_id": "a", "name": "look", "content": [PART]},
+        {
+            "role": "tool",
+            "tool_call_id": "b",
+            "name": "read",
+            "content": [{"type": "text", "text": "x"}, PART],
+        },
+        {"role": "tool", "tool_call_id": "c", "name": "add", "content": "3"},
+        {"role": "assistant", "content": "So."},
+    ]
+
+    sent = engine._body(messages, (), Sampling())["messages"]
+
+    assert [message["role"] for message in sent] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "tool",
+        "user",
+        "assistant",
+    ]
+    assert [message["content"] for message in sent[2:5]] == ["(see the image)", "x", "3"]
+    assert sent[5]["content"] == [
+        {"type": "text", "text": "What look returned:"},
+        PART,
+        {"type": "text", "text": "What read returned:"},
+        PART,
+    ]
+    assert messages[2]["content"] == [PART]
+    plain = [{"role": "user", "content": "x"}]
+    assert engine._body(plain, (), Sampling())["messages"] == plain
+
+
+async def test_a_run_keeps_images_and_exports_hand_them_on(tmp_path):
+    _, played = await seen()
+    writer = RunWriter.create("test/Eyes-v0", runs_dir=tmp_path)
+    writer.append(played)
+    writer.close()
+    run = find_run(writer.path.name, runs_dir=tmp_path)
+    (stored,) = run
+    assert stored.messages == played.messages
+
+    (chat,) = to_openai([stored])
+    (sft,) = to_sft([stored])
+    (back,) = from_openai([json.loads(json.dumps(chat))])
+    (prime,) = from_prime_rl(list(to_prime_rl([stored])))
+    inspect = json.dumps(to_inspect([stored], run.info))
+
+    assert list(back.messages) == list(played.messages)
+    assert sft["messages"] == list(played.messages)
+    assert [images_in(message) for message in prime.messages] == [1, 0, 1, 0]
+    assert inspect.count(PART["image_url"]["url"]) >= 2
+
+
+async def test_atif_takes_images_as_parts_and_gives_them_back():
+    _, played = await seen()
+    document = json.loads(json.dumps(to_atif(played)))
+
+    (back,) = from_atif([document])
+
+    source = {"media_type": "image/png", "path": PART["image_url"]["url"]}
+    assert document["steps"][0]["message"][1] == {"type": "image", "source": source}
+    assert list(back.messages) == list(played.messages)
+    atif = pytest.importorskip("atif", reason="UNTESTED: atif is not installed")
+    assert atif.Trajectory.model_validate(document)
+
+
+async def test_an_agent_of_the_endpoint_may_show_images_to_a_chat_engine():
+    engine = Sees("A square.")
+    session = Session(engine, None, SessionOptions())
+    async with serve_sessions() as endpoint, aiohttp.ClientSession() as http:
+        url = endpoint.url_of(endpoint.open(session))
+        body = {"model": "m", "messages": [{"role": "user", "content": [PART]}]}
+        async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
+            said = await answer.json()
+
+    assert said["choices"][0]["message"]["content"] == "A square."
+    assert engine.sent[0][0]["content"] == [PART]
+
+
+async def test_an_environment_says_that_it_shows_images():
+    first = await Eyes().begin({}, seed=0, context=Context())
+    assert first.images
+    env = Eyes()
+    await env.begin({}, seed=0, context=Context())
+    looked = await env.advance(Action.of(tool_call_message("look")))
+    assert looked.tool_results[0].content == [PART]
