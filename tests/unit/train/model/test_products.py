@@ -154,7 +154,9 @@ def test_under_autocast_a_layer_computes_in_the_lower_precision(used):
     assert output.dtype == torch.bfloat16
 
 
-def test_logprobs_of_the_head_and_their_gradients_agree_with_the_plain_ones(used):
+@pytest.mark.parametrize(("block", "calls"), [(40, 9), (16, 21)])
+def test_logprobs_of_the_head_and_their_gradients_agree_with_the_plain_ones(used, block, calls, monkeypatch):
+    monkeypatch.setattr(products, "BLOCK", block)
     torch.manual_seed(0)
     hidden = torch.randn(9, 24, requires_grad=True)
     weight = torch.randn(40, 24, requires_grad=True)
@@ -165,6 +167,6 @@ def test_logprobs_of_the_head_and_their_gradients_agree_with_the_plain_ones(used
     plain_lp, plain_h = plain_logprobs(hidden @ weight.T, labels)
     plain = torch.autograd.grad(plain_lp.sum() + plain_h.sum(), (hidden, weight))
 
-    assert len(used) == 9
+    assert len(used) == calls
     torch.testing.assert_close(logprobs, plain_lp, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
