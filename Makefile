@@ -9,7 +9,7 @@ JOBS   ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest check format docs bench setup clean
+.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench setup clean
 
 setup: $(VENV)/.dev
 
@@ -48,7 +48,12 @@ test: $(VENV)/.dev
 test-engines: $(VENV)/.peers
 	.ci/side-by-side '$(MAKE) test-slow' '$(MAKE) test-vllm test-peers test-wheel'
 
-test-slow: $(VENV)/.peers
+# The viewer's pages are tested in Chromium, which is no Python package.
+$(VENV)/.chromium: $(VENV)/.made .ci/install-chromium
+	.ci/install-chromium
+	touch $@
+
+test-slow: $(VENV)/.peers $(VENV)/.chromium
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 -m '(slow or engine) and not gpu and not exhaustive'
 
 # vLLM has its own pins and so an environment of its own. Where it has no build, its tests say so and skip.
@@ -75,6 +80,10 @@ test-wheel:
 test-newest:
 	PYTHON=$(PYTHON) NEWEST_VENV=$(VENV)-newest .ci/test-newest
 
+# Of these, only the SDKs and programs of agents: whether their newest releases still fit the endpoint.
+test-newest-agents:
+	PYTHON=$(PYTHON) AGENTS_VENV=$(VENV)-newest-agents .ci/test-newest-agents
+
 # The site, built so that a broken link, anchor or reference fails.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) -e '.[docs]'
@@ -93,8 +102,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Compare two runs with `python benchmarks/compare.py build/bench/ONE build/bench/OTHER`.
+BENCH ?= last
 bench: $(VENV)/.dev
-	for script in benchmarks/*.py; do $(BIN)/python $$script --quick; done
+	$(BIN)/python benchmarks/all.py --quick --into build/bench/$(BENCH)
 
 clean:
 	rm -rf $(VENV) dist build site .hypothesis .ruff_cache

@@ -1,6 +1,9 @@
-"""Plot runs of `examples/demo.py`, with one colour for each run and one point for each step.
+"""Plot training runs, with one colour for each run and one point for each step.
 
 python examples/plot_demo.py runs/demo runs/demo-seed1 runs/demo-seed2 --output demo.svg
+
+Runs of `examples/demo.py` have a score before and after their demonstrations. Those of `agentenv train` have
+one for each evaluation; with `-o eval_on_start=true` the first, at step 0, is that after the demonstrations.
 """
 
 import argparse
@@ -30,13 +33,17 @@ def main() -> None:
     figure, grid = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
     axes = grid.flatten()
     for run, colour in zip(options.runs, COLOURS, strict=False):
-        summary = json.loads((run / "summary.json").read_text())
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        has_summary = (run / "summary.json").is_file()
+        summary = json.loads((run / ("summary.json" if has_summary else "run.json")).read_text())
         style = {"color": colour, "marker": "o", "markersize": 3.5, "label": f"seed {summary['seed']}"}
-        axes[0].plot(SCORES.values(), [summary[name] for name in SCORES], **style)
+        if has_summary:
+            axes[0].plot(SCORES.values(), [summary[name] for name in SCORES], **style)
+        else:
+            axes[0].plot(*points(steps, "eval/success"), **style)
+            axes[0].set_xlabel("GRPO step")
         for panel, name in zip(axes[1:], CURVES, strict=True):
-            known = [(step["step"], step[name]) for step in steps if step.get(name) is not None]
-            panel.plot(*zip(*known, strict=True), **style)
+            panel.plot(*points(steps, name), **style)
     axes[0].set_title("held-out tasks right, greedy")
     for panel, title in zip(axes[1:], CURVES.values(), strict=True):
         panel.set(title=title, xlabel="GRPO step")
@@ -46,6 +53,12 @@ def main() -> None:
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, loc="upper left")
     figure.savefig(options.output, metadata={"Date": None})
+
+
+def points(steps: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
+    """Return the steps that have this metric, and its values."""
+    known = [step for step in steps if step.get(name) is not None]
+    return [step["step"] for step in known], [step[name] for step in known]
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ VERBS = {
     "check": "check that an environment works as a run needs it",
     "eval": "play tasks with a model and report the results",
     "train": "train a model with GRPO on an environment",
+    "plan": "compute what a training would need on GPUs",
     "view": "look at runs in a browser, token by token",
     "note": "attach a text or tags to a run",
     "replay": "play a stored episode again in its environment",

@@ -60,6 +60,8 @@ def step_line(step: int, num_steps: int, history: Sequence[Mapping[str, float]])
         f"wait {shown('time/wait', '.1f')} s",
         f"update {shown('time/update', '.1f')} s",
     ]
+    if last.get("servers/failures"):
+        parts.append(f"servers {shown('servers/used', '.0f')}, {shown('servers/failures', '.0f')} failures")
     if "kl" in last:
         parts.insert(3, f"KL {shown('kl', '.3f')}")
     if "eval/success" in last:

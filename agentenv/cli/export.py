@@ -95,9 +95,10 @@ def _rows(source: Any, shape: str, tokenizer: str, options: Mapping[str, Any]) -
 def _decoder(source: Any, tokenizer: str) -> Callable[[list[int]], str]:
     if not tokenizer:
         return source.decoder()
+    from agentenv.engine.packaged import tokenizer_path
     from agentenv.render.tokenizer import ChatTokenizer
 
-    return ChatTokenizer.load(tokenizer).decode
+    return ChatTokenizer.load(tokenizer_path(tokenizer)).decode
 
 
 def _documents(source: Any, shape: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -105,8 +106,10 @@ def _documents(source: Any, shape: str) -> Iterator[tuple[str, Mapping[str, Any]
     if shape == "inspect":
         from agentenv.interop.inspect_log import to_inspect
 
+        # The list of Inspect's viewer takes only files whose names begin with a time.
+        made = source.info.created[:19].replace(":", "-") or "1970-01-01T00-00-00"
         for env_id, log in to_inspect(source, source.info).items():
-            yield f"{env_id.replace('/', '_')}.json", log
+            yield f"{made}+00-00_{env_id.replace('/', '-')}_{source.id}.json", log
         return
     from agentenv.interop.atif import to_atif
 

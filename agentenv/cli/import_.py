@@ -42,17 +42,20 @@ def run(
         help="Chat logs, ATIF documents or their directory, or rows of TRL, verl, slime or prime-rl.",
     ),
     env_id: str = typer.Option("import/Chat-v0", "--env", help="Environment id of rows that name none."),
-    tokenizer: str = typer.Option("", "--tokenizer", help="Directory of the tokenizer for rows of tokens."),
+    tokenizer: str = typer.Option(
+        "", "--tokenizer", help="Tokenizer of rows of tokens: its directory, or smollm2."
+    ),
     runs_dir: str = RunsDirOption,
 ) -> None:
     """Read chat logs, ATIF documents or samples of trainers into a run."""
+    from agentenv.engine.packaged import tokenizer_path
     from agentenv.render.tokenizer import ChatTokenizer
     from agentenv.runs.store.writer import RunWriter
 
     rows = [row for path in paths for file in _files(Path(path)) for row in read_rows(file)]
     if not rows:
         raise UsageError(f"{', '.join(paths)}: there are no episodes", remedy="name a file that has some")
-    decoding = ChatTokenizer.load(tokenizer) if tokenizer else None
+    decoding = ChatTokenizer.load(tokenizer_path(tokenizer)) if tokenizer else None
     episodes = _episodes(rows, env_id, None if decoding is None else decoding.decode)
     ids = tuple(dict.fromkeys(episode.env_id for episode in episodes))
     with RunWriter.create(

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from agentenv.cli.tally import Tally, Ticker, interval_text, waiting_text
 from agentenv.runs.store.summary import EpisodeSummary
+from agentenv.workers.servers import servers_text
 
 __all__ = ["EvalProgress"]
 
@@ -90,10 +91,11 @@ class EvalProgress:
         return "  ".join([*parts, *self._elsewhere()])
 
     def _elsewhere(self) -> list[str]:
-        """Return what the episodes wait for, and how many workers are alive, as far as there are any."""
+        """Return what the episodes wait for, and how many workers and servers do well, if there are any."""
         waits = waiting_text(self._evaluation.waiting())
         crew = self._evaluation.crew
-        return [*([f"waiting for {waits}"] if waits else []), *([crew.summary()] if crew else [])]
+        servers = servers_text(self._evaluation.servers())
+        return [part for part in (waits and f"waiting for {waits}", crew and crew.summary(), servers) if part]
 
     def _print_line(self) -> None:
         if self._all.episodes < self._evaluation.num_episodes:

@@ -27,14 +27,19 @@ _FLATTENED = re.compile(r"(?:^|\n)Calling tools:\n(?=\[)")
 """What smolagents writes between the text of a message and the Python text of its calls."""
 
 
+# A new encoder for each call would take longer than the encoding of a short message.
+_in_order = json.JSONEncoder(sort_keys=True, default=str).encode
+_as_it_is = json.JSONEncoder(default=str).encode
+
+
 def digest(*values: object) -> bytes:
     """Return a digest of JSON values, in which the order of keys does not matter."""
-    return blake2b(json.dumps(values, sort_keys=True, default=str).encode(), digest_size=16).digest()
+    return blake2b(_in_order(values).encode(), digest_size=16).digest()
 
 
 def next_digest(before: bytes, message: Message) -> bytes:
     """Return the digest of a conversation that goes on with a message."""
-    return blake2b(before + json.dumps(canonical(message), default=str).encode(), digest_size=16).digest()
+    return blake2b(before + _as_it_is(canonical(message)).encode(), digest_size=16).digest()
 
 
 def canonical(message: Message) -> list[object]:
@@ -60,7 +65,7 @@ def canonical_arguments(arguments: str) -> str:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
-    return json.dumps(_plain(value), sort_keys=True)
+    return _in_order(_plain(value))
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from agentenv.endpoint.captured import CapturedTurn
 from agentenv.endpoint.request import Answer, NotAnswered, Progress
 from agentenv.endpoint.wire.base import Event, Stream
 from agentenv.engine.base import OnTokens
@@ -58,6 +59,22 @@ class LiveAnswer:
                 told(self._progress)
 
         return read
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request that is or was being answered."""
+
+    task: asyncio.Task[CapturedTurn]
+    is_gone: Callable[[], bool]
+    """Returns whether the client that asked last has hung up."""
+    live: LiveAnswer | None = None
+    """What is certain of the answer so far; None if no client wants it in parts."""
+
+    @property
+    def failed(self) -> bool:
+        """True if there will be no answer."""
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
 
 
 class Listener:

@@ -15,15 +15,13 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
-from typing import Any
 
 from aiohttp import web
 
 from agentenv.core.errors import RenderError, UsageError
-from agentenv.core.serving.body import parse_json
 from agentenv.core.serving.guard import Guard, Refused, new_token
 from agentenv.core.serving.listening import guarded, listen, read_body
+from agentenv.endpoint.bodies import Bodies
 from agentenv.endpoint.live import Listener, StreamedAnswer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
 from agentenv.endpoint.session import Session
@@ -51,6 +49,7 @@ class _Open:
 
     session: Session
     held: Held = field(default_factory=Held)
+    bodies: Bodies = field(default_factory=Bodies)
 
     def hold(self, wire: Wire, head: Head, answer: Answer) -> None:
         """Keep the conversation of an answer, if a request may name it."""
@@ -132,7 +131,7 @@ class Endpoint:
         wire = WIRES["/v1/messages"]
         found = self._of(request)
         try:
-            _, asked = await _read(request, wire, found.held)
+            _, asked = await _read(request, wire, found)
             return web.json_response({"input_tokens": found.session.count_tokens(asked)})
         except RenderError as error:
             return _refused(wire, NotAnswered(400, "invalid_request", str(error)))
@@ -147,7 +146,7 @@ class Endpoint:
         except Refused as error:
             return _refused(wire, NotAnswered(404, "no_session", str(error)))
         try:
-            body, asked = await _read(request, wire, found.held)
+            body, asked = await _read(request, wire, found)
             head = Head(asked, body, new_id(wire.id_prefix))
             if asked.stream:
                 return await self._stream(request, wire, head, found)
@@ -219,24 +218,24 @@ def _event_bytes(event: Event) -> bytes:
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
-async def _read(request: web.Request, wire: Wire, held: Held) -> tuple[Json, Asked]:
+async def _read(request: web.Request, wire: Wire, found: _Open) -> tuple[Json, Asked]:
     """Return the body of a request, and what it asks for.
 
     Raises:
         NotAnswered: It is no request of the wire format.
     """
-    text = await read_body(request)
+    content = await read_body(request)
     try:
-        body: Any = parse_json(text)
-        asked = wire.read(body, held)
+        body = found.bodies.read(request.path, content)
+        found.held.last = body.converted
+        asked = wire.read(body.value, found.held)
     except (UsageError, KeyError, TypeError, ValueError, AttributeError) as error:
         told = f"the body has no {error}" if isinstance(error, KeyError) else str(error)
         raise NotAnswered(400, "invalid_request", told) from error
     if not asked.messages:
         raise NotAnswered(400, "invalid_request", "the request has no messages")
-    key = blake2b(request.path.encode() + text, digest_size=16).digest()
     retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-    return body, replace(asked, digest=key, retry=retry)
+    return body.value, replace(asked, digest=body.digest, retry=retry)
 
 
 def _is_gone(request: web.Request) -> bool:

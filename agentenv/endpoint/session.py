@@ -25,7 +25,7 @@ from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, 
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
-from agentenv.endpoint.live import LiveAnswer, Told
+from agentenv.endpoint.live import Flight, LiveAnswer, Told
 from agentenv.endpoint.matching import Node
 from agentenv.endpoint.placing import Place, Placer
 from agentenv.endpoint.request import Answer, Asked, NotAnswered
@@ -74,17 +74,6 @@ class SessionOptions:
     """Returns the seconds that a generation may take; None without a limit."""
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A request that is or was being answered."""
-
-    task: asyncio.Task[CapturedTurn]
-    is_gone: Callable[[], bool]
-    """Returns whether the client that asked last has hung up."""
-    live: LiveAnswer | None = None
-    """What is certain of the answer so far; None if no client wants it in parts."""
-
-
 class Session:
     """Answers the requests of one agent and keeps what the model sampled.
 
@@ -113,11 +102,13 @@ class Session:
         self.counts: Counter[str] = self._placer.counts
         """How often requests began a sequence, were repeated, or had settings that are ignored."""
         self._engine = engine
+        # Checks against protocols are slow, so this one is made once.
+        self._token_engine = None if isinstance(engine, ChatEngine) else engine
         self._speaks_text = renderer is None
         limits = self.options.limits
         self._max_context = least(limits.max_context_tokens, engine.max_context_tokens)
         self._names: set[str] = set()
-        self._flights: dict[bytes, _Flight] = {}
+        self._flights: dict[bytes, Flight] = {}
         self._answers: dict[int, Answer] = {}
         self._running = 0
         self._asked = 0
@@ -161,7 +152,7 @@ class Session:
             self._check_open()
             live = LiveAnswer() if asked.stream else None
             task = asyncio.get_running_loop().create_task(self._answer(asked, live))
-            flight = self._flights[asked.digest] = _Flight(task, is_gone, live)
+            flight = self._flights[asked.digest] = Flight(task, is_gone, live)
             for old in list(self._flights)[: max(0, len(self._flights) - _MAX_KEPT_ANSWERS)]:
                 if self._flights[old].task.done():
                     del self._flights[old]
@@ -199,9 +190,9 @@ class Session:
 
     async def release(self) -> None:
         """Let the engine forget the session."""
-        if not isinstance(self._engine, ChatEngine):
+        if self._token_engine is not None:
             for name in sorted(self._names):
-                await self._engine.release(name)
+                await self._token_engine.release(name)
 
     def count_tokens(self, asked: Asked) -> int:
         """Return the number of tokens of a conversation."""
@@ -213,13 +204,13 @@ class Session:
 
     # Requests -----------------------------------------------------------------------------
 
-    def _repeated(self, asked: Asked) -> _Flight | None:
+    def _repeated(self, asked: Asked) -> Flight | None:
         """Return the earlier request that this one repeats; None if it is another one.
 
         Equal requests of clients that both wait are two requests: the agent wants two samples.
         """
         flight = self._flights.get(asked.digest)
-        if flight is None or (flight.task.done() and _failed(flight.task)):
+        if flight is None or flight.failed:
             return None
         received = flight.task.done() and flight.task.result().delivered
         if not asked.retry and (received or not flight.is_gone()):
@@ -308,12 +299,12 @@ class Session:
         if known is not None:
             playing.set(known)
         left = self.options.time_left()
-        engine, renderer = self._engine, place.renderer
-        version = 0 if isinstance(engine, ChatEngine) else engine.weights_version
-        if isinstance(engine, ChatEngine) or renderer is None:
-            sampled = await chat(engine, asked, sampling, left)
+        engine, renderer, version = self._token_engine, place.renderer, 0
+        if engine is None or renderer is None:
+            sampled = await chat(self._engine, asked, sampling, left)
             reply, calls, finish_reason = sampled.message, calls_of(sampled.message), sampled.finish_reason
         else:
+            version = engine.weights_version
             on_tokens = None
             if live is not None:
                 cached = prompt_tokens - len(place.new_ids)
@@ -397,7 +388,3 @@ class Session:
         name = f"{self.options.name}/{number}"
         self._names.add(name)
         return name
-
-
-def _failed(task: asyncio.Task[CapturedTurn]) -> bool:
-    return task.cancelled() or task.exception() is not None

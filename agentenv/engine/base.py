@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -214,6 +214,20 @@ class Connected(Protocol):
 
     async def disconnect(self) -> None:
         """Close the connections before the event loop ends."""
+        ...
+
+
+@runtime_checkable
+class HasServers(Protocol):
+    """An engine that uses servers."""
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Return a row for each server, as this process sees it; any thread may call this.
+
+        The keys are `server` (host and port), `used`, `sessions` (episodes that belong to it), `in_flight`
+        (requests), `failures` (how often it was taken out of use), `version` (of its weights, None while it
+        is not used) and `problem` (why it is not used).
+        """
         ...
 
 

@@ -16,7 +16,7 @@ from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.core.imports import import_object
 from agentenv.core.playing import MessagePolicy
 from agentenv.engine.base import ChatEngine, Engine
-from agentenv.engine.packaged import PACKAGED
+from agentenv.engine.packaged import PACKAGED, tokenizer_path
 from agentenv.engine.scripted.mock import MockEngine
 from agentenv.engine.scripted.policy import PolicyEngine, play_oracle, play_random
 from agentenv.engine.scripted.scripted import ScriptedEngine, TurnLike
@@ -259,7 +259,7 @@ def check_options(target: Callable[..., Any], model: str, options: Mapping[str, 
 
 
 def _tokenizer(path: str, gguf_file: str | None = None) -> ChatTokenizer:
-    return import_module("agentenv.render.tokenizer").ChatTokenizer.load(path, gguf_file)
+    return import_module("agentenv.render.tokenizer").ChatTokenizer.load(tokenizer_path(path), gguf_file)
 
 
 def _byte_tokenizer() -> ChatTokenizer:

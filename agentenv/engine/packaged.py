@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentenv.core.errors import DependencyMissing
 
-__all__ = ["PACKAGED", "PackagedModel", "packaged_model"]
+__all__ = ["PACKAGED", "PackagedModel", "packaged_model", "tokenizer_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +45,12 @@ def packaged_model(name: str) -> str:
             remedy=f"run: {package.install}",
         )
     return str(Path(spec.origin).parent)
+
+
+def tokenizer_path(name: str) -> str:
+    """Return the directory of a packaged model's tokenizer; any other name is a path already.
+
+    Raises:
+        DependencyMissing: The package is not installed.
+    """
+    return packaged_model(name) if name in PACKAGED and not Path(name).exists() else name

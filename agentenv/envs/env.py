@@ -101,6 +101,9 @@ class Env(gymnasium.Env[Any, Any]):
     """Tasks from which `reset` draws when it gets no task: anything that `TaskSet.of` takes."""
     full_marks: float = 1.0
     """Reward of a perfect episode."""
+    trivial_limit: float = 0.25
+    """Share of the full marks that a policy which does nothing may get; `check` complains above it. It is
+    higher in a task set in which nothing is to be done in many tasks."""
 
     _wants_text: ClassVar[bool] = False
     _hooks: ClassVar[tuple[str, ...]] = ("reset", "step", "close", "is_done", "finish")

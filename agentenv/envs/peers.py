@@ -39,6 +39,16 @@ def held_out_seats(players: int, seed: int) -> dict[str, object]:
     return {**held_out_seeds(seed // players), "seat": f"player-{seed % players}"}
 
 
+def train_agents(agents: tuple[str, ...], seed: int) -> dict[str, object]:
+    """Return the training task of a seed in a game for named agents, each game once for each of them."""
+    return {**train_seeds(seed // len(agents)), "seat": agents[seed % len(agents)]}
+
+
+def held_out_agents(agents: tuple[str, ...], seed: int) -> dict[str, object]:
+    """Return the held-out task of a seed in a game for named agents."""
+    return {**held_out_seeds(seed // len(agents)), "seat": agents[seed % len(agents)]}
+
+
 def _gymnasium(id: str) -> EnvSpec:
     from agentenv.envs.adapters.gym import GymnasiumText, known
 
@@ -86,6 +96,20 @@ def _textarena(game: str) -> EnvSpec:
         kwargs=kwargs,
         tasks=tasks,
         description=f"{game} of textarena" + (f", for {players} players" if players > 1 else ""),
+    )
+
+
+def _pettingzoo(game: str) -> EnvSpec:
+    from agentenv.envs.adapters.petting import PettingZoo, seats_of
+
+    seats = seats_of(game)
+    name, _, version = game.rpartition("_v")
+    return EnvSpec.of(
+        f"pettingzoo/{name}-v{version}",
+        PettingZoo,
+        kwargs={"game": game},
+        tasks={"train": partial(train_agents, seats), "test": partial(held_out_agents, seats)},
+        description=f"{name} of PettingZoo, told in text",
     )
 
 
@@ -231,6 +255,13 @@ PEERS: Mapping[str, Peer] = {
         ("textarena",),
         "pip install textarena",
         "games of textarena, for one player and more",
+    ),
+    "pettingzoo": Peer(
+        _pettingzoo,
+        "GAME",
+        ("pettingzoo", "pygame", "rlcard"),
+        "pip install 'agentenv-rl[pettingzoo]'",
+        "tic-tac-toe, connect four, Leduc and Texas hold'em, rock-paper-scissors, for two players",
     ),
     "openenv": Peer(_openenv, "URL", description="environments on a server of OpenEnv"),
     "verifiers": Peer(

@@ -14,7 +14,7 @@ from typing import Any, cast
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import TokenSequence, Trajectory, TrajectoryGroup
 from agentenv.interop.facts import facts_of
-from agentenv.interop.split import split_sequence
+from agentenv.interop.split import split_sequence, trained_sequences
 from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_slime", "slime_samples"]
@@ -48,7 +48,7 @@ def slime_samples(
                     "rollout_id": rollout_id,
                     **_sample(trajectory, sequence, number, decode),
                 }
-                for number, sequence in enumerate(trajectory.sequences or (TokenSequence(()),))
+                for number, sequence in enumerate(trained_sequences(trajectory) or (TokenSequence(()),))
             ]
             entries.append(samples[0] if len(samples) == 1 else samples)
             index += len(samples)

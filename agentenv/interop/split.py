@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentenv.core.trajectory import TokenSequence
+from agentenv.core.trajectory import TokenSequence, Trajectory
 
-__all__ = ["PromptResponse", "split_sequence"]
+__all__ = ["PromptResponse", "split_sequence", "trained_sequences"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,11 @@ def split_sequence(sequence: TokenSequence) -> PromptResponse:
     start = mask.index(True)
     end = len(mask) - mask[::-1].index(True)
     return PromptResponse(ids[:start], ids[start:end], mask[start:end], logprobs[start:end])
+
+
+def trained_sequences(trajectory: Trajectory) -> Sequence[TokenSequence]:
+    """Return the sequences without those in which nothing is trained; all if nothing is trained in any.
+
+    An agent with a loop of its own may lead auxiliary conversations, which are recorded and never trained.
+    """
+    return [one for one in trajectory.sequences if one.num_trained_tokens] or trajectory.sequences

@@ -33,7 +33,7 @@ from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.envs.spec import EnvSpec
 from agentenv.interop.facts import facts_of
-from agentenv.interop.split import split_sequence
+from agentenv.interop.split import split_sequence, trained_sequences
 from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 from agentenv.interop.trl_methods import TrlEnvironment, environment_class
 from agentenv.render.renderer import Renderer
@@ -88,7 +88,7 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
         facts = facts_of(trajectory)
         facts = {**facts, "task": _json(facts["task"]), "rewards": _json(facts["rewards"])}
         del facts["reward"]
-        for number, sequence in enumerate(trajectory.sequences):
+        for number, sequence in enumerate(trained_sequences(trajectory)):
             part = split_sequence(sequence)
             response = [
                 token if trained else IGNORED

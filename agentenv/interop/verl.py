@@ -16,7 +16,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue
 from agentenv.core.trajectory import Trajectory
 from agentenv.interop.facts import facts_of
-from agentenv.interop.split import split_sequence
+from agentenv.interop.split import split_sequence, trained_sequences
 from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_verl", "verl_samples"]
@@ -46,7 +46,7 @@ def verl_samples(
             continue
         facts = facts_of(trajectory)
         scores = facts.pop("turn_rewards")
-        for number, sequence in enumerate(trajectory.sequences):
+        for number, sequence in enumerate(trained_sequences(trajectory)):
             part = split_sequence(sequence)
             _check("prompt", len(part.prompt_ids), prompt_length, trajectory)
             _check("response", len(part.response_ids), response_length, trajectory)

@@ -5,7 +5,8 @@ What is settled is always the beginning of what `Renderer.parse` returns for the
 1. In doubt nothing is settled. Text that may be the beginning of a tag, of a stop string or of a character
    waits, and white space at the end waits, because the parser may remove it.
 2. Where a call may begin, or any control token stands but those around the thinking, settling ends. Grammars
-   that read the turn as a whole settle nothing. The rest is known when the completion is whole.
+   that read the turn as a whole, and tokenizers whose tokens change the text of earlier ones, settle nothing.
+   The rest is known when the completion is whole.
 3. Only new tokens are decoded, and only text that has not settled is searched.
 """
 
@@ -16,6 +17,7 @@ from enum import Enum
 
 from agentenv.render.parse.library import GRAMMARS
 from agentenv.render.parse.turn import THINK_TAGS, TurnReader
+from agentenv.render.tokenizer import ChatTokenizer
 
 __all__ = ["TurnFollower"]
 
@@ -69,7 +71,7 @@ class TurnFollower:
 
     Args:
         reader: parses the completion when it is whole.
-        decode: returns the text of tokens that are no control tokens.
+        tokenizer: decodes tokens that are no control tokens.
         names: the control strings by id.
         stop: texts at which the content will be cut off.
     """
@@ -77,7 +79,7 @@ class TurnFollower:
     def __init__(
         self,
         reader: TurnReader,
-        decode: Callable[[Sequence[int]], str],
+        tokenizer: ChatTokenizer,
         names: Mapping[int, str],
         stop: Sequence[str] = (),
     ) -> None:
@@ -88,8 +90,8 @@ class TurnFollower:
         self._reader = reader
         self._names = names
         self._stop = tuple(stop)
-        self._decode = decode
-        self._decoding = _Decoding(decode)
+        self._decode = tokenizer.decode
+        self._decoding = _Decoding(self._decode)
         self._text = ""
         """Text of the present part."""
         self._searched = 0
@@ -99,7 +101,7 @@ class TurnFollower:
         """True once it is certain that the content begins with the text that is there."""
         grammar = reader.grammar
         bare = grammar.bare is None or GRAMMARS.get(grammar.name) is grammar
-        readable = grammar.whole is None and grammar.foreign is None and bare
+        readable = tokenizer.decodes_in_parts and grammar.whole is None and grammar.foreign is None and bare
         self._part = _Part.START if readable else _Part.OVER
         openers = [block.opens for block in grammar.blocks]
         self._tags = tuple(tag for tag in (*openers, *grammar.wrappers) if tag not in reader.control)

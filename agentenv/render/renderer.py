@@ -208,7 +208,7 @@ class Renderer:
 
     def follow(self, stop: Sequence[str] = ()) -> TurnFollower:
         """Return what reads a completion while it is sampled; `stop` are texts that cut its content off."""
-        return TurnFollower(self._reading, self.tokenizer.decode, self._names, stop)
+        return TurnFollower(self._reading, self.tokenizer, self._names, stop)
 
     def count(self, text: str) -> int:
         """Return how many tokens an untrusted text takes when it is rendered."""

@@ -22,6 +22,10 @@ from agentenv.render.words import WordEncoder, byte_alphabet
 __all__ = ["ChatTokenizer", "byte_tokenizer"]
 
 
+_STEADY_DECODERS = frozenset({"ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"})
+"""Decoders of the `tokenizers` package that do not look at the tokens that follow."""
+
+
 class ChatTokenizer:
     """Encodes and decodes text, and holds the control tokens and the template of the chat.
 
@@ -136,6 +140,17 @@ class ChatTokenizer:
     def id_limit(self) -> int:
         """One more than the highest token id, which exceeds `vocab_size` where the ids have gaps."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @cached_property
+    def decodes_in_parts(self) -> bool:
+        """True if more tokens never change the text of those before them, but for an unfinished character."""
+        if self.backend.decoder is None:
+            return True
+        state = json.loads(self.backend.decoder.__getstate__())
+        return all(
+            part["type"] in _STEADY_DECODERS and not part.get("stop")
+            for part in state.get("decoders") or [state]
+        )
 
     @cached_property
     def added_tokens(self) -> dict[int, AddedToken]:

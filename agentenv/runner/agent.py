@@ -22,7 +22,6 @@ from agentenv.core.playing import Playing
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import EpisodeError, Rewrite, StopReason, TokenSequence, Trajectory
 from agentenv.endpoint.captured import Captured, Choice
-from agentenv.endpoint.hub import session_url
 from agentenv.endpoint.session import Session, SessionOptions
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.render.base import RendererProtocol
@@ -181,6 +180,9 @@ async def play_agent(
         Halt: A time limit ended the episode.
         Failure: The agent or the engine failed.
     """
+    # The web server behind it takes a fifth of the time in which a small evaluation starts and ends.
+    from agentenv.endpoint.hub import session_url
+
     session = conversation.session
     async with session_url(session) as url:
         working = asyncio.create_task(_failure_of(env, url))

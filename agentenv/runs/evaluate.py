@@ -29,7 +29,7 @@ from agentenv.core.settings import build, options_of
 from agentenv.core.task import Task
 from agentenv.core.threads import run_sync
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.engine.base import ChatEngine, Engine, Sampling
+from agentenv.engine.base import ChatEngine, Engine, HasServers, Sampling
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
 from agentenv.runner.options import RunnerOptions
@@ -45,6 +45,8 @@ from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
 from agentenv.runs.store.writer import RunWriter
 from agentenv.workers.crew import Crew
 from agentenv.workers.recipe import Recipe
+from agentenv.workers.reports import reporting_servers
+from agentenv.workers.servers import together
 from agentenv.workers.start import check_workers, crew_of
 
 __all__ = ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "load_model", "new_run", "rollout"]
@@ -267,7 +269,7 @@ class Evaluation:
                     self._writer.expect(self.num_episodes)
                     if tokenizer is not None:
                         self._writer.keep_texts(tokenizer.backend)
-                async with self._hired():
+                async with self._hired(), self._watched():
                     for entry, tasks in zip(self.specs, self.tasks, strict=True):
                         # Iterate here and not in a helper: every coroutine above the engine costs time.
                         async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
@@ -298,9 +300,28 @@ class Evaluation:
             full_outputs=None if self._outputs is None else str(self._outputs.resolve()),
             encode="" if self._writer is None else ENCODE,
         )
-        tell = None if self._writer is None else self._writer.log_workers
-        self.crew = crew_of(recipe, self.specs, workers=config.workers, ray=config.ray, tell=tell)
+        writer = self._writer
+        self.crew = crew_of(
+            recipe,
+            self.specs,
+            workers=config.workers,
+            ray=config.ray,
+            tell=None if writer is None else writer.log_workers,
+            tell_servers=None if writer is None else writer.log_servers,
+        )
         return self.crew
+
+    def _watched(self) -> AbstractAsyncContextManager[object]:
+        """Return the context in which the servers that this process uses are reported; workers do it else."""
+        tell = None if self._writer is None or self.config.workers else self._writer.log_servers
+        return reporting_servers(self._model.engine, tell)
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Return how the servers of the engine are doing; any thread may call this."""
+        if self.crew is not None:
+            return self.crew.server_rows()
+        engine = self._model.engine
+        return together(engine.servers()) if isinstance(engine, HasServers) else []
 
     @property
     def _outputs(self) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from agentenv.core.errors import UsageError
-from agentenv.engine.packaged import PACKAGED
+from agentenv.engine.packaged import PACKAGED, tokenizer_path
 from agentenv.envs.registry import EnvSpec, registry, spec
 from agentenv.render.renderer import Renderer
 from agentenv.render.tokenizer import ChatTokenizer, byte_tokenizer
@@ -42,7 +42,7 @@ def renderer_of(info: RunInfo, tokenizer: str = "") -> Renderer:
     model = model_of(info)
     kind, _, rest = model.partition(":")
     if codec := tokenizer or tokenizer_of(info):
-        return Renderer(ChatTokenizer.load(codec))
+        return Renderer(ChatTokenizer.load(tokenizer_path(codec)))
     if kind in WITHOUT_MODEL:
         return Renderer(byte_tokenizer())
     if kind in {"hf", "vllm"} or model in PACKAGED:

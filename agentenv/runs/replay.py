@@ -139,6 +139,8 @@ def _engine(
 
 def _compare(record: Trajectory, played: Trajectory, from_turn: int | None) -> Difference | None:
     """Return the first difference in the part that both episodes should share."""
+    if from_turn is None and _same_conversations(record, played):
+        return _other_end(record, played, len(record.turns))
     before = 0
     for index, message in enumerate(record.messages):
         if message["role"] == "assistant":
@@ -152,11 +154,28 @@ def _compare(record: Trajectory, played: Trajectory, from_turn: int | None) -> D
         return None
     if len(played.messages) != len(record.messages):
         return Difference("message", before, None, played.messages[len(record.messages)])
-    for name in ("stop_reason", "turn_rewards", "reward"):
-        if getattr(record, name) != getattr(played, name):
-            return Difference(name, before, getattr(record, name), getattr(played, name))
+    if (other := _other_end(record, played, before)) is not None:
+        return other
     recorded = [sequence.token_ids for sequence in record.sequences]
     if recorded != [sequence.token_ids for sequence in played.sequences]:
         replayed = "other tokens, because the renderer or the limits differ"
         return Difference("tokens", before, "the recorded tokens", replayed)
     return None
+
+
+def _other_end(record: Trajectory, played: Trajectory, turns: int) -> Difference | None:
+    for name in ("stop_reason", "turn_rewards", "reward"):
+        if getattr(record, name) != getattr(played, name):
+            return Difference(name, turns, getattr(record, name), getattr(played, name))
+    return None
+
+
+def _same_conversations(record: Trajectory, played: Trajectory) -> bool:
+    """Return whether an agent led the same conversations again, whichever of them ended first."""
+    if not record.rewrites or not record.sequences:
+        return False
+
+    def all_tokens(trajectory: Trajectory) -> list[list[int]]:
+        return sorted(list(sequence.token_ids) for sequence in trajectory.sequences)
+
+    return len(record.messages) == len(played.messages) and all_tokens(record) == all_tokens(played)

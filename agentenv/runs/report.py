@@ -162,7 +162,7 @@ def report_on(summaries: Iterable[EpisodeSummary], *, success_at: float = 1.0) -
         num_groups_with_spread=sum(len(set(rewards)) > 1 for rewards in groups),
         truncated_share=_mean([float(episode.stop_reason.truncated) for episode in episodes]),
         errors=tuple(ErrorCount(text, count, places[text]) for text, count in failures.most_common()),
-        warnings=tuple(_warnings(episodes, scored, groups, tools)),
+        warnings=tuple(_warnings(episodes, scored, groups, tools, success_at)),
     )
 
 
@@ -240,6 +240,7 @@ def _warnings(
     scored: Sequence[EpisodeSummary],
     groups: Sequence[Sequence[float]],
     tools: Sequence[ToolStats],
+    success_at: float,
 ) -> Iterable[str]:
     total = len(episodes)
     stops = Counter(episode.stop_reason for episode in episodes)
@@ -264,7 +265,9 @@ def _warnings(
     if broken:
         worst = max(tools, key=lambda tool: tool.errors.get("exception", 0) + tool.errors.get("timeout", 0))
         yield f"{broken} tool calls raised or timed out, most in {worst.name}: {worst.example}"
-    if groups and not any(len(set(rewards)) > 1 for rewards in groups):
+    # Where everything is solved, as an oracle does, there is nothing left to learn.
+    solved = all(reward >= success_at for rewards in groups for reward in rewards)
+    if groups and not solved and not any(len(set(rewards)) > 1 for rewards in groups):
         yield "all episodes of each task have the same reward: GRPO would get no gradient from them"
 
 

@@ -125,7 +125,7 @@ async def check_env(
     tasks: int | None = 20,
     fuzz_calls: int = 300,
     seed: int = 0,
-    trivial_limit: float = 0.25,
+    trivial_limit: float | None = None,
     timeout_s: float = 120.0,
     only: tuple[str, ...] = (),
     env: Mapping[str, Any] | None = None,
@@ -139,8 +139,9 @@ async def check_env(
         tasks: limit of the number of tasks of each split that are played; None means all.
         fuzz_calls: number of random tool calls.
         seed: seed of all random choices.
-        trivial_limit: share of the full marks above which a trivial policy scores too high.
-        timeout_s: time limit of one check.
+        trivial_limit: share of the full marks above which a trivial policy scores too high; None means the
+            environment's own `trivial_limit`.
+        timeout_s: time limit of one check. Checks that play many slow episodes play fewer of them instead.
         only: names of the checks to run; empty means all.
         env: keyword arguments of the environment.
         runner: runner options for the episodes that the runner plays.
@@ -161,11 +162,12 @@ async def check_env(
         trivial_limit=trivial_limit,
         runner=options_of(RunnerOptions, runner),
         limits=options_of(RunLimits, limits, CHECK_LIMITS),
+        check_s=timeout_s,
     )
     findings: list[Finding] = []
     causes: dict[str, str] = {}
     for name, check in checks.items():
-        began = time.perf_counter()
+        began, subject.began = time.perf_counter(), time.monotonic()
         status, text = await _run(check, subject, timeout_s)
         if status == "problem":
             # A broken method fails many checks. It is told in the first one, which names it.

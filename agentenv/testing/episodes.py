@@ -92,6 +92,8 @@ async def play_by_turns(
     )
     try:
         await playing.begin(seed)
+        if playing.played.stop_reason:
+            await playing.end()
         yield playing.played
         while not playing.played.stop_reason:
             await playing.turn()
@@ -122,6 +124,8 @@ class _Playing:
         reset = await self.env.begin(self.task, seed=seed, context=Context(seed=seed))
         self.played.reset_s = time.perf_counter() - began
         self.played.messages.extend(reset.messages)
+        if reset.terminated:
+            self.played.stop_reason = "env_terminated"
         if self.user is not None:
             opening = read_opening(await self.user.start(copy.deepcopy(dict(self.task)), seed=seed))
             if opening:

@@ -67,7 +67,9 @@ class TrainPlan:
     def record(self) -> dict[str, Any]:
         """Return the settings that `run.json` keeps, as plain values."""
         # An address of apprise may hold a password, so it is not stored; `_go_on` takes it from the caller.
-        config = {name: value for name, value in asdict(self.config).items() if name != "notify"}
+        # The run's directory is wherever its files are, so a name of it would be wrong after a move.
+        left_out = {"notify", "output_dir"}
+        config = {name: value for name, value in asdict(self.config).items() if name not in left_out}
         return {
             "envs": dict(self.envs),
             "train": config,

@@ -186,6 +186,7 @@ class _Training:
             on_held_out=self._keep_held_out,
             on_trained=run.annotate,
             on_workers=run.log_workers,
+            on_servers=run.log_servers,
             encode=ENCODE,
         )
         self._waiting = self.trainer.waiting

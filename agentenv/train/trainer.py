@@ -56,6 +56,7 @@ from agentenv.train.watch.toptokens import TokenKL, top_tokens
 from agentenv.train.watch.warn import TaskLedger
 from agentenv.train.world import World, own_device
 from agentenv.workers.reports import Tell
+from agentenv.workers.servers import server_metrics
 
 __all__ = ["GRPOTrainer"]
 
@@ -89,6 +90,7 @@ class GRPOTrainer:
         on_held_out: Callable[[Trajectory], None] | None = None,
         on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
         on_workers: Tell | None = None,
+        on_servers: Tell | None = None,
         encode: str = "",
     ) -> None:
         self.config = config
@@ -103,7 +105,14 @@ class GRPOTrainer:
         self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
         play, _ = rollout_of(rollout or config.rollout)
         self._play_options = PlayOptions(
-            limits, runner, on_trajectory, on_held_out, play, on_workers=on_workers, encode=encode
+            limits,
+            runner,
+            on_trajectory,
+            on_held_out,
+            play,
+            on_workers=on_workers,
+            on_servers=on_servers,
+            encode=encode,
         )
         self._engine_options = engine_options
         self._on_metrics, self._on_trained = on_metrics, on_trained
@@ -219,6 +228,7 @@ class GRPOTrainer:
                             "time/wait": waited,
                             "time/wait/groups": waited - metrics["time/wait/staleness"],
                             "time/sync": done - trained,
+                            **server_metrics(self.engine),
                             "step_time": done - started,
                         }
                         if evaluates:

@@ -67,6 +67,8 @@ class World:
             self._values = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.device = device
         self.sharded = False
+        self.mesh: Any = None
+        """The ranks over which `shard` shards; None for all of them."""
 
     def share_weights(self, model: Any) -> list[str]:
         """Give all replicas the weights of the first rank; return the names of those that were different.
@@ -101,9 +103,9 @@ class World:
         precision = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None)
         for layer in model.modules():
             if type(layer).__name__ in (getattr(model, "_no_split_modules", None) or ()):
-                fully_shard(layer, mp_policy=precision)
+                fully_shard(layer, mesh=self.mesh, mp_policy=precision)
         # After any pass the parameters must be shards again, because the optimiser and checkpoints read them.
-        fully_shard(model, reshard_after_forward=True, mp_policy=precision)
+        fully_shard(model, mesh=self.mesh, reshard_after_forward=True, mp_policy=precision)
         take_whole_weights(model)
         self.sharded = True
 

@@ -69,6 +69,7 @@ class Crew:
         specs: the environments of the recipe, in its order.
         tell: called from time to time with how the driver and each worker are doing.
         num_servers: number of servers of the engine, over which the episodes are spread evenly.
+        tell_servers: called from time to time with how each of these servers is doing.
     """
 
     # Invariant: `_places` has `num_workers` entries while the crew is open. `_changed` is notified whenever
@@ -82,6 +83,7 @@ class Crew:
         tell: Tell | None = None,
         *,
         num_servers: int = 0,
+        tell_servers: Tell | None = None,
     ) -> None:
         self.num_workers = num_workers
         self.servers = ServerShares(num_servers)
@@ -95,7 +97,7 @@ class Crew:
         """Number of workers that got no further episodes, because threads hung in them."""
         self.done = 0
         """Number of finished episodes."""
-        self._reports = None if tell is None else Reports(self.stats, self._counts, tell)
+        self._reports = None if tell is None else Reports(self.stats, self._counts, tell, tell_servers)
         self._hire = hire
         self._specs = specs
         self._names = 0
@@ -181,6 +183,10 @@ class Crew:
         died = f", {self.deaths} died, {self.replayed} episodes played again" if self.deaths else ""
         retired = f", {self.retired} replaced because of hung threads" if self.retired else ""
         return f"{alive}/{self.num_workers} workers{died}{retired}"
+
+    def server_rows(self) -> list[dict[str, Any]]:
+        """Return how the engine's servers were doing when the workers were last asked."""
+        return [] if self._reports is None else self._reports.servers
 
     def _counts(self) -> dict[str, int]:
         live = sum(place.busy for place in (*self._places, *self._leaving))

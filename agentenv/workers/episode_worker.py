@@ -14,7 +14,7 @@ from agentenv.core.imports import import_object
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.threads import abandoned_threads
 from agentenv.core.trajectory import Trajectory
-from agentenv.engine.base import Sampling
+from agentenv.engine.base import HasServers, Sampling
 from agentenv.engine.vllm.assigned import on_server
 from agentenv.runner.plan import Job
 from agentenv.runner.runner import Runner
@@ -136,7 +136,9 @@ class EpisodeWorker:
     def stats(self) -> dict[str, Any]:
         """Return how the worker is doing: episodes, memory, processor time, delay of its event loop."""
         waiting = self._open_runner.watchdog.waiting()
-        return {"worker": self._name, **self._usage.row(), "waits": _waits(waiting)}
+        engine = self._open_runner.engine
+        servers = {"servers": engine.servers()} if isinstance(engine, HasServers) else {}
+        return {"worker": self._name, **self._usage.row(), "waits": _waits(waiting), **servers}
 
     @property
     def _open_runner(self) -> Runner:

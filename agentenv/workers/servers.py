@@ -1,12 +1,16 @@
-"""Assign the engine's servers to episodes, so that all workers together use them evenly."""
+"""The engine's servers as all workers together use and see them; the driver assigns one to each episode."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from random import SystemRandom
+from typing import Any
 
-__all__ = ["ServerShares", "num_servers_of"]
+from agentenv.engine.base import HasServers
+
+__all__ = ["ServerShares", "num_servers_of", "server_metrics", "servers_text", "together"]
 
 
 def num_servers_of(model: str) -> int:
@@ -50,3 +54,48 @@ class ServerShares:
             yield server
         finally:
             self.episodes[server] -= 1
+
+
+def together(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each server from the rows of all processes that use it.
+
+    Args:
+        rows: what `agentenv.engine.base.HasServers` returns in each process.
+    """
+    servers: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        servers.setdefault(row["server"], []).append(row)
+    return [_of_one(name, of_it) for name, of_it in servers.items()]
+
+
+def _of_one(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    sums = {key: sum(row[key] for row in rows) for key in ("sessions", "in_flight", "failures", "used")}
+    versions = [row["version"] for row in rows if row["version"] is not None]
+    problem = next((row["problem"] for row in rows if row["problem"]), "")
+    return {
+        "server": name,
+        "time": time.time(),
+        **sums,
+        "processes": len(rows),
+        "version": min(versions, default=None),
+        "problem": problem,
+    }
+
+
+def servers_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return in a few words how many servers are used, and how often they failed; empty if one does well."""
+    failures = sum(row["failures"] for row in rows)
+    if len(rows) < 2 and not failures:
+        return ""
+    used = sum(row["used"] > 0 for row in rows)
+    failed = f", {failures} failures" if failures else ""
+    return f"{used}/{len(rows)} servers{failed}"
+
+
+def server_metrics(engine: object) -> dict[str, float]:
+    """Return how many servers a trainer's engine uses, and how often they were taken out of use so far."""
+    rows = engine.servers() if isinstance(engine, HasServers) else []
+    if not rows:
+        return {}
+    failures = float(sum(row["failures"] for row in rows))
+    return {"servers/used": float(sum(row["used"] for row in rows)), "servers/failures": failures}

@@ -43,7 +43,13 @@ def check_workers(workers: int, ray: str, model: str) -> None:
 
 
 def crew_of(
-    recipe: Recipe, specs: Sequence[EnvSpec], *, workers: int, ray: str = "", tell: Tell | None = None
+    recipe: Recipe,
+    specs: Sequence[EnvSpec],
+    *,
+    workers: int,
+    ray: str = "",
+    tell: Tell | None = None,
+    tell_servers: Tell | None = None,
 ) -> Crew:
     """Return the crew of a run; it starts when it is entered.
 
@@ -53,14 +59,15 @@ def crew_of(
         workers: number of workers.
         ray: address of a Ray cluster, or `auto`; empty for processes of this machine.
         tell: called from time to time with how the driver and each worker are doing.
+        tell_servers: called from time to time with how each server of the engine is doing.
     """
     check_workers(workers, ray, recipe.model)
-    text = recipe.to_json()
+    text, num_servers = recipe.to_json(), num_servers_of(recipe.model)
     if ray:
         hire = importlib.import_module("agentenv.workers.on_ray").hire(ray, text, workers)
-        return Crew(hire, workers, specs, tell, num_servers=num_servers_of(recipe.model))
+        return Crew(hire, workers, specs, tell, num_servers=num_servers, tell_servers=tell_servers)
 
     def hire_process(name: str, beside: bool) -> Worker:
         return LocalWorker(text, name)
 
-    return Crew(hire_process, workers, specs, tell, num_servers=num_servers_of(recipe.model))
+    return Crew(hire_process, workers, specs, tell, num_servers=num_servers, tell_servers=tell_servers)

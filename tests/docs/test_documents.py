@@ -61,7 +61,7 @@ def test_links_between_pages_lead_somewhere():
 def test_the_sites_menu_has_every_page_once():
     pages = [str(page.relative_to(ROOT / "docs")) for page in sorted((ROOT / "docs").glob("**/*.md"))]
 
-    assert sorted(ENTRY.findall((ROOT / "mkdocs.yml").read_text())) == pages
+    assert sorted(ENTRY.findall((ROOT / "mkdocs.yml").read_text())) == sorted(pages)
 
 
 @pytest.mark.parametrize("page", NAMING_FILES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -87,3 +87,22 @@ def test_the_reference_has_every_public_name_of_a_folder(page: Path):
     listed = re.findall(rf"^::: {re.escape(folder)}\.(\w+)$", page.read_text(), re.M)
 
     assert sorted(listed) == sorted(import_module(folder).__all__)
+
+
+def test_the_ten_commonest_jobs_are_found_from_the_front_page():
+    """The rows of internals/ten-jobs.md are rows of the front page, and their headings exist."""
+    front = (ROOT / "docs" / "index.md").read_text()
+    page = ROOT / "docs" / "internals" / "ten-jobs.md"
+    jobs = re.findall(
+        r"^\| [^|]+ \| ([^|]+) \| \[[^]]+\]\(\.\./([\w-]+\.md)#([\w-]+)\) \|$", page.read_text(), re.M
+    )
+
+    lost = []
+    for row, file, anchor in jobs:
+        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / file).read_text(), re.M)
+        anchors = {re.sub(r"[^\w]+", "-", heading.lower()).strip("-") for heading in headings}
+        listed = re.search(rf"^\| {re.escape(row)} \|.*\({file}#{anchor}\)", front, re.M)
+        lost += [] if listed and anchor in anchors else [row]
+
+    assert len(jobs) == 10
+    assert lost == []

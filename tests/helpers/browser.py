@@ -23,6 +23,9 @@ document.head.append(style);
 """
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
+STARTING_S = 180.0
+"""Patience with Chromium's start, which took more than a minute beside fifty busy processes."""
+
 
 class Page:
     """One tab."""
@@ -93,7 +96,7 @@ async def open_browser(width: int = 1500, height: int = 900):
     )
     try:
         ports = Path(home) / "DevToolsActivePort"
-        await until(lambda: ports.exists() and "\n" in ports.read_text())
+        await until(lambda: ports.exists() and "\n" in ports.read_text(), seconds=STARTING_S)
         port = ports.read_text().splitlines()[0]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,7 +166,7 @@ def write_training(root: Path, name: str, *, steps: int = 3, slope: float = 0.2,
                 {"step": step, "reward": slope * step, "entropy": 2 - slope * step, "weights_version": step}
                 | (metrics or {})
             )
-        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, range(256)))
+        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, range(TOKENIZER.vocab_size)))
     return Run(writer.path)
 
 
@@ -195,6 +196,27 @@ def write_run(root: Path, name: str, episodes, *, metrics=(), notes: bool = Fals
         for line in metrics:
             writer.log_metrics(line)
         writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, ids))
+    return Run(writer.path)
+
+
+def branch(record: Trajectory, member: int, *, turn: int = 1, reward: float = 1.0, **changes) -> Trajectory:
+    """A branch that shares the first turns of an episode."""
+    place = f"{record.group_id}/{record.member}@turn-{turn}"
+    played = replace(
+        episode(0, member, reward=reward), task_id=record.task_id, group_id=place, branch_of=record.member
+    )
+    metrics = {**played.metrics, "shared_turns": float(turn)}
+    return replace(played, shared_turns=turn, metrics=metrics, **changes)
+
+
+def write_branches(root: Path, name: str, source: Run, branches: Sequence[Trajectory]) -> Run:
+    """Write a run of branches, as `agentenv replay RUN --from-turn N` does."""
+    config = {"branched_from": source.id, "from_turn": branches[0].shared_turns}
+    names = {"env_ids": ("shop/Math-v0",), "model": "example", "kind": "branch", "config": config}
+    with RunWriter.create(name, runs_dir=root, run_id=name, **names) as writer:
+        for one in branches:
+            writer.append(one)
+        writer.write_vocabulary(vocabulary_of(TOKENIZER.backend, range(TOKENIZER.vocab_size)))
     return Run(writer.path)
 
 

@@ -20,6 +20,23 @@ def test_import_loads_nothing_heavy():
     assert shown.stdout.strip() == "[]"
 
 
+def test_an_evaluation_without_a_server_loads_no_web_library(tmp_path):
+    code = (
+        "import sys\n"
+        "from agentenv.cli import main\n"
+        "sys.argv = ['agentenv', 'eval', 'agentenv/Calculator-v0', '-m', 'mock', '-n', '1', '-k', '1']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([name for name in ('aiohttp', 'openai', 'torch') if name in sys.modules])"
+    )
+
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+
+    assert shown.stdout.splitlines()[-1] == "[]"
+    assert list(tmp_path.glob("runs/*/trajectories.jsonl"))
+
+
 def test_every_public_name_loads():
     for name in agentenv.__all__:
         assert getattr(agentenv, name) is not None, name

@@ -13,6 +13,7 @@ from agentenv.core.door import door
 
 if TYPE_CHECKING:
     from agentenv.core.serving.body import parse_json as parse_json
+    from agentenv.core.serving.body import parse_json_beginning as parse_json_beginning
     from agentenv.core.serving.guard import Guard as Guard
     from agentenv.core.serving.guard import Refused as Refused
     from agentenv.core.serving.guard import new_token as new_token
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = door(
     __name__,
     {
-        "body": ["parse_json"],
+        "body": ["parse_json", "parse_json_beginning"],
         "guard": ["Guard", "Refused", "new_token"],
         "listening": ["Served", "guarded", "listen", "read_body", "read_object", "time_for_body"],
     },

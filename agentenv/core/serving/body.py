@@ -7,11 +7,13 @@ that are nested deeper than Python's stack, and half of a surrogate pair, which 
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["parse_json"]
+__all__ = ["parse_json", "parse_json_beginning"]
 
 MAX_DEPTH = 100
 """Most levels of nested lists and objects."""
@@ -23,21 +25,48 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         UsageError: The text is not JSON, is nested too deeply, or has text that is not Unicode.
     """
-    try:
+    with _told():
         value = json.loads(text, parse_constant=_no_constant)
+    has_escapes = (b"\\u" if isinstance(text, bytes) else "\\u") in text  # pyright: ignore[reportOperatorIssue]
+    _check(value, has_escapes=has_escapes)
+    return value
+
+
+def parse_json_beginning(text: str) -> tuple[Any, int]:
+    """Return the value with which a text begins, and where it ends.
+
+    Raises:
+        UsageError: As for `parse_json`.
+    """
+    with _told():
+        value, end = _DECODER.raw_decode(text)
+    _check(value, has_escapes=text.find("\\u", 0, end) >= 0)
+    return value, end
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """Turn the errors of the parser into errors of the client."""
+    try:
+        yield
     except RecursionError:
         raise UsageError(f"the JSON is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise UsageError(f"this is not JSON: {error}") from None
+
+
+def _check(value: Any, *, has_escapes: bool) -> None:
     if _is_too_deep(value):
         raise UsageError(f"the JSON is nested deeper than {MAX_DEPTH} levels")
-    if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # pyright: ignore[reportOperatorIssue]
+    if has_escapes:
         _check_unicode(value)
-    return value
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _is_too_deep(value: Any) -> bool:

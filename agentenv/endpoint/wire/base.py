@@ -38,7 +38,7 @@ _CHUNK_CHARS = 48
 
 @dataclass(slots=True)
 class Converted:
-    """The messages of a session's last request; the next one repeats them, and they are not read again."""
+    """The messages of a conversation; the next request repeats them, and they are not converted again."""
 
     raw: list[Any] = field(default_factory=list[Any])
     messages: list[Message] = field(default_factory=list[Message])
@@ -67,7 +67,7 @@ class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
     def __init__(self) -> None:
         super().__init__()
         self.last = Converted()
-        """The last request."""
+        """The conversation that is being read."""
 
 
 @dataclass(frozen=True, slots=True)

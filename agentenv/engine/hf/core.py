@@ -17,6 +17,7 @@ from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.attention import use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
 from agentenv.engine.hf.positions import fix_frequencies
+from agentenv.engine.hf.products import Products
 
 __all__ = ["PREFILL_TOKENS", "ForwardCore"]
 
@@ -43,6 +44,7 @@ class ForwardCore:
         self.device: torch.device = model.device
         self.windows = attention_windows(self.config)
         self.buffers = RowBuffers()
+        self.products = Products(model)
         inner = base_model(model)
         if isinstance(inner, PreTrainedModel):
             use_grouped_attention(inner)
@@ -100,14 +102,15 @@ class ForwardCore:
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
         if self.model.training:
             self.model.eval()
-        output = self.model(
-            input_ids=ids,
-            attention_mask=self._mask(positions, width),
-            position_ids=positions,
-            past_key_values=self.buffers,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with self.products.on():
+            output = self.model(
+                input_ids=ids,
+                attention_mask=self._mask(positions, width),
+                position_ids=positions,
+                past_key_values=self.buffers,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         return output.logits[:, -1].float()
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -54,6 +54,11 @@ class GenerationRequest:
         """Prompt and sampled tokens."""
         return self.prompt + self.tokens
 
+    @property
+    def left(self) -> int:
+        """Number of tokens that may still be sampled."""
+        return self.max_tokens - len(self.tokens)
+
     def start(self) -> None:
         """Record when the work on the request began."""
         if self.started is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -65,6 +66,9 @@ class Scheduler:
         self._live: list[GenerationRequest] = []
         self._prefilling: list[GenerationRequest] = []
         """The requests that the present forward pass is for alone; empty while all live ones decode."""
+        self._ended: list[Callable[[], None]] = []
+        """Answers of this turn. They are given once the trainer's adapters are back, because whoever gets one
+        may use the model at once."""
         self._kept: OrderedDict[tuple[str, str | None], KeptRow] = OrderedDict()
         self._kept_bytes = 0
         self._beginnings = Beginnings(kept_bytes // 4)
@@ -105,6 +109,7 @@ class Scheduler:
         # Keys and values of old weights must not be combined with tokens of new ones. Live requests keep
         # their sampled tokens, and are prefilled again before the requests that never ran.
         self._drop_computed()
+        self.core.products.forget()
         self._waiting.extendleft(reversed(self._live))
         self._live.clear()
 
@@ -128,6 +133,10 @@ class Scheduler:
             # Requests that were about to join are in neither list yet, but must be answered too.
             self._waiting.extendleft(request for request in reversed(pending) if request not in self._live)
             raise
+        finally:
+            for answer in self._ended:
+                answer()
+            self._ended.clear()
         if not self._live:
             # The last request may have run alone beyond the limit, so its buffers are not kept for the next.
             self.core.buffers.clear()
@@ -153,6 +162,7 @@ class Scheduler:
         self._waiting.extend(requests)
         self._prefilling = []
         self.fail(EngineError(reason), EngineError(reason))
+        self.core.products.forget()
 
     def _drop_computed(self) -> None:
         self._kept.clear()
@@ -289,6 +299,7 @@ class Scheduler:
     def _decode(self) -> None:
         self._counts["decodes"] += 1
         self._counts["decoded"] += len(self._live)
+        self.core.products.expect(max(request.left for request in self._live))
         self._sample(self.core.decode([request.tokens[-1] for request in self._live]), 0)
 
     def _sample(self, logits: torch.Tensor, first: int) -> None:
@@ -302,17 +313,16 @@ class Scheduler:
             if not isfinite(logprob):
                 failed = True
                 self._leave(row, keep=False)
-                request.fail(
-                    EngineError(
-                        f"the model returned a log-probability of {logprob}",
-                        remedy="check that its weights are finite",
-                    )
+                error = EngineError(
+                    f"the model returned a log-probability of {logprob}",
+                    remedy="check that its weights are finite",
                 )
+                self._ended.append(partial(request.fail, error))
                 continue
             reason = request.add(tokens[row - first], logprob, self._version)
             if reason is not None:
                 self._leave(row)
-                request.finish(reason)
+                self._ended.append(partial(request.finish, reason))
         if failed:
             # A mask does not hide NaN (0 * NaN is NaN), so no other row may ever attend over it.
             self.core.buffers.blank()

@@ -1,4 +1,9 @@
-"""Engines that replay the completions of a recorded episode and then continue with a live engine."""
+"""Engines that replay the completions of a recorded episode and then continue with a live engine.
+
+An agent with a loop of its own may lead several conversations, also at once, which the record holds one after
+the other. So each request gets the recorded turn that followed this very prompt. A prompt that was not
+recorded gets the next turn, so that the first difference can be told.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agentenv.core.errors import EngineError
-from agentenv.core.messages import JsonValue, Message
+from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.engine.base import (
     ChatCompletion,
@@ -22,7 +27,7 @@ __all__ = ["ChatReplayEngine", "ReplayEngine"]
 
 
 class ReplayEngine:
-    """Returns the recorded completions in order; after `turns` of them, a live engine takes over.
+    """Returns the recorded completions; after `turns` of them, a live engine takes over.
 
     Args:
         record: an episode with tokens.
@@ -47,7 +52,7 @@ class ReplayEngine:
         self.max_context_tokens = live.max_context_tokens if live is not None else None
         self._record = record
         self._turns = len(record.turns) if turns is None else turns
-        self._played = 0
+        self._waiting = list(record.turns[: self._turns])
         self._live = live
         self._shared, self._trained = shared, trained
 
@@ -71,9 +76,8 @@ class ReplayEngine:
             EngineError: All recorded turns were replayed and there is no live engine, or shared turns do not
                 follow the recorded prompt.
         """
-        self._played += 1
-        if self._played <= self._turns:
-            return self._recorded(prompt_ids, self._record.turns[self._played - 1])
+        if self._waiting:
+            return self._recorded(prompt_ids, self._next(prompt_ids))
         if self._live is None:
             raise EngineError(
                 f"the record has only {self._turns} turns to replay", remedy="pass a live engine to continue"
@@ -86,11 +90,23 @@ class ReplayEngine:
             deadline_s=deadline_s,
         )
 
+    def _next(self, prompt_ids: Sequence[int]) -> Turn:
+        """Return the first waiting turn that followed this prompt; the first of all if none did."""
+        prompt = list(prompt_ids)
+        for place, turn in enumerate(self._waiting):
+            # The length is compared first, because most prompts differ in it.
+            if turn.start == len(prompt) and self._prompt_of(turn) == prompt:
+                return self._waiting.pop(place)
+        return self._waiting.pop(0)
+
+    def _prompt_of(self, turn: Turn) -> list[int]:
+        return self._record.sequences[turn.sequence].token_ids[: turn.start]
+
     def _recorded(self, prompt_ids: Sequence[int], turn: Turn) -> Completion:
         done = _completion(self._record, turn)
         if not self._shared:
             return done
-        if list(prompt_ids) != self._record.sequences[turn.sequence].token_ids[: turn.start]:
+        if list(prompt_ids) != self._prompt_of(turn):
             raise _parted(self.name, turn)
         return (
             done if self._trained else replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False)
@@ -106,7 +122,7 @@ class ReplayEngine:
 
 
 class ChatReplayEngine:
-    """Returns the messages of a record in order; then a live engine takes over.
+    """Returns the messages of a record; then a live engine takes over.
 
     Args:
         record: an episode.
@@ -128,7 +144,8 @@ class ChatReplayEngine:
         self.max_context_tokens = live.max_context_tokens if live is not None else None
         self._record = record
         self._turns = len(record.turns) if turns is None else turns
-        self._played = 0
+        self._waiting = list(record.turns[: self._turns])
+        self._shown = _conversations(record)
         self._live = live
         # Where the conversation was condensed, the model was shown other messages than the recorded ones.
         self._shared = shared and not record.rewrites
@@ -147,9 +164,8 @@ class ChatReplayEngine:
             EngineError: All recorded turns were replayed and there is no live engine, or shared turns do not
                 follow the recorded messages.
         """
-        self._played += 1
-        if self._played <= self._turns:
-            turn = self._record.turns[self._played - 1]
+        if self._waiting:
+            turn = self._next(messages)
             if self._shared and tuple(messages) != self._record.messages[: len(messages)]:
                 raise _parted(self.name, turn)
             return ChatCompletion(turn.message, Usage(completion_tokens=turn.num_tokens), turn.finish_reason)
@@ -159,8 +175,38 @@ class ChatReplayEngine:
             )
         return await self._live.chat(messages, tools, sampling, deadline_s=deadline_s)
 
+    def _next(self, messages: Sequence[Message]) -> Turn:
+        """Return the first waiting turn that followed this conversation; the first of all if none did."""
+        said = [_essence(message) for message in messages]
+        for place, turn in enumerate(self._waiting):
+            if self._shown.get(turn.index) == said:
+                return self._waiting.pop(place)
+        return self._waiting.pop(0)
+
     async def close(self) -> None:
         """Do nothing: the live engine belongs to the caller, who closes it."""
+
+
+def _essence(message: Message) -> tuple[str, str]:
+    """Return what of a message stays the same whatever a client does to it."""
+    return message["role"], text_of(message).strip()
+
+
+def _conversations(record: Trajectory) -> dict[int, list[tuple[str, str]]]:
+    """Return the messages that the model was shown before each turn, by the index of the turn."""
+    said = [place for place, message in enumerate(record.messages) if message["role"] == "assistant"]
+    said = said[len(said) - len(record.turns) :]  # a first observation may have examples, which are no turns
+    begun = {rewrite.turn: rewrite.messages for rewrite in record.rewrites}
+    shown: dict[int, list[tuple[str, str]]] = {}
+    now: list[tuple[str, str]] = []
+    for index, place in enumerate(said):
+        if index in begun:
+            now = [_essence(message) for message in begun[index]]
+        else:
+            start = said[index - 1] if index else 0
+            now = [*now, *map(_essence, record.messages[start:place])]
+        shown[index] = now
+    return shown
 
 
 def _parted(name: str, turn: Turn) -> EngineError:

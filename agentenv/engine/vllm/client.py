@@ -78,6 +78,18 @@ class Server:
     limits: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout], repr=False)
     """Time limits of the requests in flight; a request ends when its limit is set to now."""
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a run records of the server, without its full address, which may hold a password."""
+        name = self.url.rpartition("/")[2].rpartition("@")[2]
+        return {
+            "server": name,
+            "used": self.alive,
+            "sessions": self.sessions,
+            "in_flight": self.in_flight,
+            "failures": self.failures,
+            "problem": self.problem.replace(self.url, name),
+        }
+
     def end_requests(self) -> None:
         """End the requests in flight; each raises `Silent`."""
         now = asyncio.get_running_loop().time()

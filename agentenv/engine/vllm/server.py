@@ -100,6 +100,13 @@ class VLLMServerEngine:
         """Number of servers, those out of use included."""
         return len(self._pool.servers)
 
+    def servers(self) -> list[dict[str, Any]]:
+        """Return how each server is doing; see `agentenv.engine.base.HasServers`."""
+        version = self.weights_version
+        return [
+            {**server.facts(), "version": version if server.alive else None} for server in self._pool.servers
+        ]
+
     @property
     def weights_directory(self) -> Path | None:
         """Directory of this machine in which weights wait to be sent; None if the servers must read them."""

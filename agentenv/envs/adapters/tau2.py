@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from agentenv.core.by_name import did_you_mean
 from agentenv.core.errors import ToolError, UnknownEnvironment, UsageError
 from agentenv.core.messages import Message, text_of
@@ -75,6 +77,8 @@ class Tau2(ToolEnv):
         if retrieval not in RETRIEVALS:
             raise UsageError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {retrieval!r}")
         self._domain = domain.removesuffix("_knowledge")
+        if domain == "airline":
+            self.trivial_limit = 0.5  # in 20 of the 50 tasks the right thing is to change nothing
         self._user_model = user
         self._retrieval = retrieval
         self._store = Store()
@@ -196,7 +200,11 @@ def _tool(make: Callable[[], Any]) -> Tool[..., Any]:
         if max((len(value) for value in given if isinstance(value, str)), default=0) > LONGEST:
             raise ToolError(f"an argument is longer than {LONGEST} characters")
         named = {name: _whole(value) for name, value in kwargs.items()}
-        return await execute(*map(_whole, args), **named)
+        try:
+            return await execute(*map(_whole, args), **named)
+        except ValidationError as error:
+            # A mapping of the model lacks a field of the class into which the tool makes it.
+            raise ToolError(str(error)) from error
 
     # Calls of one turn run in order, because they change the same database.
     return Tool.from_function(call, name=cast("Any", make).__name__, parallel=False)

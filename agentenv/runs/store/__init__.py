@@ -7,6 +7,7 @@ A run directory contains these files:
 - `index.jsonl`: a small summary of each of these lines, with its position in the file.
 - `metrics.jsonl`: the metrics of each training step.
 - `workers.jsonl`: how the driver and each worker were doing, every ten seconds; only with workers.
+- `servers.jsonl`: how each server of the engine was doing, every ten seconds; only with vLLM servers.
 - `annotations.jsonl` and `token_annotations.jsonl`: values that a trainer recorded for an episode, and
   for each token of an episode.
 - `note.json`: a text and tags that a person gave to the run.

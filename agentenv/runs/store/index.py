@@ -17,6 +17,7 @@ __all__ = [
     "METRICS",
     "NOTES",
     "NOTES_OF_TOKENS",
+    "SERVERS",
     "WORKERS",
     "Index",
     "end_of_whole_lines",
@@ -30,6 +31,7 @@ EPISODES = "trajectories.jsonl"
 INDEX = "index.jsonl"
 METRICS = "metrics.jsonl"
 WORKERS = "workers.jsonl"
+SERVERS = "servers.jsonl"
 NOTES = "annotations.jsonl"
 NOTES_OF_TOKENS = "token_annotations.jsonl"
 

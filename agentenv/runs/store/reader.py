@@ -17,6 +17,7 @@ from agentenv.runs.store.index import (
     METRICS,
     NOTES,
     NOTES_OF_TOKENS,
+    SERVERS,
     WORKERS,
     Index,
     latest,
@@ -132,6 +133,11 @@ class Run:
     def workers(self) -> list[dict[str, Any]]:
         """Return the latest line of `workers.jsonl` for the driver and each worker; none without workers."""
         latest = {str(row.get("worker")): row for row in _json_lines(self.path / WORKERS)}
+        return list(latest.values())
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Return the latest line of `servers.jsonl` for each server of the engine; none without servers."""
+        latest = {str(row.get("server")): row for row in _json_lines(self.path / SERVERS)}
         return list(latest.values())
 
     @cached_property

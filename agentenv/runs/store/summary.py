@@ -45,6 +45,8 @@ class EpisodeSummary:
     stop_reason: StopReason
     seed: int = 0
     attempt: int = 0
+    branch_of: int | None = None
+    """Member whose first turns this episode shares, as in `Trajectory`; `metrics` has the number of turns."""
     reward: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     num_turns: int = 0
@@ -117,6 +119,7 @@ def summarize(trajectory: Trajectory, *, offset: int = 0, size: int = 0) -> Epis
         stop_reason=trajectory.stop_reason,
         seed=trajectory.seed,
         attempt=trajectory.attempt,
+        branch_of=trajectory.branch_of,
         reward=trajectory.reward,
         rewards=dict(trajectory.rewards),
         num_turns=len(trajectory.turns),

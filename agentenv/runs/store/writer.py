@@ -21,6 +21,7 @@ from agentenv.runs.store.index import (
     METRICS,
     NOTES,
     NOTES_OF_TOKENS,
+    SERVERS,
     WORKERS,
     end_of_whole_lines,
     index_line,
@@ -155,6 +156,14 @@ class RunWriter:
             StoreError: The file cannot be written.
         """
         self._append(WORKERS, b"".join(dumps(dict(row)).encode() + b"\n" for row in rows))
+
+    def log_servers(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Append one line for each row to `servers.jsonl`: how the engine's servers are doing.
+
+        Raises:
+            StoreError: The file cannot be written.
+        """
+        self._append(SERVERS, b"".join(dumps(dict(row)).encode() + b"\n" for row in rows))
 
     def annotate(self, trajectory: Trajectory, **values: object) -> None:
         """Record what a trainer computed for an episode: `step`, `advantage`, `entropy`, `new_logprobs`.
@@ -327,7 +336,7 @@ class RunWriter:
         os.ftruncate(episodes, index.end)
         self._ends[EPISODES] = index.end
         self._summaries = index.summaries
-        for name in (METRICS, NOTES, NOTES_OF_TOKENS, WORKERS):
+        for name in (METRICS, NOTES, NOTES_OF_TOKENS, WORKERS, SERVERS):
             if (self.path / name).exists():
                 os.truncate(self.path / name, end_of_whole_lines(self.path / name))
         self._handle(INDEX)

@@ -92,6 +92,7 @@ def run_data(
         "report": report.as_json(),
         "metrics": run.metrics(),
         "workers": run.workers(),
+        "servers": run.servers(),
         "vocab": {str(key): text for key, text in vocabulary.items()},
         "tasks": list(tasks),
         "episodes": rows,
@@ -144,7 +145,15 @@ def _row(
         "w": note.get("step"),
         "o": note.get("role"),
         "q": episode.timings.get("total_s"),
+        **_branch(episode),
     }
+
+
+def _branch(episode: EpisodeSummary) -> dict[str, Any]:
+    """Return the member that sampled a branch's first turns, and their number; nothing for other episodes."""
+    if episode.branch_of is None:
+        return {}
+    return {"b": [episode.branch_of, int(episode.metrics.get("shared_turns", 0))]}
 
 
 def _note_of(episode: EpisodeSummary, notes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -159,7 +168,13 @@ def episode_data(trajectory: Trajectory, note: Mapping[str, Any] | None = None) 
         "turns": [_turn(turn) for turn in trajectory.turns],
         "messages": trajectory.messages,
         "rewrites": [
-            {"turn": rewrite.turn, "cause": rewrite.cause, "messages": rewrite.messages}
+            {
+                "turn": rewrite.turn,
+                "cause": rewrite.cause,
+                "messages": rewrite.messages,
+                "parent": rewrite.parent,
+                "shared": rewrite.shared_tokens,
+            }
             for rewrite in trajectory.rewrites
         ],
         "tools": trajectory.tools,

@@ -38,6 +38,7 @@ SCRIPTS = (
     "run",
     "tokens",
     "messages",
+    "family",
     "steps",
     "episode",
     "main",

@@ -261,7 +261,13 @@ def _state(run: Run) -> str:
     """Return a text that changes whenever the run has new data."""
     sizes = [
         (run.path / name).stat().st_size if (run.path / name).exists() else 0
-        for name in ("trajectories.jsonl", "metrics.jsonl", "annotations.jsonl", "workers.jsonl")
+        for name in (
+            "trajectories.jsonl",
+            "metrics.jsonl",
+            "annotations.jsonl",
+            "workers.jsonl",
+            "servers.jsonl",
+        )
     ]
     user_note = run.user_note
     return json.dumps([*sizes, run.status.value, user_note.text, user_note.tags])

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from agentenv.core.playing import MessagePolicy
 from agentenv.core.task import Task
-from agentenv.testing.checks.subject import Problem, Subject
+from agentenv.testing.checks.subject import Problem, Subject, too_long
 from agentenv.testing.episodes import Played, play_by_turns
 
 __all__ = [
@@ -39,8 +39,10 @@ async def check_play(subject: Subject) -> str:
 async def check_determinism(subject: Subject) -> str:
     """The same seed and task give the same episode, whether the oracle plays or a random policy."""
     policies, tasks = subject.policies(), subject.some_tasks()
-    for name, policy in policies.items():
-        for task in tasks:
+    played: list[Task] = []
+    for task in subject.in_time(tasks):
+        played.append(task)
+        for name, policy in policies.items():
             first, second = await subject.play(policy, task), await subject.play(policy, task)
             if first.story != second.story:
                 raise Problem(
@@ -48,7 +50,8 @@ async def check_determinism(subject: Subject) -> str:
                     f"(played by the {name} policy); draw from self.np_random, never from random, time or "
                     "hash order, and keep nothing on the class or in the module"
                 )
-    return f"{len(tasks)} tasks played twice with the same seed give the same episodes{_by(policies)}"
+    same = f"{len(played)} tasks played twice with the same seed give the same episodes"
+    return f"{same}{too_long(tasks, played)}{_by(policies)}"
 
 
 async def check_reuse(subject: Subject) -> str:
@@ -107,9 +110,15 @@ async def _alternating(subject: Subject, policy: MessagePolicy, pair: tuple[Task
 async def check_parallel(subject: Subject) -> str:
     """Many episodes at once are the same as one after another."""
     policies, tasks = subject.policies(), subject.few_tasks(8)
-    jobs = [task for task in tasks for _ in range(4)]
-    for name, policy in policies.items():
-        in_turn = [await subject.play(policy, task) for task in tasks for _ in range(4)]
+    jobs: list[Task] = []
+    for number, (name, policy) in enumerate(policies.items()):
+        # The episodes at once take about as long as those one after another.
+        in_time = list[Task]()
+        in_turn = list[Played]()
+        for task in subject.in_time(tasks, (number + 0.5) / len(policies)):
+            in_time.append(task)
+            in_turn += [await subject.play(policy, task) for _ in range(4)]
+        jobs = [task for task in in_time for _ in range(4)]
         at_once = await asyncio.gather(*(subject.play(policy, task) for task in jobs))
         for one, other in zip(in_turn, at_once, strict=True):
             if one.story != other.story:

@@ -12,7 +12,7 @@ from agentenv.core.messages import text_of
 from agentenv.core.task import Task
 from agentenv.envs.env import Env
 from agentenv.envs.tool_env import ToolEnv
-from agentenv.testing.checks.subject import Problem, Skipped, Subject, random_policy
+from agentenv.testing.checks.subject import Problem, Skipped, Subject, random_policy, too_long
 from agentenv.testing.episodes import MessagePolicy, oracle_of
 
 __all__ = ["check_leak", "check_oracle", "check_trivial"]
@@ -28,28 +28,32 @@ async def check_oracle(subject: Subject) -> str:
     if oracle is None:
         raise Skipped("there is no oracle; write a function oracle(messages, task, rng) beside the class")
     marks, tasks = subject.entry.make().full_marks, subject.some_tasks()
-    played = [await subject.play(oracle, task) for task in tasks]
+    played = [await subject.play(oracle, task) for task in subject.in_time(tasks, 1.5)]
     short = [episode for episode in played if episode.reward is None or episode.reward < marks - 1e-6]
     if short:
         worst = short[0]
         raise Problem(
             f"the oracle gets {worst.reward} of {marks:g} on task {worst.task_id} (stop reason "
-            f"{worst.stop_reason}), and less than full marks on {len(short)} of {len(tasks)}"
+            f"{worst.stop_reason}), and less than full marks on {len(short)} of {len(played)}"
         )
-    return f"full marks ({marks:g}) on {len(tasks)} of {len(tasks)} tasks"
+    return f"full marks ({marks:g}) on {len(played)} of {len(played)} tasks{too_long(tasks, played)}"
 
 
 async def check_trivial(subject: Subject) -> str:
     """Trivial policies score low."""
     entry, tasks = subject.entry, subject.some_tasks()
-    marks, limit = entry.make().full_marks, subject.trivial_limit
-    scores: dict[str, float] = {}
-    for name, policy in (await _trivial_policies(subject, tasks)).items():
-        # The constant is the right answer to the first task, so it is scored on the other tasks.
-        tried = tasks[1:] if name == "constant" and len(tasks) > 1 else tasks
-        rewards = [(await subject.play(policy, task)).reward or 0.0 for task in tried]
-        scores[name] = fmean(rewards) / marks
-    if _rewards_nothing(entry.make()) and not any(scores.values()):
+    env = entry.make()
+    marks = env.full_marks
+    limit = env.trivial_limit if subject.trivial_limit is None else subject.trivial_limit
+    policies = await _trivial_policies(subject, tasks)
+    rewards: dict[str, list[float]] = {name: [] for name in policies}
+    # The constant is the right answer to the first task, so it is scored on the other tasks.
+    for task in subject.in_time(tasks):
+        for name, policy in policies.items():
+            if name != "constant" or task is not tasks[0] or len(tasks) == 1:
+                rewards[name].append((await subject.play(policy, task)).reward or 0.0)
+    scores = {name: fmean(own) / marks for name, own in rewards.items() if own}
+    if _rewards_nothing(env) and not any(scores.values()):
         raise Skipped("no episode got a reward; write reward(), or call add_turn_reward()")
     high = {name: score for name, score in scores.items() if score > limit}
     if high:

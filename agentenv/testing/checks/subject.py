@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,16 @@ from agentenv.testing.calls import tool_call_message
 from agentenv.testing.episodes import MessagePolicy, Played, oracle_of, play
 from agentenv.testing.fuzz import random_call
 
-__all__ = ["CHECK_LIMITS", "Problem", "Skipped", "Subject", "function_of", "random_policy", "thread_hint"]
+__all__ = [
+    "CHECK_LIMITS",
+    "Problem",
+    "Skipped",
+    "Subject",
+    "function_of",
+    "random_policy",
+    "thread_hint",
+    "too_long",
+]
 
 
 CHECK_LIMITS = {"max_turns": 4, "max_tokens_per_turn": 64, "max_context_tokens": 65_536}
@@ -48,11 +58,16 @@ class Subject:
     """Limit of the number of tasks of each split; None means all."""
     fuzz_calls: int
     seed: int
-    trivial_limit: float
+    trivial_limit: float | None
+    """Share of the full marks that a trivial policy may get; None means the environment's own limit."""
     runner: RunnerOptions
     """Options of the runner that plays episodes of the environment."""
     limits: RunLimits
     """Limits of the episodes that the runner plays."""
+    check_s: float = 120.0
+    """Time limit of one check."""
+    began: float = field(default_factory=time.monotonic)
+    """Time at which the current check began, by `time.monotonic()`."""
     plays: list[Played] = field(default_factory=list[Played])
 
     def some_tasks(self) -> list[Task]:
@@ -80,6 +95,21 @@ class Subject:
             [tasks[index * len(tasks) // number] for index in range(number)] if number < len(tasks) else tasks
         )
 
+    def in_time(self, tasks: Sequence[Task], share: float = 1.0) -> Iterator[Task]:
+        """Yield the tasks, in an order drawn by the seed, until a share of the check's time has passed.
+
+        One task is always yielded. A part of the time is left over for the last task and for what follows.
+
+        Args:
+            tasks: the tasks.
+            share: the share of the time, counted from the beginning of the check.
+        """
+        until = self.began + 0.6 * share * self.check_s
+        for index, task in enumerate(random.Random(self.seed).sample(tasks, len(tasks))):
+            if index and time.monotonic() > until:
+                return
+            yield task
+
     def seed_of(self, task: Task) -> int:
         """Return the seed of a task's episode."""
         return derive_seed(self.seed, task.id)
@@ -101,6 +131,11 @@ class Subject:
         oracle = oracle_of(self.entry)
         chance = random_policy(self.entry.make())
         return {"random": chance} if oracle is None else {"oracle": oracle, "random": chance}
+
+
+def too_long(tasks: Sequence[object], played: Sequence[object]) -> str:
+    """Return how many tasks were not played because of the time limit; empty if all were."""
+    return f", {len(tasks) - len(played)} more would take too long" if len(played) < len(tasks) else ""
 
 
 def function_of(schema: Mapping[str, Any]) -> dict[str, Any]:

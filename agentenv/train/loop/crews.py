@@ -56,5 +56,12 @@ def with_crew(
         run_seed=config.seed,
         encode="" if options.rollout is not None else options.encode,
     )
-    crew = crew_of(recipe, specs, workers=config.workers, ray=config.ray, tell=options.on_workers)
+    crew = crew_of(
+        recipe,
+        specs,
+        workers=config.workers,
+        ray=config.ray,
+        tell=options.on_workers,
+        tell_servers=options.on_servers,
+    )
     return replace(options, crew=crew)

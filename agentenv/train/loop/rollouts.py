@@ -31,7 +31,7 @@ from agentenv.train.loop.prompts import LongPrompt, too_long
 from agentenv.train.loop.sync import WeightSync
 from agentenv.train.model.adapters import adapter_of
 from agentenv.workers.crew import Crew
-from agentenv.workers.reports import Tell
+from agentenv.workers.reports import Tell, reporting_servers
 
 __all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
 
@@ -54,6 +54,8 @@ class PlayOptions:
     """Workers that play the episodes; None plays them in this process."""
     on_workers: Tell | None = None
     """Called from time to time with how the driver and each worker are doing."""
+    on_servers: Tell | None = None
+    """Called from time to time with how each server of the engine is doing."""
     encode: str = ""
     """Name (`module:function`) of what workers make of each record for the driver; `crew.encoded` returns it
     once. A rollout function may leave records out, so with one nothing is made."""
@@ -173,6 +175,8 @@ class Rollouts:
         self.config, self.options = learner.config, options
         self._engine, self._renderer = engine, renderer
         self.crew = options.crew
+        # The servers of workers are reported with the workers.
+        self._watched = reporting_servers(engine, None if options.crew else options.on_servers)
         tell = None if options.crew is None else options.crew.expect_weights
         self.sync = WeightSync(learner, engine, renderer, tell)
         self.runner = Runner(
@@ -198,6 +202,7 @@ class Rollouts:
         """Start the workers, if there are any."""
         if self.options.crew is not None:
             await self.options.crew.__aenter__()
+        await self._watched.__aenter__()
         return self
 
     async def __aexit__(
@@ -210,6 +215,7 @@ class Rollouts:
         finally:
             self._playing.clear()
             await self.sync.stop()
+            await self._watched.__aexit__(None, None, None)
             if self.options.crew is not None:
                 await self.options.crew.__aexit__(None, None, None)
             if isinstance(self.runner.engine, Connected):

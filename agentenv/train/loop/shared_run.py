@@ -90,6 +90,11 @@ class SharedRun(Generic[P]):
         if self._writer is not None:
             self._writer.log_workers(rows)
 
+    def log_servers(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Write how the engine's servers are doing, as the first process and its workers see them."""
+        if self._writer is not None:
+            self._writer.log_servers(rows)
+
     def keep_texts(self, backend: Any) -> None:
         """Write the text of each token id that occurs."""
         if self._writer is not None:

@@ -35,7 +35,7 @@ from agentenv.train.model.shards import as_forward
 from agentenv.train.rows import Row
 from agentenv.train.world import World
 
-__all__ = ["Policy", "add_lora"]
+__all__ = ["Policy", "add_lora", "reduces_each_pass"]
 
 MAX_CHECK_PARAMETERS = 400_000_000
 """A low-precision model of up to this size is checked as a float32 copy, too."""
@@ -72,13 +72,19 @@ def add_lora(model: Any, options: LoraOptions) -> Any:
 class Policy:
     """A causal language model from transformers that scores only trained tokens.
 
+    Args:
+        model: the model.
+        config: the run's options.
+        world: the processes that train together; None means those of the launch.
+
     Raises:
         UsageError: The model is no causal language model, or its attention ignores the cap of its scores.
     """
 
-    def __init__(self, model: Any, config: GRPOConfig) -> None:
+    def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
         self.model = model
-        self.world = World(next(model.parameters()).device, timeout_s=config.process_timeout_s)
+        device = next(model.parameters()).device
+        self.world = world or World(device, timeout_s=config.process_timeout_s)
         self.config = config
         self.temperature = config.temperature
         self.base = base_of(model)
@@ -238,7 +244,7 @@ class Policy:
         if how != "auto" or self.device.type != "cuda":
             return how == "micro_batch"
         trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
-        return 4 * trained > torch.cuda.get_device_properties(self.device).total_memory / 4
+        return reduces_each_pass(trained, torch.cuda.get_device_properties(self.device).total_memory)
 
     def _probes(self) -> Iterator[tuple[Policy, float]]:
         """Yield the policies to check, each with the relative difference that its number format explains.
@@ -258,6 +264,11 @@ class Policy:
             twin.decoder, twin.head = _decoder(twin.base), twin.base.get_output_embeddings()
             yield twin, EXACT
         yield self, MOST_ROUNDING
+
+
+def reduces_each_pass(trained: int, device_bytes: int) -> bool:
+    """Return whether the gradients of so many parameters would take more than a quarter of a device."""
+    return 4 * trained > device_bytes / 4
 
 
 def _checkpointed(model: nn.Module) -> list[Any]:

@@ -465,6 +465,13 @@ def test_step_line_survives_missing_metrics():
     assert step_line(1, 20, [{"reward": 0.25}]).startswith("step  1/20  reward 0.25")
 
 
+def test_a_step_tells_of_servers_that_failed():
+    well = {"reward": 0.25, "servers/used": 2.0, "servers/failures": 0.0}
+
+    assert "servers" not in step_line(1, 20, [well])
+    assert step_line(1, 20, [{**well, "servers/failures": 3.0}]).endswith("servers 2, 3 failures")
+
+
 def test_what_a_step_did_not_compute_is_a_dash():
     line = step_line(1, 20, [{"reward": 0.25, "grad_norm": 0.0}])
 

@@ -6,6 +6,7 @@ The SDKs are installed for `make test-peers`; here those that are missing are sk
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -23,12 +24,7 @@ pytestmark = [
 ]
 
 ODD = call('{"b": 3,  "a": 2}') + call('{"query": "caf\\u00e9 ü</x>", "limit": 1.0}', "lookup")
-THINKING = by_turn(
-    "<think>I should\n  use tools.  </think> Let me look. \n" + ODD,
-    "<think>hm</think>" + call('{"a":5,"b":1}'),
-    "<think>so</think>\n\nIt is 6. \n",
-)
-PLAIN = by_turn(" Let me look. \n" + ODD, call('{"a":5,"b":1}'), "\n\nIt is 6. \n")
+TURNS = (" Let me look. \n" + ODD, call('{"a":5,"b":1}'), "\n\nIt is 6. \n")
 QUESTION = "What is 2+3+1?"
 
 
@@ -52,7 +48,94 @@ def lookup(query: str, limit: float = 1.0) -> str:
     return "café ü"
 
 
+def said(turns, *, thinks) -> list[str]:
+    """What the scripted model says, with thinking before each turn or not."""
+    thoughts = ("I should\n  use tools.  ", "hm", "so")
+    return [
+        f"<think>{thought}</think>{turn}" if thinks else turn
+        for thought, turn in zip(thoughts, turns, strict=False)
+    ]
+
+
 # Each agent is a function of the address and of whether to stream, which returns the agent's answer. ----------
+
+
+TOOLS = {"add": add, "lookup": lookup}
+SCHEMAS = [
+    ae.Tool.from_function(add, name="add").schema(),
+    ae.Tool.from_function(lookup, name="lookup").schema(),
+]
+
+
+async def openai_chat(url, stream):
+    from openai import AsyncOpenAI
+
+    messages = [{"role": "system", "content": "You add."}, {"role": "user", "content": QUESTION}]
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+        while True:
+            asked = {"model": "m", "messages": messages, "tools": SCHEMAS}
+            if stream:
+                async with sdk.chat.completions.stream(**asked) as events:
+                    answer = await events.get_final_completion()
+            else:
+                answer = await sdk.chat.completions.create(**asked)
+            message = answer.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                return message.content
+            messages += [
+                {"role": "tool", "tool_call_id": made.id, "content": result_of(made.function)}
+                for made in message.tool_calls
+            ]
+
+
+async def openai_responses(url, stream, *, deltas=False):
+    from openai import AsyncOpenAI
+
+    items, last = [{"role": "user", "content": QUESTION}], {}
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+        while True:
+            tools = [{"type": "function", **tool["function"]} for tool in SCHEMAS]
+            asked = {"model": "m", "instructions": "You add.", "input": items, "tools": tools, **last}
+            if stream:
+                async with sdk.responses.stream(**asked) as events:
+                    answer = await events.get_final_response()
+            else:
+                answer = await sdk.responses.create(**asked)
+            calls = [item for item in answer.output if item.type == "function_call"]
+            results = [
+                {"type": "function_call_output", "call_id": made.call_id, "output": result_of(made)}
+                for made in calls
+            ]
+            last = {"previous_response_id": answer.id} if deltas else {}
+            items = results if deltas else [*items, *answer.output, *results]
+            if not calls:
+                return answer.output_text
+
+
+async def litellm(url, stream):
+    import litellm
+
+    messages = [{"role": "user", "content": QUESTION}]
+    while True:
+        answer = await litellm.acompletion(
+            "openai/m", messages, tools=SCHEMAS, stream=stream, api_base=f"{url}/v1", api_key="x"
+        )
+        if stream:
+            answer = litellm.stream_chunk_builder([chunk async for chunk in answer])
+        message = answer.choices[0].message
+        messages.append(message)
+        if not message.tool_calls:
+            return message.content
+        messages += [
+            {"role": "tool", "tool_call_id": made.id, "content": result_of(made.function)}
+            for made in message.tool_calls
+        ]
+
+
+def result_of(made):
+    """What a call returns; `made` has a name and arguments."""
+    return str(TOOLS[made.name](**json.loads(made.arguments)))
 
 
 async def openai_agents(url, stream, api, **options):
@@ -125,7 +208,39 @@ async def langgraph(url, stream, api):
     return state["messages"][-1].text
 
 
-async def anthropic(url, stream, api):
+async def anthropic_messages(url, stream):
+    from anthropic import AsyncAnthropic
+
+    tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in SCHEMAS
+    ]
+    messages = [{"role": "user", "content": QUESTION}]
+    async with AsyncAnthropic(base_url=url, api_key="x") as sdk:
+        while True:
+            asked = {"model": "m", "max_tokens": 1000, "tools": tools, "messages": messages}
+            if stream:
+                async with sdk.messages.stream(**asked) as events:
+                    answer = await events.get_final_message()
+            else:
+                answer = await sdk.messages.create(**asked)
+            results = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": made.id,
+                    "content": str(TOOLS[made.name](**made.input)),
+                }
+                for made in answer.content
+                if made.type == "tool_use"
+            ]
+            messages += [
+                {"role": "assistant", "content": answer.content},
+                {"role": "user", "content": results},
+            ]
+            if not results:
+                return answer.content[-1].text
+
+
+async def anthropic_runner(url, stream):
     from anthropic import AsyncAnthropic, beta_async_tool
 
     @beta_async_tool
@@ -169,18 +284,33 @@ AGENTS: dict[str, tuple[str, Callable[..., object]]] = {
     "langgraph chat": ("langgraph", lambda url, stream: langgraph(url, stream, "chat")),
     "langgraph responses": ("langgraph", lambda url, stream: langgraph(url, stream, "responses")),
     "langgraph anthropic": ("langgraph", lambda url, stream: langgraph(url, stream, "anthropic")),
-    "anthropic": ("anthropic", lambda url, stream: anthropic(url, stream, "anthropic")),
+    "anthropic messages": ("anthropic", anthropic_messages),
+    "anthropic threads": ("anthropic", anthropic_runner),
+    "openai chat": ("openai", openai_chat),
+    "openai responses": ("openai", openai_responses),
+    "openai deltas": ("openai", lambda url, stream: openai_responses(url, stream, deltas=True)),
+    "litellm chat": ("litellm", litellm),
 }
 
 
-@pytest.mark.parametrize("turns", [THINKING, PLAIN], ids=["thinking", "no-thinking"])
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.fixture(autouse=True)
+def no_look_ups(monkeypatch):
+    """litellm would fetch a list of prices."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+
+THINKS = pytest.mark.parametrize("thinks", [True, False], ids=["thinking", "no-thinking"])
+STREAM = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+
+
+@THINKS
+@STREAM
 @pytest.mark.parametrize("name", AGENTS)
-async def test_a_linear_conversation_is_one_sequence(name, stream, turns):
+async def test_a_linear_conversation_is_one_sequence(name, stream, thinks):
     package, run = AGENTS[name]
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    async with served(turns) as agent:
+    async with served(by_turn(*said(TURNS, thinks=thinks))) as agent:
         answer = await run(agent.url, stream)
 
         captured = agent.captured
@@ -221,10 +351,11 @@ def smolagents_tools():
     return [tool(add), tool(lookup)]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-async def test_a_tool_calling_agent_of_smolagents_is_one_sequence(stream):
+@THINKS
+@STREAM
+async def test_a_tool_calling_agent_of_smolagents_is_one_sequence(stream, thinks):
     smolagents = pytest.importorskip("smolagents")
-    turns = by_turn(" Let me look. \n" + ODD, call('{"a":5,"b":1}'), call('{"answer": "6"}', "final_answer"))
+    turns = by_turn(*said((*TURNS[:2], call('{"answer": "6"}', "final_answer")), thinks=thinks))
 
     def run(url):
         model = smolagents.OpenAIServerModel("m", api_base=f"{url}/v1", api_key="x")
@@ -240,33 +371,37 @@ async def test_a_tool_calling_agent_of_smolagents_is_one_sequence(stream):
         assert [turn.sequence for turn in agent.captured.turns] == [0, 0, 0]
 
 
-async def test_a_code_agent_of_smolagents_is_one_sequence():
+@THINKS
+@STREAM
+async def test_a_code_agent_of_smolagents_is_one_sequence(stream, thinks):
     smolagents = pytest.importorskip("smolagents")
-    turns = by_turn(
-        "Thought: add\n<code>\nx = add(a=2,  b=3)\nprint(x)\n</code> \n",
+    turns = (
+        "Thought: add ü\n<code>\nx = add(a=2,  b=3)\nprint(x)\n</code> \n",
         "Thought: end\n<code>\nfinal_answer(x+1)\n</code>",
     )
 
     def run(url):
         model = smolagents.OpenAIServerModel("m", api_base=f"{url}/v1", api_key="x")
-        agent = smolagents.CodeAgent(tools=smolagents_tools(), model=model, max_steps=4, verbosity_level=0)
+        agent = smolagents.CodeAgent(
+            tools=smolagents_tools(), model=model, max_steps=4, stream_outputs=stream, verbosity_level=0
+        )
         return agent.run(QUESTION)
 
-    async with served(turns) as agent:
+    async with served(by_turn(*said(turns, thinks=thinks))) as agent:
         assert await asyncio.to_thread(run, agent.url) == 6
 
         check_tokens(agent.session, agent.engine)
         assert [turn.sequence for turn in agent.captured.turns] == [0, 0]
 
 
-async def test_mini_swe_agent_is_one_sequence_until_it_deletes_a_reply(tmp_path, monkeypatch):
+@THINKS
+async def test_mini_swe_agent_is_one_sequence_until_it_deletes_a_reply(tmp_path, monkeypatch, thinks):
     pytest.importorskip("minisweagent")
     monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
     monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path))
     monkeypatch.setenv("MSWEA_COST_TRACKING", "ignore_errors")
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    turns = by_turn(
-        call('{"command": "echo  5"}', "bash"),
+    turns = (
+        call('{"command": "echo  5 \\u00e9"}', "bash"),
         "I think.",
         call('{"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 6"}', "bash"),
     )
@@ -289,9 +424,9 @@ async def test_mini_swe_agent_is_one_sequence_until_it_deletes_a_reply(tmp_path,
         )
         return agent.run(QUESTION)
 
-    async with served(turns) as agent:
+    replies = iter(said(turns, thinks=thinks))
+    async with served(lambda _: next(replies)) as agent:
         await asyncio.to_thread(run, agent.url)
 
         check_tokens(agent.session, agent.engine)
-        assert len(agent.captured.turns) >= 3
-        assert agent.captured.turns[0].sequence == 0
+        assert [turn.sequence for turn in agent.captured.turns] == [0, 0, 1]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import openai
 import pytest
 
 from agentenv.core import RunLimits
-from agentenv.engine import Sampling
+from agentenv.engine import Sampling, ScriptedTurn
 from helpers.agents import ADD, by_turn, call, check_tokens, served
+from helpers.waiting import until
 
 TURNS = by_turn(
     "<think>I should\n  add.  </think> Let me look. \n"
@@ -199,6 +202,22 @@ async def test_the_sdk_does_not_repeat_what_a_limit_refused():
             await whole(sdk, model="m", messages=[{"role": "user", "content": "more"}])
 
         assert refused.value.code == "episode_over"
+
+
+@pytest.mark.parametrize("ask", [whole, streamed])
+async def test_a_client_that_times_out_and_asks_again_gets_the_one_sample(ask):
+    gate = asyncio.Event()
+    script = [ScriptedTurn(text="late", gate=gate)]
+    async with served(script) as agent, client(agent, timeout=0.3, max_retries=100) as sdk:
+        asking = asyncio.create_task(ask(sdk, model="m", messages=[{"role": "user", "content": "?"}]))
+        await until(lambda: agent.session.counts["repeated_requests"])
+        gate.set()
+        message, *_ = await asking
+
+        assert message["content"] == "late"
+        assert len(agent.engine.requests) == len(agent.session.turns) == 1
+        await until(lambda: agent.session.turns[0].delivered)
+        assert agent.captured.left_out == {}
 
 
 async def test_the_sdk_lists_the_models():

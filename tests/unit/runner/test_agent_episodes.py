@@ -16,10 +16,10 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import EngineUnavailable, RunLimits, StopReason, TrajectoryGroup
-from agentenv.engine import ScriptedEngine, ScriptedTurn
+from agentenv.engine import ChatCompletion, ScriptedEngine, ScriptedTurn, Usage
 from agentenv.interop import to_sft
 from agentenv.runner import Runner, RunnerOptions
-from agentenv.runs import verify_episode
+from agentenv.runs import replay_episode, verify_episode
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
 from agentenv.train import GRPOConfig
 from agentenv.train.batch import build_batch
@@ -266,25 +266,27 @@ async def test_sub_agents_are_sequences_of_one_episode_and_share_its_reward():
     assert record.reward == 1.0
 
 
+class Branching(Adder):
+    """Has a sub-agent, asks each turn twice, and makes calls that repeat."""
+
+    async def agent(self, url, task):
+        await loop(url, "Sub task")
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
+            messages = [{"role": "user", "content": "What is 2 + 3?"}]
+            for _ in range(3):
+                asked = {"model": "m", "messages": messages, "tools": [ADD]}
+                (_, second) = [await sdk.chat.completions.create(**asked) for _ in range(2)]
+                message = second.choices[0].message
+                messages.append(message)
+                messages += [
+                    {"role": "tool", "tool_call_id": made.id, "content": "5"}
+                    for made in message.tool_calls or ()
+                ]
+            return message.content
+
+
 async def branching():
-    """An episode with a sub-agent, a turn that is asked twice, and calls that repeat."""
-
-    class Branching(Adder):
-        async def agent(self, url, task):
-            await loop(url, "Sub task")
-            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as sdk:
-                messages = [{"role": "user", "content": "What is 2 + 3?"}]
-                for _ in range(3):
-                    asked = {"model": "m", "messages": messages, "tools": [ADD]}
-                    (_, second) = [await sdk.chat.completions.create(**asked) for _ in range(2)]
-                    message = second.choices[0].message
-                    messages.append(message)
-                    messages += [
-                        {"role": "tool", "tool_call_id": made.id, "content": "5"}
-                        for made in message.tool_calls or ()
-                    ]
-                return message.content
-
+    """An episode of `Branching`."""
     calls = call('{"a": 2, "b": 3}')
     return await play(Branching(), by_turn(calls, calls, "It is 5."))
 
@@ -325,8 +327,6 @@ async def test_the_trainer_takes_every_sequence_of_an_agent():
 
 
 async def test_a_chat_api_can_be_evaluated_with_an_agent():
-    from agentenv.engine import ChatCompletion, Usage
-
     class Api:
         name = "api"
         max_context_tokens = None
@@ -397,6 +397,23 @@ async def test_an_agent_that_is_a_program_gets_a_fresh_home_and_the_address(tmp_
     assert "exit code 3" in failed.error.message
 
 
+async def test_an_agent_runs_what_the_model_writes_in_the_sandbox_of_its_episode():
+    class Coder(Adder):
+        async def agent(self, url, task):
+            code = await loop(url, "Write Python.", tools=())
+            return (await self.context.sandbox.run_code(code)).stdout
+
+        async def reward(self, answer, x, y):
+            checked = await self.context.sandbox.run_code(f"print({answer} == {x + y})")
+            return float(checked.stdout == "True\n")
+
+    spec = ae.EnvSpec.of("demo/Coder-v0", Coder, tasks=[{"x": 2, "y": 3}], sandbox="none")
+
+    (group,) = [group async for group in runner(["print(2 + 3)"]).run_groups(spec, spec.task_set())]
+
+    assert (group[0].stop_reason, group[0].reward) == (StopReason.FINAL_ANSWER, 1.0)
+
+
 async def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path: Path):
     class Endless(ae.AgentEnv):
         def command(self):
@@ -439,3 +456,88 @@ class Raw(Adder):
                     {"role": "tool", "tool_call_id": made["id"], "content": "5"}
                     for made in message["tool_calls"]
                 ]
+
+
+class Team(Adder):
+    """Asks two sub-agents at once, of which the one with the lower number ends first."""
+
+    slower = "Part 1"
+
+    async def agent(self, url, task):
+        first, second = asyncio.Event(), asyncio.Event()
+
+        async def part(name):
+            await loop(url, name)
+            (second if name == self.slower else first).set()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(part("Part 0" if self.slower == "Part 1" else "Part 1"))
+            await first.wait()
+            group.create_task(part(self.slower))
+            await second.wait()
+        return await loop(url, "What is 2 + 3?")
+
+
+class SlowFirst(Team):
+    slower = "Part 0"
+
+
+@pytest.mark.parametrize("again", [Team, SlowFirst])
+async def test_a_branching_record_is_replayed_whatever_conversation_comes_first(again):
+    record = await play(Team())
+    assert len(record.sequences) == 3
+
+    replay = await replay_episode(record, again(), RENDERER)
+
+    assert str(replay.difference) == "None"
+    assert sum(len(turn.message["content"]) for turn in replay.trajectory.turns) == sum(
+        len(turn.message["content"]) for turn in record.turns
+    )
+
+
+async def test_a_record_with_forks_is_replayed():
+    record = await branching()
+
+    replay = await replay_episode(record, Branching(), RENDERER)
+
+    assert str(replay.difference) == "None"
+    assert [sequence.token_ids for sequence in replay.trajectory.sequences] == [
+        sequence.token_ids for sequence in record.sequences
+    ]
+
+
+async def test_an_agent_that_does_otherwise_than_recorded_is_told():
+    class Other(Branching):
+        async def agent(self, url, task):
+            await loop(url, "Another sub task")
+            return await super().agent(url, task)
+
+    record = await branching()
+
+    replay = await replay_episode(record, Other(), RENDERER)
+
+    assert not replay.same
+
+
+async def test_a_branching_record_of_a_chat_api_is_replayed():
+    class Api:
+        name, max_context_tokens = "api", None
+
+        async def chat(self, messages, tools, sampling, *, deadline_s=None):
+            said = {"role": "assistant", "content": f"{len(messages)} to {messages[0]['content']}"}
+            return ChatCompletion(said, Usage(completion_tokens=3), "stop")
+
+        async def close(self):
+            pass
+
+    played = Runner(Api(), None, options=RunnerOptions(retry_wait_s=0))
+    record = await played.run_episode(Team(), {"x": 2, "y": 3})
+    assert len(record.rewrites) == 2
+
+    replay = await replay_episode(record, Team(), None)
+    other = await replay_episode(record, SlowFirst(), None)
+
+    assert str(replay.difference) == "None"
+    assert sorted(turn.message["content"] for turn in other.trajectory.turns) == sorted(
+        turn.message["content"] for turn in record.turns
+    )

@@ -106,6 +106,13 @@ def test_frequent_limits_come_with_their_remedy(reason, remedy):
     assert report.truncated_share == 1.0
 
 
+@pytest.mark.parametrize(("reward", "warned"), [(1.0, False), (0.0, True), (0.5, True)])
+def test_groups_without_spread_are_warned_of_unless_everything_is_solved(reward, warned):
+    report = report_on([episode(task, member, reward) for task in range(3) for member in range(2)])
+
+    assert any("no gradient" in warning for warning in report.warnings) == warned
+
+
 @given(st.permutations(range(24)))
 def test_order_of_episodes_changes_no_figure(order):
     episodes = [

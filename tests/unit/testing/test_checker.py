@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from agentenv.core import ToolError
+from agentenv.core import RunLimits, ToolError
 from agentenv.envs import Env, EnvSpec, ToolEnv
-from agentenv.runner import FunctionUser, UserTurn
+from agentenv.runner import FunctionUser, RunnerOptions, UserTurn
 from agentenv.testing import check_env, tool_call_message
+from agentenv.testing.checks import Subject, check_determinism
 from agentenv.tools import tool
 
 ROWS = [{"x": n, "y": n * n} for n in range(100, 120)]
@@ -399,3 +400,32 @@ def no_user(task):
 
 def rows_of_the_module():
     return ROWS
+
+
+async def test_a_slow_environment_is_checked_on_fewer_tasks_and_the_report_says_so():
+    class Slow(ToolEnv):
+        def start(self, x, y):
+            return f"What is {x} squared?"
+
+        def reward(self, answer, y):
+            return float(answer == str(y))
+
+    report = await check_env(spec_of(Slow), only=("determinism",), timeout_s=1e6)
+    in_a_hurry = Subject(spec_of(Slow), 20, 1, 0, None, RunnerOptions(), RunLimits())
+    in_a_hurry.began -= in_a_hurry.check_s
+
+    text = await check_determinism(in_a_hurry)
+
+    assert "would take too long" not in str(report)
+    assert text.startswith("1 tasks played twice")
+    assert "more would take too long" in text
+
+
+async def test_an_environment_may_allow_trivial_policies_more():
+    class AllowsIt(Generous):
+        trivial_limit = 1.0
+
+    allowed = await check_env(spec_of(AllowsIt), only=("trivial",))
+    stricter = await check_env(spec_of(AllowsIt), only=("trivial",), trivial_limit=0.5)
+
+    assert (allowed.ok, stricter.ok) == (True, False)

@@ -19,6 +19,7 @@ from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageEr
 from agentenv.engine.hf.scheduler import Scheduler
 from agentenv.envs import EnvSpec, ToolEnv, registry
 from agentenv.render import byte_tokenizer
+from agentenv.runs import find_run
 from agentenv.runs.store import RunStatus
 from agentenv.runs.view.data import run_data
 from agentenv.train import GRPOConfig, GRPOTrainer
@@ -170,6 +171,7 @@ def test_arguments_win_over_the_trainers_options(model):
     kept = plans[0].config
     assert (kept.max_steps, kept.num_generations, kept.groups_per_step) == (1, 3, 1)
     assert kept.output_dir == str(plans[0].path)
+    assert "output_dir" not in find_run("last").info.config["train"]
 
 
 def test_arguments_of_the_environment_reach_every_one_of_a_mixture_and_a_resumed_run(model):

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from agentenv.workers.servers import ServerShares, num_servers_of
+from agentenv.workers.servers import ServerShares, num_servers_of, server_metrics, servers_text, together
+from helpers.fake_vllm import engine_on, say, serving
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,55 @@ def test_drivers_do_not_all_begin_with_the_same_server():
 def test_without_a_choice_none_is_made(number: int):
     with ServerShares(number).lend() as server:
         assert server is None
+
+
+def row(server: str, **values: object) -> dict[str, object]:
+    plain = {"used": True, "sessions": 1, "in_flight": 2, "failures": 0, "version": 3, "problem": ""}
+    return {"server": server, **plain, **values}
+
+
+def test_the_rows_of_all_processes_are_added_up_for_each_server():
+    lost = row("b:1", used=False, failures=1, version=None, problem="b:1 does not answer")
+
+    first, second = together([row("a:1"), row("b:1"), row("a:1", sessions=4, version=4), lost])
+
+    assert first | {"time": 0} == {
+        "server": "a:1",
+        "time": 0,
+        "processes": 2,
+        "used": 2,
+        "sessions": 5,
+        "in_flight": 4,
+        "failures": 0,
+        "version": 3,
+        "problem": "",
+    }
+    assert (second["used"], second["processes"], second["version"]) == (1, 2, 3)
+    assert second["problem"] == "b:1 does not answer"
+
+
+def test_servers_are_worth_a_word_if_there_are_several_or_one_failed():
+    good, bad = row("a:1"), row("b:1", used=False, failures=2)
+
+    assert servers_text(together([good])) == ""
+    assert servers_text(together([good, row("c:1")])) == "2/2 servers"
+    assert servers_text(together([good, bad])) == "1/2 servers, 2 failures"
+
+
+async def test_the_engine_of_servers_tells_how_they_do_without_their_passwords():
+    async with serving() as fake, serving() as other, engine_on(fake, other, retry_s=5.0) as engine:
+        await say(engine, session="episode")
+        await other.stop()
+        await engine._pool.take_out(engine._pool.servers[1], RuntimeError(f"{other.url} is gone"))
+        engine._pool.servers[0].url = fake.url.replace("//", "//user:secret@")
+        rows = engine.servers()
+
+        host = fake.url.removeprefix("http://")
+        gone = other.url.removeprefix("http://")
+        assert [row["server"] for row in rows] == [host, gone]
+        assert (rows[1]["used"], rows[1]["failures"], rows[1]["version"]) == (False, 1, None)
+        assert rows[1]["problem"] == f"{gone} is gone"
+        assert rows[0]["version"] == 0
+        assert sum(row["sessions"] for row in rows) == 1
+        assert server_metrics(engine) == {"servers/used": 1.0, "servers/failures": 1.0}
+    assert server_metrics(object()) == {}

@@ -230,8 +230,6 @@ function endMark(e) {
   );
 }
 
-const sourceOf = (run) => (run.config && run.config.branched_from) || "";
-
 // A run of branches names the run whose episodes it continues.
 function branchSource(run) {
   const source = sourceOf(run);
@@ -275,7 +273,7 @@ async function pageEpisode(r, i) {
     const body = await centreOf(r, e, ep, group);
     const bar = tabBar(ep, group, repaint);
     bar.append(search);
-    put(centre, ep && outcome(run, e, ep), bar, body);
+    put(centre, ep && outcome(run, e, ep), familyTree(r, e), bar, body);
     if (state.token !== null && centre.isConnected) chooseToken(state.token);
   };
   await repaint();
@@ -287,7 +285,7 @@ async function pageEpisode(r, i) {
     link("#/r/" + r, run.id),
     branchSource(run),
     step !== null && [" · ", link(`#/r/${r}/step/${step}`, "step " + step)],
-    safe(` · ${role}task ${e.k} · ${group.length} episodes`),
+    safe(` · ${role}task ${e.k} · ${counted(group.length, "episode")}`),
   );
   const keys = "← → episode · j k turn · l m e r d colours · / search · ? keys";
   const left = groupCards(r, group, i);

@@ -122,11 +122,21 @@ function messageBox(ep, message, { turn, result, base }) {
 
 const copied = (content) => (typeof content === "string" ? content : JSON.stringify(content, null, 1));
 
+// How a request of an agent with a loop of its own differs from what was recorded before.
+const FORKS = new Map([
+  ["new", "another conversation"],
+  ["edited", "its history has replies that the model did not give"],
+  ["forked", "goes on from an earlier reply"],
+  ["parallel", "goes on from a reply while another request does"],
+]);
+
 function rewriteBox(rewrite) {
   const shown = rewrite.messages.map((message) =>
     div("", h("b", {}, safe(message.role)), " ", foldedText(copied(message.content ?? ""))),
   );
-  const title = `the model then saw ${rewrite.messages.length} messages instead of those above (${rewrite.cause})`;
+  const { length } = rewrite.messages;
+  const why = FORKS.has(rewrite.cause) ? `${rewrite.cause}: ${FORKS.get(rewrite.cause)}` : rewrite.cause;
+  const title = `the model then saw ${length} messages instead of those above (${why})`;
   return div("warn", fold(safe(title), shown));
 }
 
@@ -161,8 +171,14 @@ function branches(ep) {
       const length = sharedLength(own, ids[m]);
       if (length > shared) [parent, shared] = [m, length];
     }
-    const depth = parent < 0 ? 0 : found[parent].depth + 1;
-    found.push({ n, parent, shared, depth, length: own.length });
+    const first = ep.turns.findIndex((turn) => turn.sequence === n);
+    const rewrite = n > 0 && ep.rewrites.find((one) => one.turn === first);
+    // The record of an agent says what a sequence took over; equal beginnings of others are a coincidence.
+    if (rewrite && FORKS.has(rewrite.cause)) {
+      [parent, shared] = [rewrite.parent ?? -1, rewrite.shared];
+      if (parent >= ids.length) parent = -1;
+    }
+    found.push({ n, parent, shared, length: own.length, cause: rewrite ? rewrite.cause : "" });
   });
   return found;
 }
@@ -172,7 +188,7 @@ function branchTree(ep) {
   const found = branches(ep);
   const kids = groupedBy(found, (branch) => branch.parent);
   const line = (branch) => {
-    const { n, parent, shared, length } = branch;
+    const { n, parent, shared, length, cause } = branch;
     const words =
       parent < 0 ? `${length} tokens` : `${shared} tokens of ${parent + 1}, then ${length - shared} own`;
     const jump = () => showToken(sequenceStart(ep, n) + (parent < 0 ? 0 : Math.min(shared, length - 1)));
@@ -184,6 +200,7 @@ function branchTree(ep) {
         "button",
         { class: "plain", onclick: jump },
         h("b", {}, "context " + (n + 1)),
+        cause && h("span", { class: "pill", title: FORKS.get(cause) || "condensed" }, safe(cause)),
         span("dim", " " + words),
       ),
       below && h("ul", {}, below.map(line)),

@@ -128,6 +128,27 @@ function workerTable(run) {
   return rows.length > 0 && found;
 }
 
+function serverTable(run) {
+  const rows = (run.servers ?? []).map((server) =>
+    row(
+      [
+        safe(server.server),
+        num(server.sessions),
+        num(server.in_flight),
+        num(server.version ?? "–"),
+        num(server.failures),
+        num(`${server.used} of ${server.processes}`),
+        span("dim", safe(server.problem)),
+      ],
+      "",
+    ),
+  );
+  const head = ["server", ["episodes"], ["in flight"], ["weights"], ["failures"], ["used by"], "problem"];
+  const found = section("servers", div("scroll", table(head, rows)));
+  found.className = "wide";
+  return rows.length > 0 && found;
+}
+
 function failureTable(report) {
   const rows = report.errors.map((failure) => {
     const word = failure.error.split(/\s+/).slice(0, 2).join(" error:");
@@ -187,6 +208,7 @@ function episodeSections(r, run, figures, count) {
       failureTable(report),
       all && toolTable(run.report),
       all && workerTable(run),
+      all && serverTable(run),
       all && timeTable(run.report),
     );
     put(grid, h("h2", {}, "task × episode"), found.length > 0 && heat(r, run, found));

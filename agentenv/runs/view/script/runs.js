@@ -85,7 +85,7 @@ function pageRuns() {
   refill();
   put(
     root,
-    head([h("b", {}, "runs"), span("sub", runs.length + " runs")], "/ filter · ? keys"),
+    head([h("b", {}, "runs"), span("sub", counted(runs.length, "run"))], "/ filter · ? keys"),
     h(
       "main",
       {},
@@ -132,8 +132,13 @@ function changeCell(change) {
 
 function differenceCard(changes) {
   const found = bootstrapMean(changes);
-  const limits = `95 % ${sign(found.low)} to ${sign(found.high)}, paired over ${changes.length} tasks`;
+  const limits = `95 % ${sign(found.low)} to ${sign(found.high)}, paired over ${counted(changes.length, "task")}`;
   return card("change of the mean reward", sign(found.mean), limits);
+}
+
+function sideLink(left, right) {
+  const href = "#/side/" + [...left, ...right].join("/");
+  return h("a", { href, "aria-label": "side by side" }, innerWidth < 500 ? "⇄" : "side by side");
 }
 
 // What changed from one run to another, or from one step to another: `at` are the indexes of their runs.
@@ -153,12 +158,12 @@ function comparison(before, after, { names, at }) {
         num(link(`#/r/${at[0]}/e/${one.i}`, fix(one.p, 3))),
         num(link(`#/r/${at[1]}/e/${one.j}`, fix(one.q, 3))),
         changeCell(one.q - one.p),
-        link(`#/side/${at[0]}/${one.i}/${at[1]}/${one.j}`, "side by side"),
+        sideLink([at[0], one.i], [at[1], one.j]),
       ]),
     );
   return [
     div("cards", differenceCard(changes)),
-    h("p", {}, `mean ${means.join(" → ")} · ${better} tasks better · ${worse} worse · ${same} same`),
+    h("p", {}, `mean ${means.join(" → ")} · ${counted(better, "task")} better · ${worse} worse · ${same} same`),
     div("scroll", table(["task", [names[0]], [names[1]], ["change"], ""], lines)),
   ];
 }

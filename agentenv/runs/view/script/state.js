@@ -85,6 +85,9 @@ function taskName(run, e) {
 
 const taskTitle = (run, e) => [e.k, questionOf(run, e)].filter(Boolean).join(": ");
 
+// The run whose episodes this run continues.
+const sourceOf = (run) => (run.config && run.config.branched_from) || "";
+
 // The step whose policy played an episode; held-out episodes name it in their group.
 const HELD_OUT = /^held-out-(\d+):/;
 

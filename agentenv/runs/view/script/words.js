@@ -2,6 +2,7 @@
 
 const fix = (x, digits = 2) => (!there(x) ? "–" : typeof x === "number" ? x.toFixed(digits) : String(x));
 const sign = (x) => (there(x) ? (x >= 0 ? "+" : "−") + Math.abs(x).toFixed(2) : "");
+const counted = (n, thing) => `${n} ${thing}${n === 1 ? "" : "s"}`;
 const percent = (x) => (100 * x).toFixed(0) + " %";
 const mean = (xs) => xs.reduce((a, b) => a + b, 0) / xs.length;
 // Math.min(...xs) would fail, because a long training has more rewards than a call may have arguments.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from agentenv.core import UsageError
+from agentenv.core import EngineError, UsageError
 from agentenv.engine import Sampling, TransformersEngine
+from agentenv.engine.hf.request import GenerationRequest
 
 PROMPT = [5, 9, 14, 20]
 CONFIG = LlamaConfig(
@@ -66,6 +68,30 @@ async def test_each_adapter_and_the_base_are_sampled_with_all_that_belongs_to_th
         name: pytest.approx(value, abs=1e-5) for name, value in {**wanted, "": wanted["second"]}.items()
     }
     assert model.active_adapter == "first"
+
+
+@pytest.mark.parametrize("ends", ["finish", "fail"])
+async def test_an_answer_is_given_when_the_trainers_adapters_are_back(model, monkeypatch, ends):
+    model.set_adapter("first")
+    engine = TransformersEngine(model, adapter="second")
+    layer = next(module for module in model.modules() if isinstance(module, BaseTunerLayer))
+    end, seen = getattr(GenerationRequest, ends), []
+
+    def noted(request, answer):
+        seen.append((layer.disable_adapters, layer.active_adapters))
+        end(request, answer)
+
+    monkeypatch.setattr(GenerationRequest, ends, noted)
+    if ends == "fail":
+        with torch.no_grad():
+            model.get_base_model().model.norm.weight.fill_(float("nan"))
+        with pytest.raises(EngineError, match="log-probability of nan"):
+            await drawn(engine)
+    else:
+        await drawn(engine)
+    await engine.close()
+
+    assert seen == [(False, ["first"])]
 
 
 async def test_an_engine_without_an_adapter_of_its_own_samples_the_base(model):

@@ -123,7 +123,7 @@ async def test_tau2_accepts_its_ground_truth_on_every_task(domain):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("domain", ["telecom", "banking_knowledge"])
+@pytest.mark.parametrize("domain", ["airline", "telecom", "banking_knowledge"])
 async def test_the_checker_passes_on_tau2(domain):
     needs_tau2()
     report = await check_env(f"tau2:{domain}", tasks=2, timeout_s=600)
@@ -179,6 +179,28 @@ async def test_an_error_of_tau2_s_tool_is_told_to_the_agent_and_long_arguments_a
 
     assert "nobody" in unknown.tool_results[0].content
     assert "longer than" in long.tool_results[0].content
+
+
+@pytest.mark.engine
+async def test_an_argument_that_tau2_cannot_read_is_told_to_the_agent():
+    needs_tau2()
+    entry = spec("tau2:airline")
+    env = entry.make()
+    await env.begin(entry.task_set()[0].data, seed=0, context=Context())
+    words = {
+        "user_id": "a",
+        "origin": "JFK",
+        "destination": "SEA",
+        "flight_type": "one_way",
+        "cabin": "economy",
+    }
+    rest = {"payment_methods": [], "total_baggages": 0, "nonfree_baggages": 0, "insurance": "no"}
+    call = tool_call_message("book_reservation", **words, **rest, flights=[{}], passengers=[{}])
+
+    answer = await env.advance(Action.of(call))
+
+    assert answer.tool_results[0].is_error
+    assert "flight_number" in answer.tool_results[0].content
 
 
 @pytest.mark.engine

@@ -10,12 +10,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from agentenv.core import StopReason, TokenSequence, Trajectory, Turn
+from agentenv.core import Rewrite, StopReason, TokenSequence, TokenSpan, Trajectory, Turn
 from agentenv.runs import compare, report_on
 from agentenv.runs.store import Run, RunWriter, UserNote, list_runs
 from agentenv.runs.store.vocabulary import token_bytes, vocabulary_of
 from agentenv.runs.view import build_page, show
-from agentenv.runs.view.data import page_json, run_data, safe_json
+from agentenv.runs.view.data import episode_data, page_json, run_data, safe_json
 from agentenv.runs.view.page import asset, frame
 from helpers.browser import CHROMIUM, open_browser
 from helpers.live_viewer import fetch, live
@@ -50,10 +50,10 @@ class Tags(HTMLParser):
 
 
 def test_page_without_data_is_small(tmp_path):
-    """Without the library that draws the curves, which is about 50 kB, it has less than 120 kB."""
+    """Without the library that draws the curves, which is about 50 kB, it has less than 125 kB."""
     page = build_page([write_run(tmp_path, "empty", [])])
 
-    assert len(page.encode()) - len(asset("vendor/uPlot.js").encode()) < 120_000
+    assert len(page.encode()) - len(asset("vendor/uPlot.js").encode()) < 125_000
 
 
 def test_page_has_the_licence_of_the_library_that_it_contains(tmp_path):
@@ -429,6 +429,59 @@ async def test_messages_mark_errors_show_images_and_fold_what_is_long(tmp_path):
         assert tab.complaints == []
 
 
+def forked() -> Trajectory:
+    """An episode of an agent that had a sub-agent, and asked one turn again."""
+    old = talk()
+    prompt, said = old.sequences[1].spans
+    other = Turn(2, {"role": "assistant", "content": "Sub"}, "stop", 3, sequence=1, start=len(prompt))
+    turns = (*old.turns[:2], other, replace(old.turns[2], index=3, sequence=2))
+    sub = TokenSequence((prompt, span("model", "Sub", 2)))
+    again = TokenSequence((prompt, TokenSpan("model", said.token_ids, said.logprobs, 0, turn=3)))
+    messages = (*old.messages[:-1], other.message, old.messages[-1])
+    return replace(
+        old,
+        turns=turns,
+        messages=messages,
+        sequences=(old.sequences[0], sub, again),
+        rewrites=(
+            Rewrite(2, "new", old.messages[:1]),
+            Rewrite(3, "forked", old.messages[:2], parent=0, shared_tokens=len(prompt)),
+        ),
+    )
+
+
+def test_the_data_of_an_episode_have_the_causes_of_its_forks():
+    first, second = episode_data(forked())["rewrites"]
+
+    assert (first["cause"], first["parent"], first["shared"]) == ("new", None, 0)
+    assert (second["cause"], second["parent"], second["shared"]) == ("forked", 0, 65)
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_the_tree_of_contexts_says_the_cause_of_each_fork(tmp_path):
+    page = tmp_path / "view.html"
+    page.write_text(build_page([write_run(tmp_path, "forks", [forked()])]))
+    async with open_browser() as tab:
+        await tab.open(page.as_uri())
+        await tab.until("document.querySelectorAll('.box').length >= 6")
+        await tab.key("s")
+        await tab.until("document.querySelectorAll('.tree button').length === 3")
+        lines = await tab.js(
+            "[...document.querySelectorAll('.tree button')].map((b) => [...b.children].map((c) => c.textContent))"
+        )
+        inner = await tab.js("document.querySelector('.tree ul ul').textContent")
+        titles = await tab.js("[...document.querySelectorAll('.tree .pill')].map((p) => p.title)")
+        text = str(await tab.js("document.querySelector('.centre').textContent"))
+
+        assert [line[0] for line in lines] == ["context 1", "context 3", "context 2"]
+        assert [line[1] for line in lines[1:]] == ["forked", "new"]
+        assert inner.startswith("context 3forked 65 tokens of 1, then 17 own")
+        assert titles == ["goes on from an earlier reply", "another conversation"]
+        assert "2 messages instead of those above (forked: goes on from an earlier reply)" in text
+        assert tab.complaints == []
+
+
 @needs_browser
 @pytest.mark.slow
 async def test_an_address_leads_to_a_token(tmp_path):
@@ -499,7 +552,7 @@ async def test_curves_of_a_training_lead_to_its_steps(tmp_path):
         await tab.until("location.hash === '#/r/0/step/2'")
 
         await tab.js("location.hash = '#/r/0/steps/1/3'")
-        await tab.until("document.body.innerText.includes('1 tasks better')")
+        await tab.until("document.body.innerText.includes('1 task better')")
         await tab.js(
             "[...document.querySelectorAll('a')].find((a) => a.innerText === 'side by side').click()"
         )
@@ -686,7 +739,7 @@ async def test_runs_without_the_usual_are_shown_sensibly(tmp_path, kind):
 
 @needs_browser
 @pytest.mark.slow
-async def test_the_workers_of_a_run_are_a_table(tmp_path):
+async def test_the_workers_and_servers_of_a_run_are_tables(tmp_path):
     run = write_run(tmp_path, "crew", [episode(0, 0), episode(1, 0)])
     busy = {"worker": "w1", "node": "gpu-7", "pid": 77, "live": 5, "rss_mb": 80.5, "cpu_s": 2.0}
     busy |= {"done": 3, "lag_p99_s": 0.004, "threads": 9, "abandoned": 2}
@@ -695,8 +748,21 @@ async def test_the_workers_of_a_run_are_a_table(tmp_path):
         {**busy, "live": 0},
         busy,
         {"worker": "<b>w2</b>", "silent": True},
-        {"worker": "driver", "deaths": 1},
+        {"worker": "driver", "deaths": 1, "retired": 2},
     ]
+    server = {"server": "gpu1:8000", "sessions": 12, "in_flight": 7, "version": 3, "failures": 1, "used": 2}
+    run_servers = [
+        {**server, "processes": 3, "problem": ""},
+        {
+            **server,
+            "server": "gpu2:8000",
+            "version": None,
+            "used": 0,
+            "processes": 3,
+            "problem": "<i>hangs</i>",
+        },
+    ]
+    (run.path / "servers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run_servers))
     (run.path / "workers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "view.html").write_text(build_page([Run(run.path)]))
     async with open_browser() as tab:
@@ -709,6 +775,12 @@ async def test_the_workers_of_a_run_are_a_table(tmp_path):
         assert "<b>w2</b>" in text
         assert "does not answer" in text
         assert "1 workers died" in text
+        assert "2 replaced because of hung threads" in text
+        lines = [line.split("\t") for line in text.splitlines() if line.startswith("gpu")]
+        assert lines == [
+            ["gpu1:8000", "12", "7", "3", "1", "2 of 3", ""],
+            ["gpu2:8000", "12", "7", "\N{EN DASH}", "1", "0 of 3", "<i>hangs</i>"],
+        ]
         assert text.count("gpu-7") == 1
         assert tab.complaints == []
 

@@ -1,0 +1,171 @@
+"""`agentenv plan`: print what a training would need on the GPUs of a machine, without a GPU and weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from agentenv.cli.options import ConfigOption, JsonOption, SettingsOption
+from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.settings import build, parse_pairs, read_settings, read_toml
+
+if TYPE_CHECKING:
+    from agentenv.train.capacity.placement import Placement
+    from agentenv.train.capacity.report import CapacityPlan
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_GIGA = 1e9
+
+
+@app.command()
+def run(
+    model: str = typer.Option(
+        ..., "-m", "--model", help="Directory or Hub id of a causal model, of which only the config is read."
+    ),
+    context: str = typer.Option("8k", "--context", help="Longest episode in tokens, such as 32k."),
+    gpus: str = typer.Option("1x80", "--gpus", help="Number of GPUs and gigabytes of each, such as 8x80."),
+    settings: list[str] = SettingsOption,
+    config: str = ConfigOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Print what each GPU of a training would hold, whether it fits, and the nearest thing that does.
+
+    Everything is computed from the model's config: no weights are read, and no GPU is needed. Settings for
+    -o are those of train: train.lora.r=16, train.gradient_checkpointing=true, train.groups_per_step=32.
+    The exit code is 1 if the training does not fit.
+    """
+    DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv plan")
+    from agentenv.train.capacity.machine import Machine
+    from agentenv.train.capacity.needs import DryRuns
+    from agentenv.train.capacity.report import plan_capacity
+    from agentenv.train.capacity.shape import read_config
+    from agentenv.train.config import GRPOConfig
+    from agentenv.train.sections import TRAIN_SECTIONS
+
+    sources = [read_toml(config)] if config else []
+    read = read_settings([*sources, parse_pairs(settings or [])], TRAIN_SECTIONS)
+    plan = plan_capacity(
+        DryRuns(read_config(model)),
+        build(GRPOConfig, read["train"]),
+        model=model,
+        context=_tokens(context),
+        machine=Machine.parse(gpus),
+    )
+    if as_json:
+        sys.stdout.write(json.dumps(_record(plan)) + "\n")
+    else:
+        print("\n".join(_lines(plan)))
+    if not plan.placement.fits:
+        raise typer.Exit(1)
+
+
+def _tokens(text: str) -> int:
+    """Return a number of tokens written as `32768` or `32k`."""
+    number, factor = (text[:-1], 1024) if text.lower().endswith("k") else (text, 1)
+    if not number.isdecimal() or not int(number):
+        raise UsageError(f"--context {text!r} is no number of tokens", remedy="write it as 32768 or 32k")
+    return int(number) * factor
+
+
+def _record(plan: CapacityPlan) -> dict[str, Any]:
+    return {
+        "model": plan.model,
+        "computed": True,
+        "context": plan.context,
+        "gpus": str(plan.machine),
+        "shape": asdict(plan.shape),
+        "fits": plan.placement.fits,
+        "placement": asdict(plan.placement),
+        "alternatives": [
+            {"change": one.change, "placement": asdict(one.placement)} for one in plan.alternatives
+        ],
+    }
+
+
+def _lines(plan: CapacityPlan) -> list[str]:
+    """Return the plan as text."""
+    placement, machine = plan.placement, plan.machine
+    how = "LoRA" if plan.config.lora is not None else "all weights"
+    usable = f"{machine.usable / _GIGA:.1f} GB each can be used"
+    lines = [
+        f"{plan.model} · {plan.shape.parameters / 1e9:.1f} billion parameters · {how} · {plan.config.dtype}",
+        f"context {plan.context:,} · {machine.gpus} × {machine.gigabytes} GB, of which {usable}",
+        "computed from the config of the model; nothing here was measured on a GPU",
+        "",
+        _division(placement),
+        *_table(placement),
+        "",
+    ]
+    if not placement.fits:
+        return [*lines, *_remedies(plan)]
+    held = f"fits; the KV cache of each sampler holds {placement.contexts:.1f} full contexts"
+    return [*lines, held, *_times(plan)]
+
+
+def _division(placement: Placement) -> str:
+    if not placement.servers:
+        return "the GPU trains, and samples from the same weights while it does not"
+    each = "1 GPU" if placement.tensor_parallel == 1 else f"{placement.tensor_parallel} GPUs"
+    train = "1 GPU trains" if placement.trainers == 1 else f"{placement.trainers} GPUs train (fsdp=True)"
+    return f"{train}, {_servers(placement.servers)} of {each} sample"
+
+
+def _servers(count: int) -> str:
+    return "1 server" if count == 1 else f"{count} servers"
+
+
+def _table(placement: Placement) -> list[str]:
+    """Return the parts that a device of each kind holds, in gigabytes."""
+    server = {} if placement.server is None else placement.server.parts
+    names = [name for name in {**placement.trainer.parts, **server} if _held(placement, name)]
+    rows = [(name, placement.trainer.parts.get(name), server.get(name)) for name in names]
+    total = None if placement.server is None else placement.server.total
+    rows.append(("together", placement.trainer.total, total))
+    return [f"{'GB on each GPU':<16}{'training':>10}{'sampling':>10}"] + [
+        f"{name:<16}{_gigabytes(trains):>10}{_gigabytes(samples):>10}" for name, trains, samples in rows
+    ]
+
+
+def _held(placement: Placement, name: str) -> bool:
+    server = {} if placement.server is None else placement.server.parts
+    return bool(placement.trainer.parts.get(name) or server.get(name))
+
+
+def _gigabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / _GIGA:.1f}"
+
+
+def _remedies(plan: CapacityPlan) -> list[str]:
+    placement = plan.placement
+    lines = ["does not fit:"]
+    if placement.missing > 0:
+        lines.append(f"  training needs {placement.missing / _GIGA:.1f} GB more on each GPU")
+    if placement.server is None:
+        lines.append("  sampling has no room for the weights and the KV cache of one context")
+    if not plan.alternatives:
+        return [*lines, "nothing near fits"]
+    return [*lines, "the nearest that fits:", *(f"  {one.change}" for one in plan.alternatives)]
+
+
+def _times(plan: CapacityPlan) -> list[str]:
+    seconds, config = plan.placement.seconds, plan.config
+    if seconds is None:
+        return []
+    episodes = f"{config.groups_per_step} × {config.num_generations} episodes that fill the context"
+    phases = {
+        "sampling": seconds.sampling,
+        "scoring": seconds.scoring,
+        "update": seconds.update,
+        "weights to the servers": seconds.sync,
+    }
+    return [
+        f"expected seconds of a step of {episodes}, a quarter of it sampled, on {plan.machine.kind}:",
+        "  " + " · ".join(f"{name} {value:.0f}" for name, value in phases.items()),
+    ]
