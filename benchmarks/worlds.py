@@ -4,6 +4,7 @@
 
 The oracle plays through our environment, which is what a run pays besides the model. For BFCL the other
 column is the leaderboard's checker alone, which runs the ground truth twice and reads the data each time.
+For AgentDojo it is the package's own harness, which reads its data from YAML in each episode.
 Worlds whose package is not installed are skipped.
 """
 
@@ -41,6 +42,21 @@ def bfcl(tasks: list[Task]) -> None:
         assert checker.multi_turn_checker(said, truth, entries[task.id], category, name)["valid"]
 
 
+def agentdojo(tasks: list[Task]) -> None:
+    """Play the ground truth in AgentDojo's own harness."""
+    # Both were loaded when our episodes were played, without the clients of model providers.
+    from agentdojo.agent_pipeline.ground_truth_pipeline import GroundTruthPipeline
+    from agentdojo.task_suite.load_suites import get_suite
+
+    for task in tasks:
+        suite = get_suite("v1.2.2", str(task.data["suite"]))
+        user_task = suite.user_tasks[str(task.data["user_task"])]
+        assert suite.run_task_with_pipeline(GroundTruthPipeline(user_task), user_task, None, {}) == (
+            True,
+            True,
+        )
+
+
 WORLDS: dict[str, tuple[str, str, Callable[[list[Task]], None] | None]] = {
     "bfcl:multi_turn_base": ("bfcl_eval", "test", bfcl),
     "bfcl:multi_turn_long_context": ("bfcl_eval", "test", bfcl),
@@ -48,6 +64,8 @@ WORLDS: dict[str, tuple[str, str, Callable[[list[Task]], None] | None]] = {
     "tau2:retail": ("inspect_evals", "test", None),
     "tau2:telecom": ("inspect_evals", "test", None),
     "tau2:banking_knowledge": ("inspect_evals", "test", None),
+    "agentdojo:banking": ("agentdojo", "test", agentdojo),
+    "agentdojo:workspace": ("agentdojo", "test", agentdojo),
     "agentenv_envs.search:Search": ("agentenv", "test", None),
 }
 
