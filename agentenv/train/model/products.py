@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import linear
 
 from agentenv.core.processor import prefers_onednn
@@ -109,6 +110,7 @@ def _is_faster(left: Tensor, right: Tensor) -> bool:
         and left.dtype == right.dtype == torch.float32
         and left.device.type == "cpu"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and not isinstance(left, FakeTensor)  # a dry run says what a GPU would hold
     )
 
 

@@ -60,10 +60,11 @@ import torch.distributed.fsdp
 import transformers
 from agentenv.core.settings import build
 from agentenv.train import GRPOConfig
-from agentenv.train.model import MasterOptimizer, Policy, add_lora
+from agentenv.train.model import MasterOptimizer, Policy, add_lora, products
 from agentenv.train.capacity.dry_run import _micro_batch
 from helpers.ranks import peak_of, play
 
+products.prefers_onednn = lambda: False  # a GPU has no oneDNN, and neither has the dry run
 torch.set_num_threads(1)
 OUT = sys.argv[1]
 with open(f"{OUT}/cases.json") as file:
