@@ -120,13 +120,14 @@ def test_a_node_is_killed(cluster: Any, tmp_path: Path, whole: Truth):
 
     def kill() -> None:
         try:
-            parents = {
-                psutil.Process(pid).ppid()
-                for pid in wait_until(lambda: waiting(tmp_path), seconds=PATIENCE_S)
-            }
-            nodes = [node for node in cluster.worker_nodes if raylet(node) in parents]
+            pids = wait_until(lambda: waiting(tmp_path), seconds=PATIENCE_S)
+            parents = {pid: psutil.Process(pid).ppid() for pid in pids}
+            nodes = [node for node in cluster.worker_nodes if raylet(node) in parents.values()]
+            lost = [pid for pid, parent in parents.items() if parent == raylet(nodes[0])]
             cluster.remove_node(nodes[0], allow_graceful=False)
             killed.append(nodes[0])
+            # The actors outlive their node for a moment, in which they must not end their episodes.
+            wait_until(lambda: not any(map(alive, lost)), seconds=PATIENCE_S)
         finally:
             gate.touch()
 
@@ -144,6 +145,13 @@ def test_a_node_is_killed(cluster: Any, tmp_path: Path, whole: Truth):
     assert len(killed) == 1
     assert len(list(tmp_path.glob("waits-*"))) > 2 * len(WAITING), "nothing was played again"
     assert played == whole
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def raylet(node: Any) -> int:
