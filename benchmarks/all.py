@@ -35,6 +35,12 @@ SCRIPTS = {
     "grpo_step": ["--without", "trl"],
 }
 """Every script that measures without a server of its own, with options that leave the slowest peers out."""
+LEFT_OUT = {
+    "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
+    "capacity": "it computes and measures nothing",
+    "delta": "it measures the weights of one training, once",
+}
+"""Scripts that write figures and do not run with the others, and why."""
 
 
 def cpu_seconds() -> float:

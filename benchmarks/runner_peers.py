@@ -17,10 +17,11 @@ import os
 import resource
 import tempfile
 import time
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-QUESTION = "Read the pages and answer."
+from verifiers_look import QUESTION, load_environment
 
 
 def serve(pipe: Any, turns: int) -> None:
@@ -64,37 +65,30 @@ def serve(pipe: Any, turns: int) -> None:
     asyncio.run(main())
 
 
-def verifiers(url: str, text: str, turns: int, at_once: int, count: int) -> None:
-    """Play the episodes with the ToolEnv of verifiers 0.1."""
-    import verifiers as vf
-    from datasets import Dataset
+def verifiers(url: str, text: str, turns: int, at_once: int, count: int, *, workers: int = 0) -> None:
+    """Play the episodes with the ToolEnv of verifiers, in this process or in its env workers."""
     from verifiers.types import ClientConfig
 
-    def look(page: int) -> str:
-        """Look at a page.
-
-        Args:
-            page: Its number.
-        """
-        return text
-
-    async def answered(completion: Any) -> float:
-        return 1.0 if len(completion) == 2 * turns + 1 else 0.0
-
-    rows = Dataset.from_list([{"question": QUESTION, "answer": "", "number": n} for n in range(count)])
-    env = vf.ToolEnv(dataset=rows, tools=[look], max_turns=turns + 1, rubric=vf.Rubric(funcs=[answered]))
-
+    given = {"text": text, "turns": turns, "count": count}
+    env = load_environment(**given)
+    env.env_id, env.env_args = load_environment.__module__, given
     os.environ["MOCK_KEY"] = "none"
 
     async def play() -> Any:
-        return await env.evaluate(
-            ClientConfig(api_base_url=url, api_key_var="MOCK_KEY"),
-            "mock",
-            num_examples=count,
-            rollouts_per_example=1,
-            max_concurrent=at_once,
-            on_progress=[],
-        )
+        if workers:
+            await env.start_server(num_workers=workers, console_logging=False)
+        try:
+            return await env.evaluate(
+                ClientConfig(api_base_url=url, api_key_var="MOCK_KEY"),
+                "mock",
+                num_examples=count,
+                rollouts_per_example=1,
+                max_concurrent=at_once,
+                on_progress=[],
+            )
+        finally:
+            if workers:
+                await env.stop_server()
 
     found = asyncio.run(play())
     rewards = [one["reward"] for one in found["outputs"]]
@@ -134,7 +128,11 @@ def inspect_ai(url: str, text: str, turns: int, at_once: int, count: int) -> Non
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
 
 
-PEERS = {"verifiers": verifiers, "inspect_ai": inspect_ai}
+PEERS = {
+    "verifiers": verifiers,
+    "verifiers_workers": partial(verifiers, workers=2),
+    "inspect_ai": inspect_ai,
+}
 
 
 def asked(port: int) -> int:
@@ -171,7 +169,8 @@ def main() -> None:
         server.join()
     assert turns == options.count * (options.turns + 1), f"{turns} requests"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    figures = {"ms": took * 1000 / turns, "peak_rss_mb": peak, "version": version(options.peer)}
+    package = options.peer.removesuffix("_workers")
+    figures = {"ms": took * 1000 / turns, "peak_rss_mb": peak, "version": version(package)}
     print(json.dumps(figures))
 
 

@@ -1,10 +1,11 @@
 """Measure what workers bring and what they cost: speed-up, the driver's processor time, memory, delays.
 
-    python benchmarks/workers.py [--quick] [--ray] [--json PATH]
+    python benchmarks/workers.py [--quick] [--ray] [--peers PYTHON] [--json PATH]
 
 Every row plays real episodes with scripted completions. Processor times of the driver are those of its
 process alone, beyond the start of the run. The speed-up is a wall-clock time and needs an idle machine. With
 `--ray` the rows of local processes are repeated on a Ray cluster that the script starts on this machine.
+PYTHON is an interpreter with verifiers, whose two env workers then play episodes of the same length.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import json
 import logging
 import os
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -138,6 +140,24 @@ def overhead(quick, rays):
         yield {"what": f"{name}, driver, CPU ms a turn", "ms": ms}
 
 
+def peers(python, quick):
+    """Measure the driver of verifiers, which sends episodes to its env workers and takes the outputs back."""
+    few, many = (20, 120) if quick else (100, 1100)
+    spent = {count: verifiers_ms(python, count) * count for count in (few, many)}
+    ms = (spent[many] - spent[few]) / (many - few)
+    yield {"what": "verifiers, 2 env workers, driver, CPU ms a turn", "ms": round(ms, 3)}
+
+
+def verifiers_ms(python, count):
+    """Return the CPU milliseconds of the driver for a turn, its start among them."""
+    script = Path(__file__).with_name("runner_peers.py")
+    shape = {"turns": TURNS - 1, "at-once": 64, "count": count, "text": "the quick brown fox " * 5}
+    options = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    command = [python, str(script), "verifiers_workers", *options]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return json.loads(done.stdout.splitlines()[-1])["ms"]
+
+
 def turn_ms(env, few, many, **options):
     return round(driver_ms(env, few, many, **options) / TURNS, 3)
 
@@ -198,6 +218,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--peers", metavar="PYTHON")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rays = ["", "auto"] if given.ray else [""]
@@ -208,6 +229,7 @@ def main():
     for measured in (
         speed_up(given.quick),
         overhead(given.quick, rays),
+        *([peers(given.peers, given.quick)] if given.peers else []),
         long_episodes(given.quick),
         *(sleeping(count, rays) for count in counts),
     ):

@@ -132,21 +132,26 @@ def same_facts(new: Trajectory, old: Trajectory) -> None:
     assert [turn.finish_reason for turn in new.turns] == [turn.finish_reason for turn in old.turns]
 
 
-def as_written(old: Trajectory) -> list[Any]:
-    """Return the sequences as a prompt and a response hold them: up to the last sampled token."""
-    return [sequence.cut(len(split_sequence(sequence))) for sequence in old.sequences]
+def rows_of(old: Trajectory) -> list[int]:
+    """Return the numbers of the sequences that rows are made of: those with trained tokens, if there are any."""
+    numbers = range(len(old.sequences))
+    return [number for number in numbers if any(old.sequences[number].loss_mask)] or list(numbers)
+
+
+def as_written(sequence: Any) -> Any:
+    """Return the sequence as a prompt and a response hold it: up to the last sampled token."""
+    return sequence.cut(len(split_sequence(sequence)))
 
 
 def same_tokens(new: Trajectory, old: Trajectory) -> None:
-    assert list(new.sequences) == as_written(old)
-    kept = [len(sequence) for sequence in new.sequences]
+    rows = rows_of(old)
+    assert list(new.sequences) == [as_written(old.sequences[number]) for number in rows]
     for mine, theirs in zip(new.turns, old.turns, strict=True):
-        if theirs.end <= kept[theirs.sequence]:
-            assert (mine.num_tokens, mine.sequence, mine.start) == (
-                theirs.num_tokens,
-                theirs.sequence,
-                theirs.start,
-            )
+        if theirs.sequence not in rows:
+            continue
+        row = rows.index(theirs.sequence)
+        if theirs.end <= len(new.sequences[row]):
+            assert (mine.num_tokens, mine.sequence, mine.start) == (theirs.num_tokens, row, theirs.start)
     assert new.trainable == old.trainable
 
 

@@ -84,6 +84,8 @@ WRONG = [
     ("serve",),
     ("serve", "--env", "nope/X-v0"),
     ("sandbox", "serve", "--backend", "nope"),
+    ("plan", "-m", "."),
+    ("plan", "-m", ".", "--gpus", "eight"),
     ("doctor", "-m", "nonsense"),
     ("doctor", "-m", "list.json"),
 ]
