@@ -123,10 +123,14 @@ async def test_tau2_accepts_its_ground_truth_on_every_task(domain):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("domain", ["airline", "telecom", "banking_knowledge"])
-async def test_the_checker_passes_on_tau2(domain):
+@pytest.mark.parametrize(
+    ("domain", "trivial_limit"),
+    # Three of the four tasks of airline that are tried here want nothing changed.
+    [("airline", 0.75), ("telecom", None), ("banking_knowledge", None)],
+)
+async def test_the_checker_passes_on_tau2(domain, trivial_limit):
     needs_tau2()
-    report = await check_env(f"tau2:{domain}", tasks=2, timeout_s=600)
+    report = await check_env(f"tau2:{domain}", tasks=2, trivial_limit=trivial_limit, timeout_s=600)
 
     assert report.ok, str(report)
 
