@@ -945,6 +945,16 @@ async def attempt(pool, world: World, one: Case) -> str:
     )
 
 
+async def calm_disk() -> None:
+    """Wait until others on this machine write little to the disk, such as packages; two minutes at most."""
+    for _ in range(40):
+        before = os.statvfs(tempfile.gettempdir()).f_bavail
+        await asyncio.sleep(3.0)
+        now = os.statvfs(tempfile.gettempdir())
+        if abs(before - now.f_bavail) * now.f_frsize < MOST_DISK_BYTES // 16:
+            return
+
+
 def chosen(tier: str, *, quick: bool) -> list[Case]:
     """Return the cases for a tier on this machine."""
     machine = os.uname().machine
@@ -975,6 +985,7 @@ async def main() -> int:
                 for _ in range(TRIES - 1):
                     if not any(passing in problem for passing in (DISK_TAKEN, NO_THREAD)):
                         break
+                    await calm_disk()
                     problem = await attempt(pool, world, one)
                 failures += bool(problem)
                 if problem:
