@@ -62,7 +62,7 @@ def test_an_evaluation_reaches_the_engine_in_less_than_eight_frames(monkeypatch)
         return asyncio.all_tasks()
 
     engine = Watching(run_sync(others()))
-    module = import_module("agentenv.runs.evaluate")
+    module = import_module("agentenv.runs.evaluation")
     monkeypatch.setattr(module, "load_model", lambda config: LoadedModel(engine, TOKENIZER))
 
     ae.evaluate(SPEC, num_tasks=1)
