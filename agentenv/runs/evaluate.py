@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.limits import RunLimits
-from agentenv.core.threads import run_sync
+from agentenv.core.loops import run_sync
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.engine.base import Sampling
 from agentenv.envs.registry import EnvSpec, spec

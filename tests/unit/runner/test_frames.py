@@ -7,7 +7,7 @@ from contextlib import aclosing
 from importlib import import_module
 
 import agentenv as ae
-from agentenv.core.threads import run_sync
+from agentenv.core.loops import run_sync
 from agentenv.engine import ScriptedEngine
 from agentenv.engine.factory import LoadedModel
 from agentenv.envs import EnvSpec, ToolEnv
