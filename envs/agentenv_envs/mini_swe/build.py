@@ -36,7 +36,7 @@ from agentenv_envs.mini_swe.harness import outputs_of
 from agentenv_envs.mini_swe.libraries import checksum, module_of, sources_of
 from agentenv_envs.mini_swe.pieces import Pieces
 
-__all__ = ["build", "main"]
+__all__ = ["build", "main", "write_sources", "written"]
 
 _VOLATILE = re.compile(
     r"\b(now|today|utcnow|time\(|sleep|random|shuffle|perf_counter|monotonic|open\(|input\(|tempfile|socket"
@@ -56,14 +56,19 @@ def build(sources: Mapping[str, str], paths: Sequence[str], folder: Path) -> dic
         paths: files to make tasks of.
         folder: empty folder, which gets the files.
     """
-    for path, source in sources.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(source, encoding="utf-8")
+    write_sources(sources, folder)
     files: dict[str, Any] = {}
     for path in paths:
         if part := _File(sources, path, folder).index():
             files[path] = part
     return files
+
+
+def write_sources(sources: Mapping[str, str], folder: Path) -> None:
+    """Write a library's files into a folder."""
+    for path, source in sources.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(source, encoding="utf-8")
 
 
 class _File:
@@ -220,11 +225,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "files": files,
     }
     options.into.mkdir(parents=True, exist_ok=True)
-    (options.into / f"{options.name}.json").write_text(_written(index), encoding="utf-8")
+    (options.into / f"{options.name}.json").write_text(written(index), encoding="utf-8")
     sys.stdout.write(f"{options.name}: {sum(len(part['faults']) for part in files.values())} tasks\n")
 
 
-def _written(index: Mapping[str, Any]) -> str:
+def written(index: Mapping[str, Any]) -> str:
     """Return an index as JSON with a line for each mistake, so that changes of it can be read."""
 
     def on_one_line(found: re.Match[str]) -> str:

@@ -97,22 +97,20 @@ def indexes(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
         made = site / "indexes"
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "agentenv_envs.mini_swe.build",
-                "tinytally",
-                "--licence",
-                "MIT",
-                "--into",
-                made,
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            check=True,
-            capture_output=True,
-        )
+        script("build", "tinytally", "--licence", "MIT", "--into", made)
         yield str(made)
+
+
+def script(name, *arguments):
+    """Run a script of the environment in a process of its own, because it forks."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"agentenv_envs.mini_swe.{name}", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout
 
 
 def install(site):
@@ -175,6 +173,19 @@ def test_examples_that_change_from_run_to_run_are_left_out(indexes):
     assert {name for name in part.left_out if name.startswith("2.")} == {"2.0", "2.1"}
     assert "3.0.0" in part.left_out, "the order of a set of texts depends on the hash seed"
     assert "3.0" not in part.left_out
+
+
+def test_mistakes_that_make_no_difference_with_this_python_are_dropped(indexes, tmp_path):
+    text = (Path(indexes) / "tinytally.json").read_text()
+    content, file = json.loads(text), tmp_path / "tinytally.json"
+    line = CORE.split("\n").index("    if value < low:") + 1
+    content["files"]["tinytally/core.py"]["faults"].append([line, 13, "lt-le", "1.0", 0])
+    file.write_text(json.dumps(content))
+
+    said = script("recheck", file)
+
+    assert said == "tinytally: 1 dropped\n"
+    assert file.read_text() == text
 
 
 async def test_the_oracle_repairs_tasks_and_nothing_done_repairs_none(indexes, sandbox):
