@@ -38,6 +38,7 @@ SCRIPTS = {
 LEFT_OUT = {
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
+    "scores": "it scores models on worlds and measures no speed",
     "delta": "it measures the weights of one training, once",
 }
 """Scripts that write figures and do not run with the others, and why."""
