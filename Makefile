@@ -9,7 +9,7 @@ JOBS   ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench setup clean
+.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -107,6 +107,12 @@ format: $(VENV)/.dev
 BENCH ?= last
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/all.py --quick --into build/bench/$(BENCH)
+
+# Tests and figures of one GPU in at most ten minutes: build/gpu/gpu.md. GPU_PYTHON is an interpreter with torch
+# for CUDA, vLLM and agentenv, such as .ci/gpu-wheels makes on a machine without network.
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(MODEL),--model $(MODEL))
 
 clean:
 	rm -rf $(VENV) dist build site .hypothesis .ruff_cache

@@ -186,7 +186,7 @@ class Learner:
 
         If the step makes a single update, the proximal policy is the policy itself and needs no extra pass.
         """
-        if self.config.old_logprobs == "recompute" and passes > 1:
+        if self.config.proximal == "recompute" and passes > 1:
             for row, old_n in zip(rows, score_rows(self.policy, rows), strict=True):
                 row.old_n = old_n
         if self.reference is not None:

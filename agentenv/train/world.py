@@ -1,12 +1,13 @@
 """Training in several processes: the sum over weighted tokens is split over the ranks.
 
-A token's weight is computed over the whole batch, so ranks exchange only sums. Each rank trains on any
-number of its own groups, and the gradients are added. This is exact for replicas (one all-reduce in float32
-after the last micro-batch) and for FSDP2 shards, whose gradients are also added in float32 and then rounded
-to the format of the weights: once in each step, or once for each micro-batch where a device has no room for
-the gradients of the whole model (`GRPOConfig.reduce_gradients`). With shards every rank must make the same
-number of backward passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied
-by the number of ranks, because FSDP averages gradients over the ranks.
+A token's weight is computed over the whole batch, so it does not matter which rank trains on which row:
+`train.balance` deals the rows out so that all ranks have about as many tokens, and the gradients are added.
+This is exact for replicas (one all-reduce in float32 after the last micro-batch) and for FSDP2 shards, whose
+gradients are also added in float32 and then rounded to the format of the weights: once in each step, or once
+for each micro-batch where a device has no room for the gradients of the whole model
+(`GRPOConfig.reduce_gradients`). With shards every rank must make the same number of backward passes, so ranks
+with fewer micro-batches add some of weight 0; and the loss is multiplied by the number of ranks, because FSDP
+averages gradients over the ranks.
 """
 
 from __future__ import annotations

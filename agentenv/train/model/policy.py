@@ -20,6 +20,7 @@ from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.model.adapters import adapted, base_of
 from agentenv.train.model.attention import block_mask, enable_tree_attention
+from agentenv.train.model.budget import TokenBudget, memory_of
 from agentenv.train.model.check import (
     depends_on_longest,
     difference,
@@ -86,6 +87,8 @@ class Policy:
         device = next(model.parameters()).device
         self.world = world or World(device, timeout_s=config.process_timeout_s)
         self.config = config
+        self.budget = TokenBudget(config.tokens_per_micro_batch, memory_of(device), self.world.gather)
+        """Number of tokens of a micro-batch."""
         self.temperature = config.temperature
         self.base = base_of(model)
         self.decoder: nn.Module = _decoder(self.base)
