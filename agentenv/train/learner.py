@@ -70,6 +70,8 @@ class Learner:
         self.reference = Reference(self.policy) if config.beta else None
         self.policy.shard()
         self._optimizer: MasterOptimizer | None = None
+        self._masters: Mapping[torch.Tensor, torch.Tensor] = {}
+        """Of the last separate optimiser, until `update` has one."""
         self._given_advantages = OncePerGroup[Sequence[Advantage]](self.world.total)
         self._kl = OncePerGroup[Sequence[float | None]](self.world.total)
         self.steps_done = 0
@@ -105,12 +107,15 @@ class Learner:
     def optimizer(self) -> MasterOptimizer:
         """The optimiser of `update`; it is made when it is first needed, after any warm-up."""
         if self._optimizer is None:
-            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config)
+            masters, self._masters = self._masters, {}
+            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config, masters)
         return self._optimizer
 
     @contextmanager
     def separate_optimizer(self, config: GRPOConfig) -> Generator[MasterOptimizer]:
         """Yield an optimiser for other updates than `update`, whose optimiser starts afresh afterwards.
+
+        Only the float32 masters go on, which hold what the weights lose by rounding.
 
         Two optimisers must not exist at once: the hooks of the older one would take the gradients, and its
         masters would later overwrite what the other one has learned.
@@ -122,6 +127,7 @@ class Learner:
                 yield optimizer
             finally:
                 self._drop_optimizer()  # a checkpoint in between has made one
+                self._masters = dict(zip(optimizer.parameters, optimizer.masters, strict=True))
 
     def _drop_optimizer(self) -> None:
         if self._optimizer is not None:
