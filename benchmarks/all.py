@@ -40,6 +40,7 @@ LEFT_OUT = {
     "capacity": "it computes and measures nothing",
     "inprocess": "it needs vLLM beside torch; make gpu runs it",
     "delta": "it measures the weights of one training, once",
+    "engines_vllm": "it needs an interpreter that has vLLM",
 }
 """Scripts that write figures and do not run with the others, and why."""
 

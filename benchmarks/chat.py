@@ -4,22 +4,22 @@
     python benchmarks/chat.py --quick --json chat.json
 
 A mock server on loopback answers at once from another process, with a tool call in every turn except the
-last. The figures are CPU milliseconds of this process for each turn, as medians of the repeats.
+last. The figures are CPU milliseconds of this process for each turn, as medians of the repeats, in which the
+three take turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-from runner import SCHEMA, cpu_ms, episodes, output, table, tokenizer
-from runner_peers import QUESTION, serve
+import bare
+from runner import SCHEMA, cpu_ms_in_turns, episodes, output, table, tokenizer
+from runner_peers import serve
 
 from agentenv.engine import OpenAIChatEngine
 from agentenv.render import Renderer
@@ -36,12 +36,10 @@ def row(text: str, turns: int, count: int, repeats: int) -> dict[str, Any]:
     ways = {
         "ms": ours(url, text, count, turns, sdk=None),
         "sdk_ms": ours(url, text, count, turns, sdk="openai"),
-        "bare_ms": bare(url, text, count),
+        "bare_ms": bare.chat(url, SCHEMA, text, count, AT_ONCE),
     }
     try:
-        found: dict[str, Any] = {
-            name: cpu_ms(play, (turns + 1) * count, repeats) for name, play in ways.items()
-        }
+        found: dict[str, Any] = dict(cpu_ms_in_turns(ways, (turns + 1) * count, repeats))
     finally:
         server.terminate()
         server.join()
@@ -58,33 +56,6 @@ def ours(url: str, text: str, count: int, turns: int, *, sdk: str | None) -> Cal
             await episodes(engine, None, text, count, AT_ONCE, turns)
         finally:
             await engine.close()
-
-    return play
-
-
-def bare(url: str, text: str, count: int) -> Callable[[], Awaitable[None]]:
-    """Return a function that holds the same conversations with nothing but an HTTP client."""
-
-    async def converse(http: aiohttp.ClientSession) -> None:
-        messages: list[Any] = [{"role": "user", "content": QUESTION}]
-        while True:
-            data = json.dumps({"model": "mock", "messages": messages, "tools": [SCHEMA]})
-            async with http.post(f"{url}/chat/completions", data=data) as reply:
-                message = json.loads(await reply.read())["choices"][0]["message"]
-            if not (calls := message.get("tool_calls")):
-                return
-            results = [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls]
-            messages += [message, *results]
-
-    async def play() -> None:
-        room = asyncio.Semaphore(AT_ONCE)
-
-        async def one(http: aiohttp.ClientSession) -> None:
-            async with room:
-                await converse(http)
-
-        async with aiohttp.ClientSession() as http:
-            await asyncio.gather(*(one(http) for _ in range(count)))
 
     return play
 

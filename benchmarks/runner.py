@@ -7,7 +7,9 @@
 A turn is one model call. An episode has T turns with a tool call and an answer at the end; each tool
 result has S tokens. Without HTTP, the model is a function that returns prepared completions. With HTTP, a
 mock server on loopback answers token requests at once from another process, whose CPU time is not counted.
-The figures are CPU milliseconds of this process for each turn, as medians of the repeats.
+The figures are CPU milliseconds of this process for each turn, as medians of the repeats. The bare clients
+beside them do nothing but post JSON: `tokens_bare_ms` the same token requests, `chat_bare_ms` the same
+conversation as texts over a chat API.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ import resource
 import statistics
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import bare
+from runner_peers import serve as chat_server
 
 from agentenv.core import RunLimits
 from agentenv.engine import Completion, Sampling
@@ -152,14 +158,22 @@ async def episodes(
 
 def cpu_ms(function: Callable[[], Awaitable[None]], turns: int, repeats: int) -> float:
     """Return the median CPU milliseconds for each turn, after one warm-up."""
-    found = []
+    return cpu_ms_in_turns({"": function}, turns, repeats)[""]
+
+
+def cpu_ms_in_turns(
+    ways: Mapping[str, Callable[[], Awaitable[None]]], turns: int, repeats: int
+) -> dict[str, float]:
+    """Return what `cpu_ms` returns for several functions, which take turns."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
-        gc.collect()
-        began = time.process_time()
-        asyncio.run(function())  # type: ignore[arg-type]
-        if repeat:
-            found.append((time.process_time() - began) * 1000 / turns)
-    return statistics.median(found)
+        for name, function in ways.items():
+            gc.collect()
+            began = time.process_time()
+            asyncio.run(function())  # type: ignore[arg-type]
+            if repeat:
+                found[name].append((time.process_time() - began) * 1000 / turns)
+    return {name: statistics.median(one) for name, one in found.items()}
 
 
 def without_wire(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
@@ -247,7 +261,8 @@ def answer_bytes(ids: Sequence[int]) -> bytes:
 
 def over_http(renderer: Renderer, quick: bool, peers: str | None) -> list[dict[str, Any]]:
     """Return the rows of runs against the mock server, and of the peers in another interpreter."""
-    shapes = [(4, 100, 8, 64), (16, 100, 8, 16), (64, 100, 8, 8), (4, 100, 512, 512)]
+    # The last row comes last because the row before it measures the peak of the memory, too.
+    shapes = [(4, 100, 8, 64), (16, 100, 8, 16), (64, 100, 8, 8), (4, 100, 512, 512), (16, 4000, 8, 16)]
     rows = []
     for turns, tokens, at_once, count in [shapes[0], shapes[1], shapes[3]] if quick else shapes:
         row = http_row(renderer, turns, tokens, at_once, count, repeats=1 if quick else 3)
@@ -292,28 +307,41 @@ def http_row(
         "call": answer_bytes(call),
         "last": answer_bytes(last),
     }
+    with server_of(serve, answers) as url, server_of(chat_server, turns) as chat_url:
+        report = ServerReport(
+            url, "mock", "mock", None, None, "completions", "processed", dev_mode=False, lora=False
+        )
+
+        async def run() -> None:
+            engine = VLLMServerEngine(report, concurrency=concurrency)
+            try:
+                await episodes(engine, renderer, text, count, concurrency, turns)
+            finally:
+                await engine.close()
+
+        # Ours comes first, so that the peak of the memory is not that of a bare client.
+        cpu_ms(run, (turns + 1) * count, 1)
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        ways = {
+            "ms": run,
+            "tokens_bare_ms": bare.tokens(url, first, more, turns, count, concurrency),
+            "chat_bare_ms": bare.chat(f"{chat_url}/v1", SCHEMA, text, count, concurrency),
+        }
+        found = cpu_ms_in_turns(ways, (turns + 1) * count, repeats)
+    return {"what": f"{turns} x {tokens}, {concurrency} at once", **found, "peak_rss_mb": rss}
+
+
+@contextmanager
+def server_of(serve: Callable[..., None], given: Any) -> Generator[str]:
+    """Run a mock server in another process; yields its address."""
     here, there = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there, answers), daemon=True)
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there, given), daemon=True)
     server.start()
-    url = f"http://127.0.0.1:{here.recv()}"
-    report = ServerReport(
-        url, "mock", "mock", None, None, "completions", "processed", dev_mode=False, lora=False
-    )
-
-    async def run() -> None:
-        engine = VLLMServerEngine(report, concurrency=concurrency)
-        try:
-            await episodes(engine, renderer, text, count, concurrency, turns)
-        finally:
-            await engine.close()
-
     try:
-        ms = cpu_ms(run, (turns + 1) * count, repeats)
+        yield f"http://127.0.0.1:{here.recv()}"
     finally:
         server.terminate()
         server.join()
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"what": f"{turns} x {tokens}, {concurrency} at once", "ms": ms, "peak_rss_mb": rss}
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> None:

@@ -1,10 +1,12 @@
 """Compare a trainer step (forward, loss, backward) with a plain padded step and TRL's, on the same batch.
 
 Every kind of step runs in its own process. The first step yields the peak memory and the gradients. Then the
-processes take turns, and the time is the best of five, because other work on the machine disturbs it least.
+processes take turns, and the time is the best of them, because other work on the machine disturbs it least.
 "plain" is the baseline: a padded batch, logits at completion positions only, log-softmax, backward. "saving"
-is agentenv's step with `gradient_checkpointing`. The weights are random and have the shapes of the named
-models. Gradients are compared with the same step in the next wider number format.
+is agentenv's step with `gradient_checkpointing`. "products" makes only the matrix products of the weights
+that agentenv's step cannot do without, on the same tokens, and so is the floor of its time. The weights are
+random and have the shapes of the named models. Gradients are compared with the same step in the next wider
+number format.
 
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --json trainer.json --threads 2
@@ -52,7 +54,7 @@ CELLS = {
     "f32-long": Cell("SmolLM2", "float32", 256, 128, 8),
 }
 QUICK = ("tiny", "bf16")
-HOWS = ("plain", "ours", "saving", "trl")
+HOWS = ("plain", "ours", "saving", "products", "trl")
 RATIOS = ("faster_than_plain", "cpu_faster_than_plain", "memory_of_plain")
 SHAPES = {
     "SmolLM2": {
@@ -104,11 +106,50 @@ def build_batch(cell: Cell):
 
 
 def our_step(model, batch, *, saving: bool = False):
+    from agentenv.train.sums import Meter
+    from agentenv.train.update import accumulate
+
+    policy, rows = our_rows(model, batch, saving=saving)
+    return lambda: accumulate(policy, rows, Meter())
+
+
+def products_step(model, batch):
+    """Return a step that multiplies what agentenv's step multiplies: three products for each weight."""
+    import torch
+
+    from agentenv.train.model.products import product
+    from agentenv.train.update import micro_batches
+
+    policy, rows = our_rows(model, batch, saving=False)
+    micros = micro_batches(policy, rows)
+    body = sum(micro.ids_BT.numel() for micro in micros)
+    trained = sum(micro.num_trained for micro in micros)
+    layers = [one for one in model.modules() if isinstance(one, torch.nn.Linear) and one is not policy.head]
+    sizes = [(layer.weight.detach(), body) for layer in layers] + [(policy.head.weight.detach(), trained)]
+    given = {
+        (width, count): torch.randn(count, width).to(weight)
+        for weight, count in sizes
+        for width in weight.shape
+    }
+
+    def step() -> float:
+        with torch.no_grad():
+            for weight, count in sizes:
+                outputs, inputs = (given[width, count] for width in weight.shape)
+                product(inputs, weight)
+                product(outputs, weight.T)
+                product(outputs.T, inputs.T)
+        return 0.0
+
+    return step
+
+
+def our_rows(model, batch, *, saving: bool):
+    """Return agentenv's policy and the group as its rows."""
     from agentenv.train import GRPOConfig
     from agentenv.train.model import Policy
     from agentenv.train.rows import Row
-    from agentenv.train.sums import Meter
-    from agentenv.train.update import accumulate, assign_weights
+    from agentenv.train.update import assign_weights
 
     config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192, gradient_checkpointing=saving)
     policy = Policy(model, config)
@@ -119,7 +160,7 @@ def our_step(model, batch, *, saving: bool = False):
         advantages = batch.advantages[number].double().expand(len(positions))
         rows.append(Row(ids, positions, advantages * 0 - 10, advantages, number, 0))
     assign_weights(rows, config)
-    return lambda: accumulate(policy, rows, Meter())
+    return policy, rows
 
 
 def plain_step(model, batch):
@@ -211,7 +252,13 @@ def trl_step(model, batch):
     return step
 
 
-STEPS = {"plain": plain_step, "ours": our_step, "saving": partial(our_step, saving=True), "trl": trl_step}
+STEPS = {
+    "plain": plain_step,
+    "ours": our_step,
+    "saving": partial(our_step, saving=True),
+    "products": products_step,
+    "trl": trl_step,
+}
 
 
 def serve(cell: Cell, how: str, dtype: str, threads: int, device: str, save: str) -> None:
@@ -225,7 +272,8 @@ def serve(cell: Cell, how: str, dtype: str, threads: int, device: str, save: str
     before = memory_now(device)
     loss = step()
     print(json.dumps({"peak_bytes": memory_peak(device) - before, "loss": loss}), flush=True)
-    torch.save([one.grad.cpu() for one in model.parameters()], save)
+    if how != "products":
+        torch.save([one.grad.cpu() for one in model.parameters()], save)
     for _ in sys.stdin:
         model.zero_grad()
         synchronize(device)
@@ -330,14 +378,15 @@ def run_cell(name: str, options: argparse.Namespace, hows: list[str]) -> list[di
             Child(name, "plain", wider, saves["truth"], options).close()
         started = [Child(name, how, cell.dtype, saves[how], options) for how in hows]
         children = [child for child in started if child.first]
-        steps = [[child.step() for child in children] for _ in range(1 if options.quick else 5)]
+        steps = [[child.step() for child in children] for _ in range(1 if options.quick else options.rounds)]
         for child in started:
             child.close()
         rows: list[dict] = []
         for child, taken in zip(children, zip(*steps, strict=True), strict=True):
             best = {key: min(one[key] for one in taken) for key in ("seconds", "cpu_seconds")}
             truth = saves["truth"]
-            error = gradient_error(saves[child.how], truth) if truth.exists() else None
+            compared = truth.exists() and saves[child.how].exists()
+            error = gradient_error(saves[child.how], truth) if compared else None
             rows.append({"cell": cell.name, "how": child.how, **child.first, **best, "gradient_error": error})
     plain = next((row for row in rows if row["how"] == "plain"), None)
     for row in rows:
@@ -381,6 +430,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="*", choices=list(CELLS))
     parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these steps out")
     parser.add_argument("--no-truth", action="store_true", help="do not compare gradients")
+    parser.add_argument("--rounds", type=int, default=5, help="steps after the first")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)

@@ -24,7 +24,7 @@ import torch
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.threads import run_blocking
+from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import Engine
 from agentenv.engine.hf.threads import dismiss_team

@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from agentenv.core import Context
 from agentenv.envs import registry, spec
-from agentenv.render import byte_tokenizer
 from helpers.chat_server import chat_server
 from helpers.model_server import model_server
 
@@ -24,6 +22,7 @@ AGENTS = sorted((EXAMPLES / "agents").glob("*.py"))
 SHOWS = {
     "condense": ["condensed 2 times, reward 1.0"],
     "done_policy": ["stop: 1 turns", "explain: 2 turns", "of assistant: I have opened the door."],
+    "environment": ["oracle: mean reward 1.00", "random: mean reward 0.00", "tool: 1886", "You pay 1886."],
     "failing_run": [
         "error, 'env: FileNotFoundError: invoices/3.csv'",
         "env: FileNotFoundError: invoices/3.csv (",
@@ -40,6 +39,7 @@ SHOWS = {
     "repair_json": ["Strict: 'the call is not valid JSON", "Lenient: '5', repaired: True"],
     "router": ["2 tokens to train on", "0 tokens to train on, last span by 'other'", "answered 1 of 2"],
     "score": ["before: first 0.", "stage I: first 0.", "stage II: first 0.", "right to wrong"],
+    "tool": ["-> 6.00 EUR", "should be 'EUR' or 'USD', got", "lamp is not sold here", "3 checks, 0 problems"],
     "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
 }
 """Lines of each example's output; the demo and its plot have tests of their own."""
@@ -76,22 +76,6 @@ def shown_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return capsys.readouterr().out
 
     return run
-
-
-@pytest.fixture
-def tiny_model(tmp_path: Path) -> str:
-    """The directory of a model that is small enough for any test and says nothing of use."""
-    set_seed(0)
-    tokenizer, sizes = byte_tokenizer(), {"hidden_size": 16, "intermediate_size": 16}
-    config = LlamaConfig(vocab_size=tokenizer.vocab_size, num_hidden_layers=1, num_attention_heads=2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=tokenizer.chat_template,
-    ).save_pretrained(tmp_path / "tiny")
-    return str(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SHOWS])

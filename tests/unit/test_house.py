@@ -27,7 +27,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 SCRIPTS = [
     path for folder in ("examples", "envs", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 ]
-MEASURES_PARTS = {"agentenv.train.rows", "agentenv.train.sums", "agentenv.train.update"}
+MEASURES_PARTS = {
+    "agentenv.train.model.products",
+    "agentenv.train.rows",
+    "agentenv.train.sums",
+    "agentenv.train.update",
+}
 """Modules of the trainer that `benchmarks/trainer.py` measures one by one; nobody else calls their parts."""
 
 

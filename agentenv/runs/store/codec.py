@@ -10,12 +10,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any, cast
 
 from pydantic_core import from_json, to_json
 
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
+from agentenv.core.task import TaskFields
 from agentenv.core.trajectory import (
     EpisodeError,
     Rewrite,
@@ -25,10 +27,13 @@ from agentenv.core.trajectory import (
     Trajectory,
     Turn,
 )
+from agentenv.runs.store.packed import pack_sequence, unpack_sequence
 
 __all__ = ["decode_trajectory", "dumps", "encode_line", "encode_trajectory", "loads"]
 
 _Json = dict[str, Any]
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+"""Types that JSON has, without those that hold others."""
 _MAX_DEPTH = 100
 """Depth at which a value that holds itself is cut."""
 
@@ -123,26 +128,90 @@ def _defaults(kind: type) -> tuple[tuple[str, object], ...]:
 
 
 def encode_line(trajectory: Trajectory) -> bytes:
-    """Return the line of a trajectory in `trajectories.jsonl`, with its line break."""
-    out = encode_trajectory(trajectory)
-    # Nearly all of a line are the numbers of its tokens, which this function writes five times as fast.
-    tokens = out.pop("sequences")
-    try:
-        numbers = to_json(tokens)
-    except ValueError:  # numbers of other kinds, such as those of numpy
-        numbers = dumps(tokens).encode()
-    return b'%b,"sequences":%b}\n' % (dumps(out).encode()[:-1], numbers)
+    """Return the line of a trajectory in `trajectories.jsonl`, with its line break.
+
+    It is the JSON of `encode_trajectory`, but token ids and log-probabilities are packed, and a message that
+    is also in the turns is only a number: its place among the messages of all turns.
+    """
+    out = _encode_without_tokens(trajectory)
+    if "messages" in out:
+        out["messages"] = _refer(trajectory.messages, trajectory.turns)
+    sequences = [pack_sequence(sequence) or _spans(sequence) for sequence in trajectory.sequences]
+    return b'%b,"sequences":%b}\n' % (_quick_json(out)[:-1], _quick_json(sequences))
+
+
+def _refer(messages: Sequence[Mapping[str, object]], turns: Sequence[Turn]) -> list[object]:
+    """Return the messages with numbers for those that the turns have too, in the same order."""
+    said = [
+        message
+        for turn in turns
+        for message in (turn.message, *(one.to_message() for one in turn.tool_results))
+    ]
+    referred: list[object] = []
+    place = 0
+    for message in messages:
+        found = place < len(said) and message == said[place] and list(message) == list(said[place])
+        referred.append(place if found else message)
+        place += found
+    return referred
+
+
+def _resolve(data: _Json) -> _Json:
+    """Return the JSON object of a line with all messages written out."""
+    messages: list[Any] = data.get("messages", [])
+    if not any(type(message) is int for message in messages):
+        return data
+    said: list[Any] = []
+    for turn in data["turns"]:
+        said.append(turn["message"])
+        said += [
+            {"role": "tool"} | {name: result[name] for name in ("tool_call_id", "name", "content")}
+            for result in turn.get("tool_results", ())
+        ]
+    if min((message for message in messages if type(message) is int), default=0) < 0:
+        raise ValueError("a message refers to a place below 0")
+    whole = [said[message] if type(message) is int else message for message in messages]
+    return data | {"messages": whole}
+
+
+def _quick_json(value: object) -> bytes:
+    """Return what `dumps` returns, as bytes; long texts are written four times as fast."""
+    # The faster writer writes values without a JSON type in another way, and not in ASCII.
+    with suppress(ValueError, RecursionError):
+        if _is_plain(value) and (line := to_json(value)).isascii():
+            return line
+    return dumps(value).encode()
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value has JSON types only, as nearly all records have."""
+    kind = type(value)
+    if kind is dict or kind is TaskFields:
+        items = cast("dict[object, object]", value).items()
+        return all(type(key) is str and (type(item) in _PLAIN or _is_plain(item)) for key, item in items)
+    if kind is list or kind is tuple:
+        return all(type(item) in _PLAIN or _is_plain(item) for item in cast("Sequence[object]", value))
+    return kind in _PLAIN or isinstance(value, StrEnum)
 
 
 def encode_trajectory(trajectory: Trajectory) -> _Json:
     """Return a trajectory as plain JSON values; fields with their default value are left out."""
+    out = _encode_without_tokens(trajectory)
+    out["sequences"] = [_spans(sequence) for sequence in trajectory.sequences]
+    return out
+
+
+def _spans(sequence: TokenSequence) -> list[_Json]:
+    return [_lean(span) for span in sequence.spans]
+
+
+def _encode_without_tokens(trajectory: Trajectory) -> _Json:
     out = _lean(trajectory, skip=frozenset({"turns", "sequences", "rewrites", "other_seats"}))
     if trajectory.error is not None:
         out["error"] = _lean(trajectory.error)
     if trajectory.rewrites:
         out["rewrites"] = [_lean(rewrite) for rewrite in trajectory.rewrites]
     out["turns"] = [_encode_turn(turn) for turn in trajectory.turns]
-    out["sequences"] = [[_lean(span) for span in sequence.spans] for sequence in trajectory.sequences]
     return out
 
 
@@ -161,6 +230,10 @@ def _optional(kind: Callable[[Any], object]) -> Callable[[Any], object]:
 
 def _span(data: _Json) -> TokenSpan:
     return _fill(TokenSpan, data, {"token_ids": tuple, "logprobs": _optional(tuple)})
+
+
+def _sequence(data: Any) -> TokenSequence:
+    return unpack_sequence(data) if isinstance(data, dict) else TokenSequence(tuple(map(_span, data)))
 
 
 def _turn(data: _Json) -> Turn:
@@ -192,11 +265,11 @@ def decode_trajectory(data: _Json) -> Trajectory:
 def _decode(data: _Json) -> Trajectory:
     return _fill(
         Trajectory,
-        data,
+        _resolve(data),
         {
             "stop_reason": StopReason,
             "turns": lambda items: tuple(map(_turn, items)),
-            "sequences": lambda items: tuple(TokenSequence(tuple(map(_span, spans))) for spans in items),
+            "sequences": lambda items: tuple(map(_sequence, items)),
             "messages": tuple,
             "tools": tuple,
             "rewrites": lambda items: tuple(_fill(Rewrite, item, {"messages": tuple}) for item in items),

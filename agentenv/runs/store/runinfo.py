@@ -19,10 +19,11 @@ from agentenv.runs.store.codec import dumps, loads
 
 __all__ = ["SCHEMA_VERSION", "RunInfo", "RunStatus", "installed_versions", "write_text_atomically"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the layout of a run directory.
 
-It is increased when an older reader would misread a new layout; older layouts can still be read.
+It is increased when an older reader would misread a new layout; older layouts can still be read. In version 1
+the token ids and log-probabilities of all episodes were lists of numbers.
 """
 _BROKEN = "restore it from a copy, or delete the directory"
 _TYPES: Mapping[str, type | tuple[type, ...]] = {

@@ -30,7 +30,7 @@ from agentenv.runs.store.index import (
 )
 from agentenv.runs.store.locking import lock, unlock
 from agentenv.runs.store.reader import Run
-from agentenv.runs.store.runinfo import RunInfo, RunStatus, write_text_atomically
+from agentenv.runs.store.runinfo import SCHEMA_VERSION, RunInfo, RunStatus, write_text_atomically
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary
 from agentenv.runs.store.trust import signed
 from agentenv.runs.store.vocabulary import TokenTexts
@@ -344,7 +344,9 @@ class RunWriter:
             os.ftruncate(self._files[INDEX], 0)
             self._ends[INDEX] = 0
             self._append(INDEX, b"".join(map(index_line, index.summaries)))
-        self.info = replace(self.info, status=RunStatus.RUNNING, note="", closed="")
+        self.info = replace(
+            self.info, status=RunStatus.RUNNING, note="", closed="", schema_version=SCHEMA_VERSION
+        )
         self.info.write(self.path)
 
 

@@ -260,7 +260,7 @@ async def test_a_damaged_line_is_a_disagreement(tmp_path):
         writer.append(record)
         writer.append(replace(record, member=1))
     file = writer.path / "trajectories.jsonl"
-    file.write_bytes(file.read_bytes().replace(b'"token_ids":[', b'"token_ids":{', 1))
+    file.write_bytes(file.read_bytes().replace(b'"sequences":[', b'"sequences":{', 1))
 
     assert checks(verify_run(find_run(writer.path.name, tmp_path))) == {"record"}
 

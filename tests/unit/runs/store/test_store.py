@@ -174,8 +174,9 @@ def test_a_trajectory_survives_the_disk_exactly(trajectory):
 def test_a_written_line_holds_the_trajectory_exactly(trajectory):
     line = encode_line(trajectory)
 
-    assert decode_trajectory(loads(line)) == trajectory
-    assert json.loads(line) == json.loads(dumps(encode_trajectory(trajectory)))
+    back = decode_trajectory(loads(line))
+    assert back == trajectory
+    assert dumps(encode_trajectory(back)) == dumps(encode_trajectory(trajectory))
     assert line.isascii()
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
@@ -186,9 +187,125 @@ def test_numbers_of_numpy_are_written_as_numbers():
     span = TokenSpan("model", tuple(ids), tuple(logprobs), 3, 0)
     line = encode_line(episode(tokens=3, sequences=(TokenSequence((TokenSpan("prompt", (1, 2, 3)), span)),)))
 
-    ((_, stored),) = loads(line)["sequences"]
-    assert stored["token_ids"] == [0, 1, 2]
-    assert stored["logprobs"] == [float(logprob) for logprob in logprobs]
+    stored = decode_trajectory(loads(line)).sequences[0]
+    assert stored.token_ids == [1, 2, 3, 0, 1, 2]
+    assert stored.spans[1].logprobs == tuple(float(logprob) for logprob in logprobs)
+
+
+def test_ids_that_do_not_fit_the_packed_form_are_written_as_a_list():
+    big = episode(turns=(), sequences=(TokenSequence((TokenSpan("env", (1, 2**32)),)),))
+    line = loads(encode_line(big))
+
+    assert line["sequences"] == [[{"source": "env", "token_ids": [1, 2**32]}]]
+    assert decode_trajectory(line) == big
+
+
+def test_a_message_that_a_turn_has_too_is_written_once():
+    one = with_messages("x" * 1000)
+    line = encode_line(one)
+
+    assert line.count(b"x" * 1000) == 1
+    assert loads(line)["messages"] == [{"role": "user", "content": "Look."}, 0, 1, {"role": "user"}]
+    back = decode_trajectory(loads(line))
+    assert back == one
+    assert [list(message) for message in back.messages] == [list(message) for message in one.messages]
+
+
+@pytest.mark.parametrize(
+    "change", [{"content": "y"}, {"content": "x", "image": 1}, {"tool_call_id": "c9", "content": "x"}]
+)
+def test_a_message_unlike_that_of_its_turn_is_written_whole(change):
+    one = with_messages("x")
+    messages = [dict(message) for message in one.messages]
+    messages[2] |= change
+    changed = replace(one, messages=tuple(messages))
+
+    line = loads(encode_line(changed))
+
+    assert line["messages"][2] == messages[2]
+    assert decode_trajectory(line) == changed
+
+
+def with_messages(text: str) -> Trajectory:
+    """Return an episode of one turn, whose messages are also in the turn."""
+    said = {"role": "assistant", "content": ""}
+    result = ToolResult("c1", "look", text)
+    turn = Turn(0, said, "stop", 0, tool_results=(result,))
+    messages = ({"role": "user", "content": "Look."}, said, result.to_message(), {"role": "user"})
+    return episode(turns=(turn,), sequences=(), messages=messages)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": {3, 1, 2}},
+        {"a": b"x"},
+        {"a": Path("x")},
+        {1: "a"},
+        {"a": "é\u2028"},
+        {"a": "\ud800"},
+        {"a": 1e-7},
+    ],
+)
+def test_a_line_has_the_same_values_whichever_way_it_is_written(value):
+    one = replace(episode(metrics={"m": -0.0}), task=value)
+
+    line = encode_line(one)
+
+    assert line.isascii()
+    assert json.loads(line)["task"] == json.loads(dumps(value))
+    assert repr(json.loads(line)["metrics"]) == "{'m': -0.0}"
+
+
+def packed(**changes: object) -> dict[str, object]:
+    line = loads(encode_line(episode(tokens=3)))
+    line["sequences"][0] |= changes
+    return line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"token_ids": "no base64!"},
+        {"token_ids": "AAAA"},
+        {"token_ids": 3},
+        {"logprobs": ""},
+        {"spans": [["model", 2, 0, 0]]},
+        {"spans": [["prompt", 3, 0, 0]]},
+        {"spans": [["model", -1, 0, 0]]},
+        {"spans": [["model", "3", 0, 0]]},
+        {"spans": [["model"]]},
+        {"spans": 5},
+    ],
+)
+def test_a_damaged_packed_sequence_is_a_value_error(changes):
+    with pytest.raises(ValueError, match=r"."):
+        decode_trajectory(packed(**changes))
+
+
+@pytest.mark.parametrize("messages", [[7], [-1]])
+def test_a_message_that_no_turn_has_is_a_value_error(messages):
+    line = loads(encode_line(with_messages("x")))
+
+    with pytest.raises(ValueError, match=r"."):
+        decode_trajectory(line | {"messages": messages})
+
+
+def test_a_run_of_layout_version_1_is_read_and_continued(tmp_path):
+    with RunWriter.create("x", runs_dir=tmp_path) as writer:
+        writer.append(episode(0))
+    path = writer.path / "trajectories.jsonl"
+    path.write_text(dumps(encode_trajectory(episode(0))) + "\n")  # as version 1 wrote it
+    (writer.path / "index.jsonl").unlink()
+    info = json.loads((writer.path / "run.json").read_text())
+    (writer.path / "run.json").write_text(json.dumps({**info, "schema_version": 1}))
+
+    assert list(Run(writer.path)) == [episode(0)]
+    with RunWriter.resume(writer.path) as again:
+        again.append(episode(1))
+
+    assert list(Run(writer.path)) == [episode(0), episode(1)]
+    assert json.loads((writer.path / "run.json").read_text())["schema_version"] == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from agentenv.core.threads import run_blocking
+from agentenv.core.loops import run_blocking
 from agentenv.train.objective.loss import SURROGATES
 from helpers.training import episode, group, tiny, trainer_of
 
