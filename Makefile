@@ -36,7 +36,8 @@ demo: $(VENV)/.train
 $(VENV)/.peers: $(VENV)/.dev
 	$(PIP) -e '.[train,dev,parquet,peers,track,notify,plot]'
 	$(PIP) --no-deps verl # its sample classes are read, not a cluster started
-	$(PIP) --no-deps agentdojo bfcl-eval inspect-evals miniwob # their data and scorers are used, not their own harnesses
+	$(PIP) --no-deps agentdojo bfcl-eval inspect-evals miniwob textworld # their data and scorers are used, not their own harnesses
+	$(PIP) --no-deps jericho || echo "TextWorld is not tested: its interpreter, jericho, cannot be compiled here"
 	touch $@
 
 # A file's tests stay in one process, so that they share its fixtures. `coverage report -m` shows what is not covered.

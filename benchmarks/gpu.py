@@ -120,7 +120,8 @@ def lacking(part: Part) -> str:
 def run(name: str, part: Part, into: Path, left_s: float) -> dict[str, Any]:
     """Run a part and return what came of it."""
     began = time.perf_counter()
-    if reason := lacking(part):
+    reason = lacking(part) or ("" if left_s > 0 else "no time was left for it")
+    if reason:
         return {"title": part.title, "failed": reason, "seconds": 0.0, "figures": None}
     print(f"\n== {name}: {part.title}", flush=True)
     log = into / f"{name}.log"
@@ -149,7 +150,7 @@ def run(name: str, part: Part, into: Path, left_s: float) -> dict[str, Any]:
 def ended(process: subprocess.Popen[bytes], left_s: float) -> str:
     """Wait for a process, and end it and its children when the time is over; return why it failed."""
     try:
-        code = process.wait(max(1.0, left_s))
+        code = process.wait(left_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
         try:
