@@ -119,13 +119,14 @@ class GRPOTrainer:
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None
         own_device()
-        self.model_name, loaded = find_model(model, config)
+        self.model_name, loaded, unread = find_model(model, config)
         self.learner = Learner(
             loaded,
             config,
             advantage_fn=advantage_fn,
             loss_fn=loss_fn,
             held_still=lambda: held_still(self.engine, self.learner),
+            unread=unread,
         )
 
     def step(
