@@ -38,6 +38,7 @@ SCRIPTS = {
 LEFT_OUT = {
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
+    "inprocess": "it needs vLLM beside torch; make gpu runs it",
     "delta": "it measures the weights of one training, once",
     "engines_vllm": "it needs an interpreter that has vLLM",
 }

@@ -218,6 +218,9 @@ class TrainRequest:
         train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
         changed = {name: train[name] for name in ("workers", "ray") if name in train}
         changed |= {name: self.settings[name] for name in ("workers", "ray") if name in self.settings}
+        engine = self.settings.get("engine") or train.get("engine")
+        if engine:  # its servers may have other addresses now
+            changed["engine"] = engine
         return {"notify": train.get("notify", ()), **changed}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -158,6 +159,14 @@ def test_every_example_is_listed_and_tried():
 
     assert [name for name in sorted(names) if f"[{name}.py]({name}.py)" not in listed] == []
     assert names - {"demo", "plot_demo"} == SHOWS.keys() | NEEDS_MORE
+
+
+def test_the_page_of_examples_names_files_that_exist():
+    page = (EXAMPLES.parent / "docs" / "examples.md").read_text()
+    named = re.findall(r"`(\w+\.(?:py|ipynb))`", page)
+
+    assert len(named) >= 25
+    assert [name for name in named if not (EXAMPLES / name).exists()] == []
 
 
 def test_every_agent_is_listed_and_short():
