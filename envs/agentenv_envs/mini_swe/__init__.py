@@ -26,6 +26,7 @@ from agentenv_tools.python import answer_of
 
 __all__ = ["MiniSWE", "RepairAgent", "oracle", "tasks"]
 
+_EXTRA = "'agentenv-rl[miniswe]'"
 _MAX_LINES = 120
 _MAX_HITS = 40
 _MAX_FILE_CHARS = 1_000_000
@@ -136,7 +137,7 @@ def tasks(split: str, indexes: str = INDEXES) -> list[dict[str, object]]:
         pins = " ".join(f"'{library.name}=={library.version}'" for library in missing)
         raise DependencyMissing(
             f"agentenv/MiniSWE-v0 needs other libraries: {', '.join(library.missing for library in missing)}",
-            remedy=f"pip install {'agentenv-rl[miniswe]' if indexes == INDEXES else pins}",
+            remedy=f"pip install {_EXTRA if indexes == INDEXES else pins}",
         )
     return rows(split, indexes)
 

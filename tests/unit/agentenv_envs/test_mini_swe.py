@@ -310,6 +310,15 @@ def test_another_version_or_none_is_told_in_words(indexes, tmp_path):
         _ = Library.read(tmp_path / "tinytally.json").sources
 
 
+def test_the_bundled_tasks_say_which_extra_installs_their_libraries(monkeypatch):
+    monkeypatch.setattr(Library, "missing", property(lambda library: f"{library.name} is not installed"))
+
+    with pytest.raises(DependencyMissing, match="boltons is not installed, humanize is") as caught:
+        tasks("test")
+
+    assert caught.value.remedy == "pip install 'agentenv-rl[miniswe]'"
+
+
 def test_a_file_that_was_edited_is_told_in_words(indexes, tmp_path):
     content = json.loads((Path(indexes) / "tinytally.json").read_text())
     content["files"]["tinytally/core.py"]["checksum"] = "0"
