@@ -28,6 +28,7 @@ SCRIPTS = {
     "sandbox": [],
     "workers": [],
     "worlds": [],
+    "self_play": [],
     "simulate": [],
     "stream": [],
     "engines": [],
