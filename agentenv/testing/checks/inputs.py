@@ -54,8 +54,7 @@ async def check_overflow(subject: Subject) -> str:
     """Messages and arguments of a megabyte are answered."""
     big = "9" * 1_000_000
     env, task = subject.entry.make(), subject.some_tasks()[0]
-    began = time.perf_counter()
-    longest = 0
+    slowest, longest = 0.0, 0
     try:
         await env.begin(task.data, seed=0, context=Context())
         for schema in list(env.tool_schemas):
@@ -67,9 +66,11 @@ async def check_overflow(subject: Subject) -> str:
                 "type": "function",
                 "function": {"name": function_of(schema)["name"], "arguments": arguments},
             }
+            began = time.perf_counter()
             result = await env.advance(
                 Action.of({"role": "assistant", "content": None, "tool_calls": [call]})
             )
+            slowest = max(slowest, time.perf_counter() - began)
             for answer in result.tool_results:
                 longest = max(longest, len(answer.text))
                 if answer.error_kind in {ToolErrorKind.EXCEPTION, ToolErrorKind.TIMEOUT}:
@@ -77,16 +78,17 @@ async def check_overflow(subject: Subject) -> str:
             if result.terminated or result.truncated:
                 break
         else:
-            result = await env.advance(Action.of(big))
+            began = time.perf_counter()
+            await env.advance(Action.of(big))
+            slowest = max(slowest, time.perf_counter() - began)
         await env.end("max_turns")
     finally:
         await env.shutdown()
-    took = time.perf_counter() - began
-    if took > 10:
-        raise Problem(f"a megabyte of input takes {took:.0f} s")
+    if slowest > 10:
+        raise Problem(f"a megabyte of input takes {slowest:.0f} s")
     if longest > 500_000:
         raise Problem(f"a tool answered a megabyte of input with {longest} characters; shorten the answer")
-    return f"a megabyte of input is answered in {took:.1f} s; longest tool result {longest} characters"
+    return f"a megabyte of input is answered in {slowest:.1f} s; longest tool result {longest} characters"
 
 
 def _crash(call: Mapping[str, Any], detail: str) -> str:

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -231,6 +232,29 @@ async def test_a_check_that_hangs_is_a_problem_and_not_a_hang():
     report = await check_env(spec_of(Hangs), only=("oracle",), timeout_s=0.2)
 
     assert "not done within" in report.problems[0].text
+
+
+@pytest.mark.parametrize(("seconds", "ok"), [(6.0, True), (11.0, False)])
+async def test_each_answer_to_a_megabyte_has_its_own_time(monkeypatch, seconds, ok):
+    clock = [0.0]
+    monkeypatch.setattr("agentenv.testing.checks.inputs.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    class Slow(Fine):
+        @tool
+        def search(self, text: str) -> str:
+            """Search for a text."""
+            clock[0] += seconds
+            return "nothing"
+
+        @tool
+        def look(self, text: str) -> str:
+            """Look for a text."""
+            clock[0] += seconds
+            return "nothing"
+
+    report = await check_env(spec_of(Slow), only=("overflow",))
+
+    assert report.ok is ok, str(report)
 
 
 async def test_the_report_is_for_people_and_machines():
