@@ -39,7 +39,7 @@ LEFT_OUT = {
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
     "delta": "it measures the weights of one training, once",
-    "engines_vllm": "it needs an interpreter that has vLLM",
+    "tutorial": "it trains a real model for several minutes",
 }
 """Scripts that write figures and do not run with the others, and why."""
 
