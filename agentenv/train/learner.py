@@ -20,7 +20,7 @@ from agentenv.train.batch import Advantage, AdvantageFn, TrainBatch, add_demonst
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.optim import MasterOptimizer, learning_rate
 from agentenv.train.model.policy import Policy, add_lora
-from agentenv.train.model.reference import Reference, episode_kl
+from agentenv.train.model.reference import Reference, Teacher, episode_kl
 from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.once import OncePerGroup
 from agentenv.train.rows import Row
@@ -41,6 +41,7 @@ class Learner:
         config: the run's options.
         advantage_fn: the user's function for advantages, if any.
         loss_fn: the user's surrogate loss, if any.
+        teacher: a model in the place of the reference, if any.
         held_still: returns a context in which no engine samples from the weights, so that they can change.
 
     Raises:
@@ -54,6 +55,7 @@ class Learner:
         *,
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+        teacher: Any = None,
         held_still: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         if advantage_fn is not None:
@@ -67,7 +69,11 @@ class Learner:
         for finding in self.policy.check():
             log.warning("%s", finding)
         # Made before `shard`, because a sharded model cannot be copied.
-        self.reference = Reference(self.policy) if config.beta else None
+        self.reference: Reference | Teacher | None = None
+        if teacher is not None:
+            self.reference = Teacher(teacher, config)
+        elif config.beta:
+            self.reference = Reference(self.policy)
         self.policy.shard()
         self._optimizer: MasterOptimizer | None = None
         self._masters: Mapping[torch.Tensor, torch.Tensor] = {}

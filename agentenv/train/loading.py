@@ -8,12 +8,12 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
-from agentenv.engine.hf.load import locate
+from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.config import GRPOConfig
 
-__all__ = ["find_model", "load_model", "load_tokenizer"]
+__all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
 
 
 def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
@@ -44,6 +44,32 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any]:
     apply_soft_cap(base_model(model))
     fix_frequencies(base_model(model))
     return name, model
+
+
+def find_teacher(config: GRPOConfig, student: str) -> Any:
+    """Return the model that `config.teacher` names; None if it names none.
+
+    Args:
+        config: the run's options.
+        student: name of the model to train; empty if it was passed as an object.
+
+    Raises:
+        ModelNotFound: The teacher cannot be loaded.
+        UsageError: The teacher is only an adapter, or its tokens are not those of the student.
+    """
+    if not config.teacher:
+        return None
+    require_whole(locate(config.teacher), "a teacher")
+    if student and _vocabulary(config.teacher) != _vocabulary(student):
+        raise UsageError(
+            f"the tokens of the teacher {config.teacher} are not those of {student}",
+            remedy="name a teacher with the same tokenizer, such as a larger model of the same family",
+        )
+    return find_model(config.teacher, config)[1]
+
+
+def _vocabulary(name: str) -> dict[str, int]:
+    return load_tokenizer(name).backend.get_vocab()
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:
