@@ -119,7 +119,7 @@ class GRPOTrainer:
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None
         own_device()
-        self.model_name, loaded = find_model(model, config)
+        self.model_name, loaded, unread = find_model(model, config)
         self.learner = Learner(
             loaded,
             config,
@@ -127,6 +127,7 @@ class GRPOTrainer:
             loss_fn=loss_fn,
             teacher=find_teacher(config, self.model_name),
             held_still=lambda: held_still(self.engine, self.learner),
+            unread=unread,
         )
 
     def step(

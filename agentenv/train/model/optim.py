@@ -142,7 +142,18 @@ class MasterOptimizer:
         Raises:
             UsageError: The state was saved for another model.
         """
+        self.refuse_other(state)
         saved: list[Tensor | None] = state["masters"]
+        for parameter, master, held in zip(self.parameters, self.masters, saved, strict=True):
+            if held is not None:
+                master.copy_(like(held, master))
+            elif master is not parameter:  # the saved model was wide and had no masters
+                master.copy_(parameter)
+        self.inner.load_state_dict(state["inner"] | {"state": self._spread(state["inner"]["state"])})
+        self.write_back()
+
+    def refuse_other(self, state: dict[str, Any]) -> None:
+        """Raise UsageError if a state was saved for another model; its tensors need not be there yet."""
         theirs, ours = (
             [len(group["params"]) for group in inner["param_groups"]]
             for inner in (state["inner"], self.inner.state_dict())
@@ -153,13 +164,6 @@ class MasterOptimizer:
                 f"those of the model have {ours}",
                 remedy="load a checkpoint of the same model, written by the same version of agentenv",
             )
-        for parameter, master, held in zip(self.parameters, self.masters, saved, strict=True):
-            if held is not None:
-                master.copy_(like(held, master))
-            elif master is not parameter:  # the saved model was wide and had no masters
-                master.copy_(parameter)
-        self.inner.load_state_dict(state["inner"] | {"state": self._spread(state["inner"]["state"])})
-        self.write_back()
 
     def _spread(self, state: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """Return the optimiser's state of each parameter, sharded over the ranks like its master."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -38,20 +37,19 @@ class Reference:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        model = policy.model
-        self._model = adapted(model)
+        self._model = adapted(policy.model)
         self._first: str | None = None
         """Adapter with the first weights of a continued adapter; None if the trained adapter is new."""
         self._frozen: Policy | None = None
-        if self._model is None:
-            self._frozen = Policy(copy.deepcopy(model).requires_grad_(requires_grad=False), policy.config)
-            # The results of the policy's check are valid for its copy too.
-            self._frozen.fused, self._frozen.packable = policy.fused, policy.packable
-            self._frozen.tree, self._frozen.cost = policy.tree, policy.cost
-            self._frozen.shard()
-        elif not _is_new(self._model):
+        if self._model is not None and not _is_new(self._model):
             _copy_adapter(self._model, self._model.active_adapter, ADAPTER)
             self._first = ADAPTER
+
+    def freeze(self) -> None:
+        """Keep a copy of the model as it is, if it has no adapters. It is sharded if the model is."""
+        if self._model is None:
+            self._frozen = self._policy.copy()
+            self._frozen.model.requires_grad_(requires_grad=False)
 
     def score(self, rows: Sequence[Row]) -> None:
         """Set `ref_n` of the rows: their log-probabilities under the reference."""
@@ -93,10 +91,10 @@ class Teacher:
 
     def __init__(self, model: Any, config: GRPOConfig) -> None:
         self._policy = Policy(model, replace(config, gradient_checkpointing=False))
+        self._policy.shard()
         for finding in self._policy.check():
             log.warning("teacher: %s", finding)
         model.requires_grad_(requires_grad=False)
-        self._policy.shard()
 
     def score(self, rows: Sequence[Row]) -> None:
         """Set `ref_n` of the rows: their log-probabilities under the teacher.

@@ -542,6 +542,7 @@ def test_warnings_are_given_once_when_a_problem_begins():
 def test_reference_copy_shares_nothing_with_the_policy():
     trainer = trainer_of()
     reference = Reference(trainer.learner.policy)
+    reference.freeze()
     rows = build_batch([group("a", [0.0, 1.0])], GRPOConfig()).rows
     reference.score(rows)
     before = [row.ref_n for row in rows]
