@@ -42,7 +42,7 @@ LEFT_OUT = {
     "scores": "it scores models on worlds and measures no speed",
     "inprocess": "it needs vLLM beside torch; make gpu runs it",
     "delta": "it measures the weights of one training, once",
-    "engines_vllm": "it needs an interpreter that has vLLM",
+    "tutorial": "it trains a real model for several minutes",
 }
 """Scripts that write figures and do not run with the others, and why."""
 

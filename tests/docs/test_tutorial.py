@@ -1,0 +1,82 @@
+"""The commands of the tutorial work, in their order, on the file that the tutorial shows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli import main
+from agentenv.envs import registry
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tutorial.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("tutorial", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def shelves(script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write the file into an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    before = dict(registry)
+    path = Path("shelves.py")
+    path.write_text(script.shelves())
+    yield path
+    registry.clear()
+    registry.update(before)
+
+
+def run(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return int(ended.value.code or 0)
+
+
+def test_the_page_has_the_whole_way(script):
+    verbs = [words[0] for words in script.commands()]
+
+    assert verbs[:2] == ["check", "eval"]
+    assert set(verbs) >= {"check", "eval", "train", "view", "doctor", "export", "new"}
+
+
+@pytest.mark.parametrize("policy", ["oracle", "random", "policy:shelves.py:clerk"])
+def test_the_scores_of_policies_without_a_model_are_those_of_the_page(policy: str, script, capsys):
+    (words,) = [words for words in script.commands() if words[0] == "eval" and words[3] == policy]
+    score = re.search(r"reward   mean \S+ \[\S+, \S+\] 95 %", script.PAGE.split(f"-m {policy} ", 1)[1])
+
+    assert run(words) == 0
+
+    assert score is not None
+    assert score[0] in capsys.readouterr().out
+
+
+def test_the_checker_finds_the_leak_that_the_page_suggests(shelves: Path, capsys):
+    shelves.write_text(shelves.read_text().replace("{title}?", "{title}? (It is on {shelf}.)"))
+
+    assert run(["check", "shelves.py"]) == 1
+
+    assert "✗ leak" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_works_with_a_tiny_model(tiny_model: str):
+    command = [sys.executable, SCRIPT, "--quick", "--model", f"hf:{tiny_model}", "--json", "walk.json"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    walked = json.loads(Path("walk.json").read_text())
+    assert len(walked["rows"]) >= 9
+    assert len(walked["curve"]["reward"]) == 1
+    assert len(walked["curve"]["held out"]) == 2
