@@ -9,7 +9,7 @@ JOBS   ?= 2
 export PIP_NO_INPUT = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench setup clean
+.PHONY: demo test test-engines test-slow test-vllm test-exhaustive test-peers test-wheel test-newest test-newest-agents check format docs bench gpu setup clean
 
 setup: $(VENV)/.dev
 
@@ -34,9 +34,10 @@ demo: $(VENV)/.train
 
 # Peers that slow tests drive beside us.
 $(VENV)/.peers: $(VENV)/.dev
-	$(PIP) -e '.[train,dev,parquet,peers,track,notify,plot]'
+	$(PIP) -e '.[train,dev,parquet,peers,miniswe,track,notify,plot]'
 	$(PIP) --no-deps verl # its sample classes are read, not a cluster started
-	$(PIP) --no-deps agentdojo bfcl-eval inspect-evals miniwob # their data and scorers are used, not their own harnesses
+	$(PIP) --no-deps agentdojo bfcl-eval inspect-evals miniwob textworld # their data and scorers are used, not their own harnesses
+	$(PIP) --no-deps jericho || echo "TextWorld is not tested: its interpreter, jericho, cannot be compiled here"
 	touch $@
 
 # A file's tests stay in one process, so that they share its fixtures. `coverage report -m` shows what is not covered.
@@ -106,6 +107,12 @@ format: $(VENV)/.dev
 BENCH ?= last
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/all.py --quick --into build/bench/$(BENCH)
+
+# Tests and figures of one GPU in at most ten minutes: build/gpu/gpu.md. GPU_PYTHON is an interpreter with torch
+# for CUDA, vLLM and agentenv, such as .ci/gpu-wheels makes on a machine without network.
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.dev)
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(MODEL),--model $(MODEL))
 
 clean:
 	rm -rf $(VENV) dist build site .hypothesis .ruff_cache

@@ -6,6 +6,7 @@ process. The first step is left out, and the time is that of the fastest other s
 the machine disturbs it least.
 
     python benchmarks/grpo_step.py [--model PATH] [--steps 3] [--json grpo-step.json]
+    python benchmarks/grpo_step.py --vllm-share 0.4     # ours also with vLLM in this process
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 PROMPT = "Write a long story about a lighthouse keeper and the sea. Do not stop before the storm is over."
 SAMPLES = 8
 TOKENS = 64
-HOWS = ("ours", "trl")
+HOWS = ("ours", "vllm", "trl")
 
 
 def reward_of(text: str) -> float:
@@ -65,7 +66,9 @@ class Clock:
         }
 
 
-def run_ours(model: str, steps: int, clock: Clock) -> None:
+def run_ours(model: str, steps: int, clock: Clock, vllm_share: float = 0.0) -> None:
+    import torch
+
     import agentenv as ae
     from agentenv.train import GRPOConfig, GRPOTrainer
 
@@ -85,9 +88,12 @@ def run_ours(model: str, steps: int, clock: Clock) -> None:
         num_generations=SAMPLES,
         learning_rate=1e-6,
         dtype="float32",
+        engine=f"vllm:{model}" if vllm_share else "",
     )
+    sleep = {"sleep": True} if torch.cuda.is_available() else {}
     GRPOTrainer(
         config,
+        engine_options={"memory_share": vllm_share, "max_model_len": 1024, **sleep} if vllm_share else None,
         envs=ae.spec("bench/Story-v0"),
         limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=TOKENS),
         runner=ae.RunnerOptions(concurrency=SAMPLES),
@@ -96,6 +102,7 @@ def run_ours(model: str, steps: int, clock: Clock) -> None:
 
 
 def run_trl(model: str, steps: int, clock: Clock) -> None:
+    import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -120,7 +127,7 @@ def run_trl(model: str, steps: int, clock: Clock) -> None:
         beta=0.0,
         epsilon_high=0.28,
         temperature=1.0,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         bf16=False,
         gradient_checkpointing=False,
         save_strategy="no",
@@ -137,22 +144,26 @@ def run_trl(model: str, steps: int, clock: Clock) -> None:
     ).train()
 
 
-def measure(how: str, model: str, steps: int, threads: int) -> dict[str, float]:
+def measure(how: str, options: argparse.Namespace) -> dict[str, float]:
     """Run one trainer in this process."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     clock = Clock()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        {"ours": run_ours, "trl": run_trl}[how](model, steps, clock)
+        if how == "trl":
+            run_trl(options.model, options.steps, clock)
+        else:
+            run_ours(options.model, options.steps, clock, options.vllm_share if how == "vllm" else 0.0)
     return clock.result()
 
 
 def run_child(how: str, options: argparse.Namespace) -> dict[str, float] | None:
     command = [sys.executable, __file__, "--child", how, "--model", model_path(options.model)]
     command += ["--steps", str(options.steps), "--threads", str(options.threads)]
+    command += ["--vllm-share", str(options.vllm_share)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -171,15 +182,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="number of steps; the first is left out")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these trainers out")
+    parser.add_argument(
+        "--vllm-share", type=float, default=0.0, help="also with vLLM in process, on this share of the memory"
+    )
     parser.add_argument("--child", choices=HOWS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.steps = 2
     if options.child:
-        print(json.dumps(measure(options.child, options.model, options.steps, options.threads)))
+        print(json.dumps(measure(options.child, options)))
         return
     print("| step of | wall | CPU | tokens sampled | of our CPU time |\n|---|---|---|---|---|")
-    found = {how: run_child(how, options) for how in HOWS if how not in options.without}
+    left_out = [*options.without, *([] if options.vllm_share else ["vllm"])]
+    found = {how: run_child(how, options) for how in HOWS if how not in left_out}
     ours = found.get("ours")
     for how, row in found.items():
         if row is not None:

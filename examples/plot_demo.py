@@ -31,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "demo", "font.size": 8.5}
     figure, grid = plt.subplots(2, 3, figsize=(10, 5.4), layout="constrained")
-    axes = grid.flatten()
+    axes, drawn = grid.flatten(), "greedy"
     for run, colour in zip(options.runs, COLOURS, strict=False):
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         has_summary = (run / "summary.json").is_file()
@@ -42,9 +42,10 @@ def main() -> None:
         else:
             axes[0].plot(*points(steps, "eval/success"), **style)
             axes[0].set_xlabel("GRPO step")
+            drawn = drawn_by(summary["config"]["train"])
         for panel, name in zip(axes[1:], CURVES, strict=True):
             panel.plot(*points(steps, name), **style)
-    axes[0].set_title("held-out tasks right, greedy")
+    axes[0].set_title(f"held-out tasks right, {drawn}")
     for panel, title in zip(axes[1:], CURVES.values(), strict=True):
         panel.set(title=title, xlabel="GRPO step")
     for panel in axes:
@@ -53,6 +54,12 @@ def main() -> None:
         panel.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, loc="upper left")
     figure.savefig(options.output, metadata={"Date": None})
+
+
+def drawn_by(train: dict[str, float]) -> str:
+    """Say how the held-out episodes of a training were sampled."""
+    warm = train["eval_temperature"]
+    return f"temperature {warm:g}" if warm else "greedy"
 
 
 def points(steps: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

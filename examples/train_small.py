@@ -20,6 +20,7 @@ def main(model: str = "smollm2", steps: int = 8, shown: int = 128, test: int = 5
         group_size=8,
         learning_rate=1e-5,
         dtype="float32",
+        tokens_per_micro_batch=1024,  # a quarter of the usual, so that a laptop's memory is enough
         limits={"max_turns": 3, "max_tokens_per_turn": tokens},
         eval_tasks=test,  # tasks whose numbers never occur in training
         eval_on_start=True,  # after the demonstrations, before GRPO

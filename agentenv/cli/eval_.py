@@ -27,7 +27,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.runs.evaluate import EvalConfig
+    from agentenv.runs.eval_config import EvalConfig
 
 __all__ = ["app"]
 
@@ -102,7 +102,7 @@ def eval_config(given: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) 
     Raises:
         UsageError: A setting is unknown, or its value does not fit.
     """
-    from agentenv.runs.evaluate import EvalConfig
+    from agentenv.runs.eval_config import EvalConfig
     from agentenv.runs.sections import EVAL_SECTIONS
 
     sections = read_settings(sources, EVAL_SECTIONS)
@@ -122,7 +122,9 @@ def _evaluate(
     from agentenv.cli.progress import EvalProgress
     from agentenv.cli.trust import announce
     from agentenv.envs.registry import spec
-    from agentenv.runs.evaluate import EvalConfig, Evaluation, new_run
+    from agentenv.runs.eval_config import EvalConfig
+    from agentenv.runs.evaluate import new_run
+    from agentenv.runs.evaluation import Evaluation
     from agentenv.runs.sections import EVAL_SECTIONS
     from agentenv.runs.store.reader import find_run
     from agentenv.runs.store.runinfo import RunStatus

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -39,6 +40,11 @@ _DEMOS: Any = typer.Option(
     metavar="POLICY",
     help="Warm up on oracle (where there is one, the default), FILE.py:FUNCTION or none.",
 )
+_ENVS: Any = typer.Argument(None, metavar="ENV...", help="Ids, files or modules; ENV=WEIGHT for a mixture.")
+_EPISODES: Any = typer.Option(8, "-k", "--episodes", help="Episodes of each task, compared with each other.")
+_GPUS: Any = typer.Option(
+    "", "--gpus", help="Divide so many GPUs of this machine between training and vLLM servers."
+)
 _PARAMETERS = {"max_steps": "steps", "num_generations": "group_size"}
 """Parameter of the command for each setting whose name differs from it."""
 
@@ -46,9 +52,7 @@ _PARAMETERS = {"max_steps": "steps", "num_generations": "group_size"}
 @app.command()
 def run(
     ctx: typer.Context,
-    envs: list[str] = typer.Argument(
-        None, metavar="ENV...", help="Ids, files or modules; ENV=WEIGHT for a mixture."
-    ),
+    envs: list[str] = _ENVS,
     model: str = typer.Option(
         "",
         "-m",
@@ -56,9 +60,7 @@ def run(
         help="smollm2, a directory or Hub id of a causal model, a .gguf file, or the URL of a vLLM server.",
     ),
     steps: int = typer.Option(20, "--steps", help="Training steps."),
-    group_size: int = typer.Option(
-        8, "-k", "--episodes", help="Episodes of each task, compared with each other."
-    ),
+    group_size: int = _EPISODES,
     demos: str = _DEMOS,
     num_demos: int = typer.Option(128, "--num-demos", help="Tasks that it shows."),
     seed: int = SeedOption,
@@ -66,6 +68,7 @@ def run(
     config: str = ConfigOption,
     workers: int = WorkersOption,
     ray: str = RayOption,
+    gpus: str = _GPUS,
     runs_dir: str = RunsDirOption,
     resume: str = typer.Option("", "--resume", help="Go on with a stopped run from its last checkpoint."),
     trust: bool = TrustOption,
@@ -93,6 +96,8 @@ def run(
     options |= {"demos": demos, "num_demos": num_demos, "runs_dir": runs_dir, "resume": resume}
     if resume:
         options |= _resuming(resume, runs_dir, chosen, trust=trust)
+    if gpus:
+        import_module("agentenv.cli.on_gpus").train_on_gpus(ctx, gpus, options)
     named = options["train"].pop("model")
     board = Dashboard(quiet=as_json or os.environ.get("RANK", "0") != "0")
     watch: dict[str, Any] = {"on_start": board.begin, "on_warmup": board.warmed_up, "on_metrics": board.step}

@@ -26,10 +26,11 @@ import gymnasium
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, Outcome, ResetResult, StepResult
 from agentenv.core.errors import EnvironmentMisuse, UsageError
+from agentenv.core.loops import run_sync
 from agentenv.core.messages import JsonValue, Message, ToolResult, text_of
 from agentenv.core.playing import oracle_of
 from agentenv.core.task import TaskFields
-from agentenv.core.threads import OwnThread, off_loop, own_thread, run_sync
+from agentenv.core.threads import OwnThread, off_loop, own_thread
 from agentenv.envs import spaces
 from agentenv.envs.gym_values import (
     answered,

@@ -202,6 +202,36 @@ def _miniwob(page: str) -> EnvSpec:
     )
 
 
+def _textworld(game: str) -> EnvSpec:
+    from agentenv.envs.adapters.textworld import MAX_TURNS, TextWorld, held_out_tasks, train_tasks
+    from agentenv.envs.adapters.textworld_games import settings_of
+
+    settings_of(game)
+    return EnvSpec.of(
+        f"textworld/{game.replace('+', '.')}-v0",
+        TextWorld,
+        kwargs={"game": game},
+        tasks={"train": partial(train_tasks, game), "test": partial(held_out_tasks, game)},
+        max_turns=MAX_TURNS,
+        description=f"text adventures of TextWorld, {game}",
+    )
+
+
+def _scienceworld(task: str) -> EnvSpec:
+    from agentenv.envs.adapters.scienceworld import MAX_TURNS, SPLITS, ScienceWorld, rows
+    from agentenv.envs.adapters.scienceworld_simulator import read_name
+
+    read_name(task)
+    return EnvSpec.of(
+        f"scienceworld/{task.replace('+', '.')}-v0",
+        ScienceWorld,
+        kwargs={"task": task},
+        tasks={split: partial(rows, task, split) for split in SPLITS},
+        max_turns=MAX_TURNS,
+        description=f"experiments of ScienceWorld, {task}",
+    )
+
+
 def _math(file: str) -> EnvSpec:
     from agentenv.envs.adapters.math_file import MathQuestions, rows
 
@@ -294,6 +324,20 @@ PEERS: Mapping[str, Peer] = {
         ("miniwob", "playwright"),
         "pip install 'agentenv-rl[miniwob]' && pip install --no-deps miniwob",
         "small web pages of MiniWoB++, by accessibility tree and by screenshots",
+    ),
+    "textworld": Peer(
+        _textworld,
+        "GAME",
+        ("textworld", "jericho", "tatsu"),
+        "pip install 'agentenv-rl[textworld]' && pip install --no-deps jericho textworld",
+        "text adventures of TextWorld: simple, coin_collector, treasure_hunter, cooking",
+    ),
+    "scienceworld": Peer(
+        _scienceworld,
+        "TASK",
+        ("scienceworld", "py4j"),
+        "pip install 'agentenv-rl[scienceworld]'",
+        "experiments of ScienceWorld in a world of text, such as boil and find-animal",
     ),
     "math": Peer(
         _math,

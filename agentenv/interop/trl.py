@@ -25,9 +25,9 @@ from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
+from agentenv.core.loops import run_sync
 from agentenv.core.messages import text_of
 from agentenv.core.task import Task
-from agentenv.core.threads import run_sync
 from agentenv.core.trajectory import Trajectory
 from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.engine.exact import room_for

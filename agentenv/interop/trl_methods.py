@@ -17,10 +17,10 @@ from agentenv.core.context import Context
 from agentenv.core.episode_env import Action, EpisodeEnv, Outcome, ResetResult, StepResult
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
+from agentenv.core.loops import run_sync
 from agentenv.core.messages import Message, ToolCall, text_of
 from agentenv.core.seeds import derive_seed
 from agentenv.core.task import Task
-from agentenv.core.threads import run_sync
 from agentenv.envs.spec import EnvSpec
 from agentenv.envs.tasks import TaskSet
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from agentenv.runs.capture import capture_agents as capture_agents
     from agentenv.runs.compare import Comparison as Comparison
     from agentenv.runs.compare import compare as compare
-    from agentenv.runs.evaluate import EvalConfig as EvalConfig
-    from agentenv.runs.evaluate import EvalResult as EvalResult
-    from agentenv.runs.evaluate import Evaluation as Evaluation
+    from agentenv.runs.eval_config import EvalConfig as EvalConfig
     from agentenv.runs.evaluate import evaluate as evaluate
     from agentenv.runs.evaluate import rollout as rollout
+    from agentenv.runs.evaluation import EvalResult as EvalResult
+    from agentenv.runs.evaluation import Evaluation as Evaluation
     from agentenv.runs.notify import Notice as Notice
     from agentenv.runs.notify import Notifier as Notifier
     from agentenv.runs.notify import through_apprise as through_apprise
@@ -43,7 +43,9 @@ __all__ = door(
         "branch": ["branch_run"],
         "capture": ["CaptureServer", "capture_agents"],
         "compare": ["Comparison", "compare"],
-        "evaluate": ["EvalConfig", "EvalResult", "Evaluation", "evaluate", "rollout"],
+        "eval_config": ["EvalConfig"],
+        "evaluate": ["evaluate", "rollout"],
+        "evaluation": ["EvalResult", "Evaluation"],
         "recorded": ["renderer_of"],
         "notify": ["Notice", "Notifier", "through_apprise"],
         "replay": ["Replay", "replay_episode"],

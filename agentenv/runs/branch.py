@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
+from agentenv.core.loops import run_sync
 from agentenv.core.settings import build
-from agentenv.core.threads import run_sync
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Sampling
 from agentenv.engine.factory import LoadedModel, load_engine

@@ -8,7 +8,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.settings import Section
 from agentenv.engine.base import Sampling
 from agentenv.runner.options import RunnerOptions
-from agentenv.runs.evaluate import EvalConfig
+from agentenv.runs.eval_config import EvalConfig
 
 __all__ = ["EVAL_SECTIONS", "PLAY_SECTIONS"]
 

@@ -20,7 +20,7 @@ from agentenv.core.errors import UsageError
 __all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "TurnBaseline", "refuse_groups_of_one"]
 
 LossType: TypeAlias = Literal[
-    "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg"
+    "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg", "distill"
 ]
 Reduction: TypeAlias = Literal["token_mean", "seq_mean", "constant", "prompt_mean"]
 TurnBaseline: TypeAlias = Literal["turn", "episode"]
@@ -36,6 +36,7 @@ REDUCTION_OF: dict[str, Reduction] = {
     "dppo": "token_mean",
     "gmpo": "seq_mean",
     "gpg": "token_mean",
+    "distill": "token_mean",
 }
 """The reduction that each loss type was published with; `GRPOConfig.reduction` overrides it."""
 
@@ -135,12 +136,18 @@ class GRPOConfig:
     loss_type: LossType = "dapo"
     """Name of the surrogate loss. It also selects the reduction that the loss was published with; see
     `agentenv.train.objective.loss`."""
+    teacher: str = ""
+    """Model that takes the place of the reference, with the same tokenizer: a directory, a Hub id or a .gguf
+    file. `loss_type="distill"` imitates it on the policy's own episodes, and `beta` keeps the policy close to
+    it. Empty means the first weights of the policy."""
     reduction: Reduction | None = None
     """Reduction to use instead of the loss type's own; None uses that of the loss type."""
-    epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] = 0.2
-    epsilon_high: NonNegativeFloat = 0.28
-    """Upper clip is 1 + this (DAPO's clip-higher). A wide clip lets rare good tokens grow, which counters
-    entropy collapse."""
+    epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] | None = None
+    """Lower clip is 1 - this. None means 0.2, and 3e-4 with `importance_sampling_level="sequence"`, whose
+    ratios hardly move (GSPO, arXiv 2507.18071, section 5.1)."""
+    epsilon_high: NonNegativeFloat | None = None
+    """Upper clip is 1 + this. None means 0.28 (DAPO's clip-higher: a wide clip lets rare good tokens grow,
+    which counters entropy collapse), and 4e-4 with `importance_sampling_level="sequence"` (GSPO)."""
     delta: float | None = None
     """Upper bound of the ratio in the unclipped term, for a two-sided clip (TRL's `delta`)."""
     dual_clip: Annotated[float, Gt(1), Lt(inf)] | None = None
@@ -194,15 +201,17 @@ class GRPOConfig:
     small set of tasks needs several."""
 
     # Differences between sampler and trainer
-    old_logprobs: Literal["sampler", "recompute"] = "sampler"
+    old_logprobs: Literal["sampler", "recompute"] | None = None
     """Logprobs of the proximal policy: the sampler's own, or recomputed by the trainer before the first
-    update."""
+    update. None means `recompute` with a separate `engine`, whose numbers differ from the trainer's, as long
+    as each step plays its own batch; and with `importance_sampling_level="sequence"`, whose clip is narrower
+    than such differences. Otherwise it means `sampler`."""
     importance_correction: (
         Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"] | None
     ) = None
     """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence. This needs
-    `old_logprobs="recompute"`; otherwise old and sampler logprobs are equal. None means `token_truncate` for
-    recomputed logprobs in a stream (`max_ahead`), and otherwise `off`."""
+    recomputed logprobs; otherwise old and sampler logprobs are equal. None means `token_truncate` for
+    recomputed logprobs with a separate `engine` and where episodes are played ahead, and otherwise `off`."""
     importance_cap: PositiveFloat = 2.0
     """Upper bound of the importance correction."""
     importance_floor: NonNegativeFloat = 0.5
@@ -234,8 +243,10 @@ class GRPOConfig:
     packing: Literal["auto", "shared", "padded"] = "auto"
     """Layout of the rows in a forward pass: `shared` packs them with shared prefixes and `padded` pads them.
     `auto` packs if a check at the start found packing exact for the model and it costs less."""
-    tokens_per_micro_batch: PositiveInt = 4096
-    """Largest number of tokens in one forward pass. A longer row gets a pass of its own."""
+    tokens_per_micro_batch: PositiveInt | None = None
+    """Largest number of tokens in one forward pass. A longer row gets a pass of its own. None means 4,096 at
+    first. On a GPU each update then sets it to what the memory holds, as far as was measured, and at most
+    doubles it."""
     logprob_chunk: PositiveInt = 256
     """Number of trained tokens that pass the LM head at once. It bounds the memory of the logits."""
     gradient_checkpointing: bool = False
@@ -308,6 +319,7 @@ class GRPOConfig:
         self._check_clips()
         self._check_reduction()
         self._check_kl_weights()
+        self._check_teacher()
         if self.branches and self.advantage_level == "turn":
             raise UsageError(
                 f"branches={self.branches} gives credit by branch, and advantage_level='turn' by turn",
@@ -332,6 +344,16 @@ class GRPOConfig:
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
                 f"up to {updates} versions old (num_iterations * num_minibatches)",
                 remedy=f"set it to at least {updates}, or to None",
+            )
+
+    def _check_teacher(self) -> None:
+        distills = self.loss_type == "distill"
+        if distills and not self.teacher:
+            raise UsageError("loss_type='distill' needs a teacher", remedy="set teacher to a model")
+        if self.teacher and not distills and not self.beta:
+            raise UsageError(
+                f"teacher={self.teacher!r} has no effect",
+                remedy="set loss_type='distill', or beta above 0",
             )
 
     def _check_kl_weights(self) -> None:
@@ -365,7 +387,7 @@ class GRPOConfig:
                 f"asynchronous=True plays batches one step ahead, and max_ahead={self.max_ahead} a stream",
                 remedy="leave out one of the two",
             )
-        if self.loss_type == "gpg" and self.old_logprobs == "sampler":
+        if self.loss_type == "gpg" and self.proximal == "sampler":
             raise UsageError(
                 f"loss_type='gpg' has no importance ratio, so with max_ahead={self.max_ahead} nothing would "
                 "correct for the older weights that sampled the episodes",
@@ -373,15 +395,14 @@ class GRPOConfig:
             )
 
     def _check_clips(self) -> None:
-        if self.delta is not None and self.delta <= 1 + self.epsilon_high:
-            raise UsageError(
-                f"delta must be above 1 + epsilon_high = {1 + self.epsilon_high}, not {self.delta}"
-            )
+        high = 1 + self.clip[1]
+        if self.delta is not None and self.delta <= high:
+            raise UsageError(f"delta must be above 1 + epsilon_high = {high}, not {self.delta}")
         if not self.importance_floor < self.importance_cap:
             raise UsageError(
                 f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
             )
-        if self.importance_correction not in (None, "off") and self.old_logprobs == "sampler":
+        if self.importance_correction not in (None, "off") and self.proximal == "sampler":
             raise UsageError(
                 f"importance_correction={self.importance_correction!r} has no effect with "
                 "old_logprobs='sampler': the old logprobs are then those of the sampler",
@@ -411,15 +432,36 @@ class GRPOConfig:
         return self.asynchronous or self.max_ahead > 0
 
     @property
+    def clip(self) -> tuple[float, float]:
+        """The clip below and above 1: `epsilon` and `epsilon_high`, or the defaults for the ratio's level."""
+        low, high = (3e-4, 4e-4) if self.importance_sampling_level == "sequence" else (0.2, 0.28)
+        return (
+            low if self.epsilon is None else self.epsilon,
+            high if self.epsilon_high is None else self.epsilon_high,
+        )
+
+    @property
+    def proximal(self) -> Literal["sampler", "recompute"]:
+        """Whose logprobs the proximal policy has: `old_logprobs`, or the default for the run."""
+        own_batches = not self.plays_ahead and self.partial_turns is None
+        recompute = self.importance_sampling_level == "sequence" or (bool(self.engine) and own_batches)
+        return self.old_logprobs or ("recompute" if recompute else "sampler")
+
+    @property
     def correction(self) -> str:
         """The importance correction that is used: `importance_correction`, or the default for the run."""
-        in_stream = self.max_ahead > 0 and self.old_logprobs == "recompute"
-        return self.importance_correction or ("token_truncate" if in_stream else "off")
+        differs = (bool(self.engine) or self.plays_ahead) and self.proximal == "recompute"
+        return self.importance_correction or ("token_truncate" if differs else "off")
 
     @property
     def counts_zero_std(self) -> bool:
         """Whether groups that are left out for their lack of spread count in the weights of the others."""
         return not self.refill_rounds if self.count_zero_std is None else self.count_zero_std
+
+    @property
+    def trains_zero_std(self) -> bool:
+        """Whether groups without spread are trained: a distillation takes nothing from their rewards."""
+        return not self.drop_zero_std or self.loss_type == "distill"
 
     @property
     def scheme(self) -> Reduction:
@@ -433,7 +475,7 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
     Raises:
         UsageError: `num_generations` is 1.
     """
-    if config.num_generations == 1 and not config.branches:
+    if config.num_generations == 1 and not config.branches and config.loss_type != "distill":
         raise UsageError(
             "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
             remedy="use 2 or more, set branches, or pass an advantage_fn of your own to GRPOTrainer",

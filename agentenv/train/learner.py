@@ -18,9 +18,10 @@ from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.train.batch import Advantage, AdvantageFn, TrainBatch, add_demonstrations, build_batch
 from agentenv.train.config import GRPOConfig
+from agentenv.train.model.blank import Unread
 from agentenv.train.model.optim import MasterOptimizer, learning_rate
 from agentenv.train.model.policy import Policy, add_lora
-from agentenv.train.model.reference import Reference, episode_kl
+from agentenv.train.model.reference import Reference, Teacher, episode_kl
 from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.once import OncePerGroup
 from agentenv.train.rows import Row
@@ -41,7 +42,9 @@ class Learner:
         config: the run's options.
         advantage_fn: the user's function for advantages, if any.
         loss_fn: the user's surrogate loss, if any.
+        teacher: a model in the place of the reference, if any.
         held_still: returns a context in which no engine samples from the weights, so that they can change.
+        unread: files with the weights of a model that is to be sharded and has none yet.
 
     Raises:
         UsageError: The model cannot be trained, or an option has no effect with an `advantage_fn`.
@@ -54,7 +57,9 @@ class Learner:
         *,
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+        teacher: Any = None,
         held_still: Callable[[], AbstractContextManager[None]] = nullcontext,
+        unread: Unread | None = None,
     ) -> None:
         if advantage_fn is not None:
             _check_own_advantages(config)
@@ -62,14 +67,24 @@ class Learner:
         self.advantage_fn, self.loss_fn = advantage_fn, loss_fn
         self._held_still = held_still
         torch.manual_seed(config.seed)
-        self.policy = Policy(model if config.lora is None else add_lora(model, config.lora), config)
-        self._share_weights()
+        model = model if config.lora is None else add_lora(model, config.lora)
+        world = unread and World(unread.device, timeout_s=config.process_timeout_s)
+        self.policy = Policy(model, config, world=world)
+        self._share_weights(unread)
+        # Adapters are copied before `shard`, and whole models after it, part by part.
+        self.reference: Reference | Teacher | None = None
+        if teacher is not None:
+            self.reference = Teacher(teacher, config)
+        elif config.beta:
+            self.reference = Reference(self.policy)
+        self.policy.shard(unread)
         for finding in self.policy.check():
             log.warning("%s", finding)
-        # Made before `shard`, because a sharded model cannot be copied.
-        self.reference = Reference(self.policy) if config.beta else None
-        self.policy.shard()
+        if isinstance(self.reference, Reference):
+            self.reference.freeze()
         self._optimizer: MasterOptimizer | None = None
+        self._masters: Mapping[torch.Tensor, torch.Tensor] = {}
+        """Of the last separate optimiser, until `update` has one."""
         self._given_advantages = OncePerGroup[Sequence[Advantage]](self.world.total)
         self._kl = OncePerGroup[Sequence[float | None]](self.world.total)
         self.steps_done = 0
@@ -81,9 +96,18 @@ class Learner:
         self.weights_version = 0
         """Counter that grows by one whenever the weights change, also in a warm-up."""
 
-    def _share_weights(self) -> None:
+    def _share_weights(self, unread: Unread | None) -> None:
         """Make the replicas equal, which an adapter or a head of random weights may not be without a seed."""
-        unequal = self.world.share_weights(self.model)
+        weights: dict[str, torch.Tensor] = self.model.state_dict(keep_vars=True)
+        if unread is not None:
+            weights = {name: one for name, one in weights.items() if one not in unread.names}
+            digests = self.world.gather([unread.digest()])
+            if any(one != digests[0] for one in digests):
+                raise UsageError(
+                    f"the processes read different models at {self.model.name_or_path}",
+                    remedy="put the same files on all machines",
+                )
+        unequal = self.world.share_weights(weights)
         if unequal:
             log.warning(
                 "%d weights were not the same in all processes (%s ...); all now have those of the first one",
@@ -105,12 +129,15 @@ class Learner:
     def optimizer(self) -> MasterOptimizer:
         """The optimiser of `update`; it is made when it is first needed, after any warm-up."""
         if self._optimizer is None:
-            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config)
+            masters, self._masters = self._masters, {}
+            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config, masters)
         return self._optimizer
 
     @contextmanager
     def separate_optimizer(self, config: GRPOConfig) -> Generator[MasterOptimizer]:
         """Yield an optimiser for other updates than `update`, whose optimiser starts afresh afterwards.
+
+        Only the float32 masters go on, which hold what the weights lose by rounding.
 
         Two optimisers must not exist at once: the hooks of the older one would take the gradients, and its
         masters would later overwrite what the other one has learned.
@@ -122,6 +149,7 @@ class Learner:
                 yield optimizer
             finally:
                 self._drop_optimizer()  # a checkpoint in between has made one
+                self._masters = dict(zip(optimizer.parameters, optimizer.masters, strict=True))
 
     def _drop_optimizer(self) -> None:
         if self._optimizer is not None:
@@ -186,7 +214,7 @@ class Learner:
 
         If the step makes a single update, the proximal policy is the policy itself and needs no extra pass.
         """
-        if self.config.old_logprobs == "recompute" and passes > 1:
+        if self.config.proximal == "recompute" and passes > 1:
             for row, old_n in zip(rows, score_rows(self.policy, rows), strict=True):
                 row.old_n = old_n
         if self.reference is not None:

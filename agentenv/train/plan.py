@@ -145,6 +145,8 @@ class TrainRequest:
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         _check_model(plan.config.model)
+        if plan.config.teacher:
+            locate(plan.config.teacher)
         check_workers(plan.config.workers, plan.config.ray, plan.config.engine or f"hf:{plan.config.model}")
         if plan.engine and not plan.config.engine:
             check_options(TransformersEngine, "the engine in this process", plan.engine)
@@ -218,6 +220,9 @@ class TrainRequest:
         train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
         changed = {name: train[name] for name in ("workers", "ray") if name in train}
         changed |= {name: self.settings[name] for name in ("workers", "ray") if name in self.settings}
+        engine = self.settings.get("engine") or train.get("engine")
+        if engine:  # its servers may have other addresses now
+            changed["engine"] = engine
         return {"notify": train.get("notify", ()), **changed}
 
 

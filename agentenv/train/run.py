@@ -17,7 +17,7 @@ from typing import Any
 from agentenv.core.errors import TrainingFailed, UsageError
 from agentenv.core.html import html_lines, html_table
 from agentenv.core.limits import RunLimits
-from agentenv.core.threads import blocking
+from agentenv.core.loops import blocking
 from agentenv.core.trajectory import Trajectory
 from agentenv.runner.options import RunnerOptions
 from agentenv.runner.watchdog import Waiting

@@ -24,7 +24,7 @@ import torch
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.core.threads import run_blocking
+from agentenv.core.loops import run_blocking
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import Engine
 from agentenv.engine.hf.threads import dismiss_team
@@ -35,7 +35,7 @@ from agentenv.runner.watchdog import Waiting
 from agentenv.train.batch import AdvantageFn, TrainBatch
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.learner import Learner
-from agentenv.train.loading import find_model, load_tokenizer
+from agentenv.train.loading import find_model, find_teacher, load_tokenizer
 from agentenv.train.loop.batches import Batch, open_batches
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from agentenv.train.loop.crews import with_crew
@@ -119,13 +119,15 @@ class GRPOTrainer:
         self._renderer: Renderer | None = None
         self._rollouts: Rollouts | None = None
         own_device()
-        self.model_name, loaded = find_model(model, config)
+        self.model_name, loaded, unread = find_model(model, config)
         self.learner = Learner(
             loaded,
             config,
             advantage_fn=advantage_fn,
             loss_fn=loss_fn,
+            teacher=find_teacher(config, self.model_name),
             held_still=lambda: held_still(self.engine, self.learner),
+            unread=unread,
         )
 
     def step(

@@ -9,6 +9,7 @@ from random import Random
 import torch
 
 from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.train.balance import Exchange
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.packing import MicroBatch, pad_rows, plan
 from agentenv.train.model.policy import Policy
@@ -71,9 +72,14 @@ def minibatches(
 
 
 def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
-    """Return the rows as micro-batches; with a sharded model all ranks get the same number of them."""
+    """Return the rows as micro-batches, the largest first.
+
+    With a sharded model all ranks get the same number of them. The ranks compute each pass together, so those
+    of one pass should be equally large.
+    """
     layout = policy.config.packing if policy.packable else "padded"
-    micros = plan(rows, layout=layout, max_tokens=policy.config.tokens_per_micro_batch, cost=policy.cost)
+    micros = plan(rows, layout=layout, max_tokens=policy.budget.tokens, cost=policy.cost)
+    micros.sort(key=lambda micro: -micro.ids_BT.numel())
     if policy.world.sharded:
         micros += [_idle_micro() for _ in range(policy.world.most(len(micros)) - len(micros))]
     return micros
@@ -82,9 +88,8 @@ def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
 def _idle_micro() -> MicroBatch:
     """Return a micro-batch of weight 0, for a rank that must make as many passes as the others."""
     nothing = torch.zeros(1, dtype=torch.float64)
-    return replace(
-        pad_rows([Row([0, 0], torch.tensor([1]), nothing, nothing, episode=-1, group=-1)]), idle=True
-    )
+    row = Row([0, 0], torch.tensor([1]), nothing, nothing, episode=-1, group=-1, ref_n=nothing)
+    return replace(pad_rows([row]), idle=True)
 
 
 def accumulate(
@@ -97,14 +102,21 @@ def accumulate(
 ) -> float:
     """Add the gradient of the rows' loss to the model's; return this rank's part of the loss.
 
-    If an earlier update of the batch has changed the weights, the distance to the sampler's logprobs is no
+    The ranks compute about as many tokens each, and afterwards each row of this rank has its new scores. If
+    an earlier update of the batch has changed the weights, the distance to the sampler's logprobs is no
     longer a mismatch of the engine, so the mismatch metrics are not recorded.
     """
-    micros = micro_batches(policy, rows)
+    exchange = Exchange(policy.world, rows)
+    micros = micro_batches(policy, exchange.rows)
     loss = 0.0
-    for number, micro in enumerate(micros, start=1):
-        policy.world.reduce_gradients(policy.base, now=policy.reduces_each_pass or number == len(micros))
-        loss += _backward(policy, micro, meter, loss_fn, moved)
+    with policy.budget.measured([micro.ids_BT.numel() for micro in micros]):
+        for number, micro in enumerate(micros, start=1):
+            policy.world.reduce_gradients(policy.base, now=policy.reduces_each_pass or number == len(micros))
+            loss += _backward(policy, micro, meter, loss_fn, moved)
+    scores = [(row.new_n, row.entropy_n) for row in exchange.rows]
+    given = [(new_n, entropy_n) for new_n, entropy_n in scores if new_n is not None and entropy_n is not None]
+    for row, (new_n, entropy_n) in zip(rows, exchange.home(given), strict=True):
+        row.new_n, row.entropy_n = new_n, entropy_n
     return loss
 
 
@@ -118,7 +130,7 @@ def _backward(
     with torch.enable_grad():
         logprobs_N, entropy_N = policy.score(micro)
         _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
-        given = _given(micro.rows, logprobs_N, recompute=policy.config.old_logprobs == "recompute")
+        given = _given(micro.rows, logprobs_N, recompute=policy.config.proximal == "recompute")
         shown_N = _spread(micro.rows, lambda row: float(row.demonstration), logprobs_N).bool()
         turns, attempts = zip(*(row.indices() for row in micro.rows), strict=True)
         output = grpo_loss(
@@ -192,9 +204,10 @@ def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
 def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Return the log-probabilities of each row's trained tokens under a policy, without gradient."""
+    exchange = Exchange(policy.world, rows)
     result: dict[int, torch.Tensor] = {}
-    for micro in micro_batches(policy, rows):
+    for micro in micro_batches(policy, exchange.rows):
         logprobs_N, _ = policy.score(micro)
         parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
         result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
-    return [result[id(row)] for row in rows]
+    return [values_n for (values_n,) in exchange.home([(result[id(row)],) for row in exchange.rows])]

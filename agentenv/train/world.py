@@ -1,12 +1,13 @@
 """Training in several processes: the sum over weighted tokens is split over the ranks.
 
-A token's weight is computed over the whole batch, so ranks exchange only sums. Each rank trains on any
-number of its own groups, and the gradients are added. This is exact for replicas (one all-reduce in float32
-after the last micro-batch) and for FSDP2 shards, whose gradients are also added in float32 and then rounded
-to the format of the weights: once in each step, or once for each micro-batch where a device has no room for
-the gradients of the whole model (`GRPOConfig.reduce_gradients`). With shards every rank must make the same
-number of backward passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied
-by the number of ranks, because FSDP averages gradients over the ranks.
+A token's weight is computed over the whole batch, so it does not matter which rank trains on which row:
+`train.balance` deals the rows out so that all ranks have about as many tokens, and the gradients are added.
+This is exact for replicas (one all-reduce in float32 after the last micro-batch) and for FSDP2 shards, whose
+gradients are also added in float32 and then rounded to the format of the weights: once in each step, or once
+for each micro-batch where a device has no room for the gradients of the whole model
+(`GRPOConfig.reduce_gradients`). With shards every rank must make the same number of backward passes, so ranks
+with fewer micro-batches add some of weight 0; and the loss is multiplied by the number of ranks, because FSDP
+averages gradients over the ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agentenv.train.model.optim import MasterOptimizer
 from agentenv.train.model.shards import checksum, copy_from_first, take_whole_weights
 from agentenv.train.sums import EXTREMES, Mean, Spread
 
-__all__ = ["World", "own_device"]
+__all__ = ["World", "own_device", "trains_with_others"]
 
 T = TypeVar("T")
 
@@ -45,6 +46,13 @@ def own_device() -> None:
         torch.cuda.set_device(int(rank) % torch.cuda.device_count())
 
 
+def trains_with_others() -> bool:
+    """Return whether this process trains together with others, as torchrun or the caller has set it up."""
+    if dist.is_initialized():
+        return dist.get_world_size() > 1
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 class World:
     """The processes that train together; a single process if torch.distributed is not in use.
 
@@ -55,22 +63,23 @@ class World:
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float | None = None) -> None:
-        if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1 and not dist.is_initialized():
+        if trains_with_others() and not dist.is_initialized():
             # Numbers and objects go through gloo, which notices at once when another process has ended.
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         self.size = dist.get_world_size() if dist.is_initialized() else 1
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         # A group of its own, because episodes of different processes may end hours apart. A hang of the
         # collectives on the device is still found by the shorter limit of the default group.
-        self._values: Any = None
+        self.values: Any = None
+        """The group through which the ranks exchange values; None for the default group."""
         if self.size > 1 and timeout_s is not None:
-            self._values = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            self.values = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.device = device
         self.sharded = False
         self.mesh: Any = None
         """The ranks over which `shard` shards; None for all of them."""
 
-    def share_weights(self, model: Any) -> list[str]:
+    def share_weights(self, weights: Mapping[str, torch.Tensor]) -> list[str]:
         """Give all replicas the weights of the first rank; return the names of those that were different.
 
         Raises:
@@ -78,7 +87,6 @@ class World:
         """
         if self.size == 1:
             return []
-        weights: dict[str, torch.Tensor] = model.state_dict()
         shapes = self.gather([[(name, tuple(one.shape), one.dtype) for name, one in weights.items()]])
         if any(one != shapes[0] for one in shapes):
             raise UsageError(
@@ -101,6 +109,8 @@ class World:
 
         low = next(model.parameters()).dtype.itemsize < torch.float32.itemsize
         precision = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None)
+        for parameter in model.parameters():  # FSDP takes no matrices that are stored input-major
+            parameter.data = parameter.data.contiguous()
         for layer in model.modules():
             if type(layer).__name__ in (getattr(model, "_no_split_modules", None) or ()):
                 fully_shard(layer, mesh=self.mesh, mp_policy=precision)
@@ -170,7 +180,7 @@ class World:
         if self.size == 1:
             return list(values)
         gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, list(values), group=self._values)
+        dist.all_gather_object(gathered, list(values), group=self.values)
         return [value for part in gathered for value in part]
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from agentenv.core import Context
 from agentenv.envs import registry, spec
-from agentenv.render import byte_tokenizer
 from helpers.chat_server import chat_server
 from helpers.model_server import model_server
 
@@ -24,6 +24,7 @@ AGENTS = sorted((EXAMPLES / "agents").glob("*.py"))
 SHOWS = {
     "condense": ["condensed 2 times, reward 1.0"],
     "done_policy": ["stop: 1 turns", "explain: 2 turns", "of assistant: I have opened the door."],
+    "environment": ["oracle: mean reward 1.00", "random: mean reward 0.00", "tool: 1886", "You pay 1886."],
     "failing_run": [
         "error, 'env: FileNotFoundError: invoices/3.csv'",
         "env: FileNotFoundError: invoices/3.csv (",
@@ -40,19 +41,21 @@ SHOWS = {
     "repair_json": ["Strict: 'the call is not valid JSON", "Lenient: '5', repaired: True"],
     "router": ["2 tokens to train on", "0 tokens to train on, last span by 'other'", "answered 1 of 2"],
     "score": ["before: first 0.", "stage I: first 0.", "stage II: first 0.", "right to wrong"],
+    "tool": ["-> 6.00 EUR", "should be 'EUR' or 'USD', got", "lamp is not sold here", "3 checks, 0 problems"],
     "snapshots": ["from 1, 3 steps: at 4, reward 1.0", "from 1, 4 steps: at 5, reward 0.0"],
 }
 """Lines of each example's output; the demo and its plot have tests of their own."""
 NEEDS_MORE = {
     "evaluate_api",
     "one_gpu",
+    "self_play",
     "train_small",
     "train_trl_class",
     "trl_trains_ours",
     "verifiers_port",
     "workers",
 }
-"""Examples that need a server, a model or a package; each has a test of its own below."""
+"""Examples that need a server, a model, a package or half a minute; each has a test of its own below."""
 ARGUMENTS = {"score": ["2", "1", "0"]}
 """Arguments with which an example takes little time."""
 SLOW = {"score": pytest.mark.slow}
@@ -76,22 +79,6 @@ def shown_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return capsys.readouterr().out
 
     return run
-
-
-@pytest.fixture
-def tiny_model(tmp_path: Path) -> str:
-    """The directory of a model that is small enough for any test and says nothing of use."""
-    set_seed(0)
-    tokenizer, sizes = byte_tokenizer(), {"hidden_size": 16, "intermediate_size": 16}
-    config = LlamaConfig(vocab_size=tokenizer.vocab_size, num_hidden_layers=1, num_attention_heads=2, **sizes)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=tokenizer.chat_template,
-    ).save_pretrained(tmp_path / "tiny")
-    return str(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SHOWS])
@@ -122,6 +109,17 @@ def test_the_training_example_warms_up_trains_and_scores_held_out_tasks(shown_by
     assert "step 1: reward 0." in shown
     assert "held out: 0.00 (0.00 to " in shown
     assert "after GRPO" in shown
+
+
+@pytest.mark.slow
+def test_by_self_play_a_tiny_model_becomes_harder_to_exploit(shown_by):
+    shown = shown_by("self_play", "20", "2")
+
+    exploited = [float(found) for found in re.findall(r"exploitability (\d\.\d+)", shown)]
+    valid = [float(found) for found in re.findall(r"at least (\d+\.\d)%", shown)]
+    assert len(exploited) == len(valid) == 21
+    assert fmean(exploited[-5:]) < min(0.29, exploited[0])  # a player who always bets has 0.33
+    assert min(valid) > 95
 
 
 @pytest.mark.slow
@@ -174,6 +172,14 @@ def test_every_example_is_listed_and_tried():
 
     assert [name for name in sorted(names) if f"[{name}.py]({name}.py)" not in listed] == []
     assert names - {"demo", "plot_demo"} == SHOWS.keys() | NEEDS_MORE
+
+
+def test_the_page_of_examples_names_files_that_exist():
+    page = (EXAMPLES.parent / "docs" / "examples.md").read_text()
+    named = re.findall(r"`(\w+\.(?:py|ipynb))`", page)
+
+    assert len(named) >= 25
+    assert [name for name in named if not (EXAMPLES / name).exists()] == []
 
 
 def test_every_agent_is_listed_and_short():

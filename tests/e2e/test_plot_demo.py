@@ -35,7 +35,7 @@ def test_the_demos_curves_are_drawn_also_where_a_step_trained_nothing(tmp_path):
 @pytest.mark.slow
 def test_the_curves_of_any_training_are_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="needs the plot extra")
-    (tmp_path / "run.json").write_text('{"seed": 7}')
+    (tmp_path / "run.json").write_text('{"seed": 7, "config": {"train": {"eval_temperature": 1.0}}}')
     step = {"reward": 0.5, "tools/call_frequency": 1.0, "tools/failure_frequency": 0.1, "entropy": 0.2}
     steps = [{"step": 0, "eval/success": 0.1}]
     steps += [step | {"step": number, "frac_reward_zero_std": 0.5} for number in (1, 2)]
@@ -46,3 +46,4 @@ def test_the_curves_of_any_training_are_drawn(tmp_path):
     subprocess.run([sys.executable, SCRIPT, tmp_path, "--output", picture], check=True, timeout=120)
 
     assert ">seed 7<" in picture.read_text()
+    assert ">held-out tasks right, temperature 1<" in picture.read_text()

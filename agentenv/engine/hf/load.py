@@ -13,7 +13,15 @@ from typing import Any
 from agentenv.core.errors import DependencyMissing, ModelNotFound, UsageError
 from agentenv.engine.packaged import PACKAGED, packaged_model
 
-__all__ = ["ModelFiles", "load_model", "locate", "no_progress_bar", "pick_device", "pick_dtype"]
+__all__ = [
+    "ModelFiles",
+    "adapter_on",
+    "load_model",
+    "locate",
+    "no_progress_bar",
+    "pick_device",
+    "pick_dtype",
+]
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -220,7 +228,7 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
         ModelNotFound: The files cannot be read as a model.
     """
     if files.base is not None:
-        return _load_adapter(files.path, files.base, dtype=dtype, device=device)
+        return adapter_on(load_model(files.base, dtype=dtype, device=device), files.path, files.base)
     try:
         from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
@@ -248,12 +256,17 @@ def load_model(files: ModelFiles, *, dtype: str = "auto", device: str = "auto") 
     return model
 
 
-def _load_adapter(path: str, base: ModelFiles, *, dtype: str, device: str) -> Any:
+def adapter_on(model: Any, path: str, base: ModelFiles) -> Any:
+    """Return a model with the LoRA adapter of a directory on it, trainable, in evaluation mode.
+
+    Raises:
+        DependencyMissing: peft is not installed.
+        ModelNotFound: The adapter does not fit the model.
+    """
     try:
         from peft import PeftModel
     except ImportError:
         raise DependencyMissing.of("peft", "train", purpose=f"the LoRA adapter at {path}") from None
-    model = load_model(base, dtype=dtype, device=device)
     adapters: Any = PeftModel
     try:
         loaded = adapters.from_pretrained(model, path, is_trainable=True, torch_device=str(model.device))

@@ -30,10 +30,14 @@ def context_limit(config: Any) -> int | None:
     )
 
 
-def fix_frequencies(model: Any) -> None:
+def fix_frequencies(model: Any, *, check: bool = True) -> None:
     """Give a model the position frequencies of its context limit, if they depend on the longest row.
 
     Other models are left as they are. A saved model is unchanged, because frequencies are not saved.
+
+    Args:
+        model: a causal language model from transformers.
+        check: whether to compare numbers of the model, which it must have its weights for.
 
     Raises:
         UsageError: The model's numbers still depend on the longest row of a forward pass.
@@ -50,7 +54,7 @@ def fix_frequencies(model: Any) -> None:
             config.model_type,
             limit,
         )
-    if _depends_on_longest(model, config, limit):
+    if check and _depends_on_longest(model, config, limit):
         raise UsageError(
             f"the numbers of a row in the model type {config.model_type!r} depend on the longest row of the "
             "forward pass, so sampled and trained log-probabilities would differ",

@@ -23,7 +23,7 @@ from agentenv.core.errors import (
     ModelNotFound,
     UsageError,
 )
-from agentenv.core.threads import LoopThread
+from agentenv.core.loops import LoopThread
 from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.hf.load import ModelFiles

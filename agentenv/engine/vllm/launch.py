@@ -56,6 +56,8 @@ class ServeOptions:
     """The Python interpreter in whose environment vLLM is installed."""
     memory_share: float | None = None
     """Share of the memory that vLLM reserves; None takes what fits: on a CPU half of what is free."""
+    devices: Sequence[int] = ()
+    """Numbers of the GPUs that it uses; empty for those that vLLM chooses."""
     extra: Sequence[str] = ()
     """Further command-line arguments for vLLM."""
     start_timeout_s: float = 600.0
@@ -101,6 +103,8 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if options.dev_mode:
         environment["VLLM_SERVER_DEV_MODE"] = "1"
+    if options.devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, options.devices))
     return [*command, *options.extra], environment
 
 

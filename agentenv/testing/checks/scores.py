@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from statistics import fmean
 
 from agentenv.core.by_name import wanted_by
@@ -73,12 +74,14 @@ async def check_leak(subject: Subject) -> str:
     hidden = _hidden_fields(env)
     tried = 0
     short: list[tuple[str, str]] = []
+    said: list[tuple[str, str]] = []
     for task in tasks:
         reset = await env.begin(task.data, seed=subject.seed_of(task), context=Context())
         shown = "\n".join(text_of(message) for message in reset.messages)
         secrets = [str(task.data[name]) for name in task.data if name in hidden]
         if oracle is not None and env.ends_on_text:
-            secrets.append((await subject.play(oracle, task)).messages[-1].get("content") or "")  # pyright: ignore[reportArgumentType]
+            said.append((text_of((await subject.play(oracle, task)).messages[-1]), shown))
+            secrets.append(said[-1][0])
         for secret in secrets:
             tried += 1
             if len(secret) < LONG_ANSWER:
@@ -86,15 +89,30 @@ async def check_leak(subject: Subject) -> str:
             elif _is_in(secret, shown):
                 raise Problem(f"the first observation of task {task.id} contains the answer {secret!r:.80}")
     await env.shutdown()
-    _check_short(short)
+    _check_over_all(short, "their short answer")
+    _check_over_all(_what_varies(said), "what varies in the oracle's answers")
     if not tried:
         why = "the model's text does not end an episode" if oracle else "there is no oracle"
         raise Skipped(f"no task field is known to contain an answer, and {why}")
     return f"none of {tried} answers is in a first observation"
 
 
-def _check_short(answers: Sequence[tuple[str, str]]) -> None:
-    """Check answers of one or two characters, which may be in a text by chance, over all tasks together.
+def _what_varies(said: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return, for each answer, what is left without the words with which all answers begin and end."""
+    answers = [re.findall(r"\w+|[^\w\s]", answer) for answer, _ in said]
+    start = _num_shared(answers)
+    end = _num_shared([words[start:][::-1] for words in answers])
+    kept = [" ".join(words[start : len(words) - end]) for words in answers]
+    return [(secret, shown) for secret, (_, shown) in zip(kept, said, strict=True)]
+
+
+def _num_shared(texts: Sequence[Sequence[str]]) -> int:
+    """Return the number of words with which all texts begin."""
+    return sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*texts, strict=False)))
+
+
+def _check_over_all(answers: Sequence[tuple[str, str]], what: str) -> None:
+    """Check answers that may be in a text by chance, over all tasks together.
 
     Raises:
         Problem: Nearly every first observation contains its own answer, and few contain another task's.
@@ -106,8 +124,8 @@ def _check_short(answers: Sequence[tuple[str, str]]) -> None:
     chance = [_is_in(other, shown) for secret, shown in answers for other in others if other != secret]
     if fmean(own) >= 0.9 and fmean(chance) <= 0.3:
         raise Problem(
-            f"{sum(own)} of {len(own)} first observations contain their short answer, such as "
-            f"{answers[0][0]!r}, but only {fmean(chance):.0%} contain the answer of another task; take it "
+            f"{sum(own)} of {len(own)} first observations contain {what}, such as "
+            f"{answers[0][0]!r:.80}, but only {fmean(chance):.0%} contain that of another task; take it "
             "out of the text"
         )
 

@@ -11,6 +11,7 @@ import torch
 from agentenv.train.capacity.dry_run import SAMPLED, dry_run
 from agentenv.train.capacity.shape import ModelShape, empty_model, model_shape
 from agentenv.train.config import GRPOConfig
+from agentenv.train.model.budget import FIRST_TOKENS
 from agentenv.train.model.logprob import KEPT_BYTES
 from agentenv.train.model.policy import add_lora, reduces_each_pass
 
@@ -48,7 +49,7 @@ class DryRuns:
 
     def peak(self, config: GRPOConfig, context: int, ranks: int) -> int:
         """Return the most bytes of the micro-batches on a whole device (1 rank) or on one of two."""
-        tokens = max(context, config.tokens_per_micro_batch)
+        tokens = max(context, config.tokens_per_micro_batch or FIRST_TOKENS)
         known = (config, tokens, ranks)
         if known not in self._peaks:
             self._peaks[known] = dry_run(self.model, config, tokens=tokens, ranks=ranks, shape=self.shape)
@@ -130,7 +131,7 @@ def _state_bytes(config: GRPOConfig) -> int:
 def _logits(one: Trained) -> int:
     """Return the bytes of logits, kept probabilities and the head's gradient, which chunks bound."""
     row = WIDE * one.shape.vocab_size
-    tokens = max(one.context, one.config.tokens_per_micro_batch)
+    tokens = max(one.context, one.config.tokens_per_micro_batch or FIRST_TOKENS)
     kept = min(int(tokens * SAMPLED) * row, KEPT_BYTES)
     head = 0 if one.config.lora is not None else WIDE * one.shape.head
     return kept + 2 * one.config.logprob_chunk * row + head

@@ -125,7 +125,7 @@ def _seconds(  # noqa: PLR0917 - the parts of a placement
     passes = 2.0 if config.lora is not None else 3.0  # frozen weights have no gradient
     passes += config.gradient_checkpointing
     scored = bool(config.beta) + (
-        config.old_logprobs == "recompute" and config.num_iterations * config.num_minibatches > 1
+        config.proximal == "recompute" and config.num_iterations * config.num_minibatches > 1
     )
     train = tokens * forward / (trainers * machine.products_per_s)
     moved = HALF * (one.trained if config.lora is not None else shape.parameters)

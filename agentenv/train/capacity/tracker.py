@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -40,8 +41,11 @@ class MemoryTracker(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
+            if isinstance(leaf, DTensor):  # it claims the bytes of the whole tensor
+                leaf = leaf._local_tensor  # noqa: PLW2901, SLF001 # pyright: ignore[reportPrivateUsage]
             # The values of a sparse gradient are a tensor of their own, which an earlier operation made.
-            if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            # On the meta device tensors have no memory, unlike the tensors of a mode that pretends it.
+            if isinstance(leaf, Tensor) and leaf.layout == torch.strided and leaf.device.type != "meta":
                 self._count(leaf.untyped_storage())
         return result
 

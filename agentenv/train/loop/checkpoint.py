@@ -1,8 +1,10 @@
 """Checkpoints: plain Hugging Face directories that also hold the trainer's state.
 
 `model.safetensors`, `config.json` and the tokenizer's files load anywhere; `trainer_state.json` and
-`trainer_state.pt` hold the state for a bit-equal resume. A directory gets its final name only when it is
-complete and on the disk; see `directories`.
+`trainer_state.pt` hold the state for a bit-equal resume. Of a sharded model the optimiser's tensors are in
+the folder `optimizer`, to which each process writes its own parts. Any number of processes reads either kind
+of checkpoint, and none of them reads more of the optimiser than it keeps. A directory gets its final name
+only when it is complete and on the disk; see `directories`.
 """
 
 from __future__ import annotations
@@ -10,19 +12,23 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agentenv.core.errors import StoreError, UsageError
+from agentenv.core.errors import AgentEnvError, StoreError, UsageError
 from agentenv.engine.hf.load import no_progress_bar
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.learner import Learner
-from agentenv.train.loop.directories import find_whole, remove_stale, replace_whole
+from agentenv.train.loop.directories import find_whole, partial_of, remove_stale, replace_whole
+from agentenv.train.loop.parts import fill_in, index_of, read_parts, take_out, write_parts
 from agentenv.train.model.adapters import adapter_of
-from agentenv.train.model.shards import whole_tree, whole_weights
+from agentenv.train.model.files import WeightFiles
+from agentenv.train.model.shards import local, whole_weights
+from agentenv.train.world import World
 
 __all__ = [
     "last_checkpoint",
@@ -34,6 +40,7 @@ __all__ = [
 ]
 
 STATE = "trainer_state.json"
+PARTS = "optimizer"
 _NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
 
 
@@ -57,44 +64,72 @@ def save_checkpoint(
     state = {**learner.counters(), **loop}
     if not world.sharded:
         if world.rank == 0:  # replicas are equal
-            _write(path, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
+            write = partial(_fill, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
+            _write(path, write)
         return path
     weights = whole_weights(learner.model, keep=world.rank == 0)
-    optimizer = whole_tree(learner.optimizer.state_dict(), keep=world.rank == 0)
-    failure: StoreError | None = None
-    if world.rank == 0:
-        try:
-            _write(path, learner.model, weights, optimizer, state, tokenizer)
-        except StoreError as error:
-            failure = error
-    world.settle(failure)
+    rest, parts = take_out(learner.optimizer.state_dict())
+    write = partial(_fill, learner.model, weights, rest, state, tokenizer)
+    _write_together(path, write, parts, world)
     return path
 
 
-def _write(  # noqa: PLR0917 - the parts of a checkpoint
-    path: Path,
+def _write_together(
+    path: Path, write: Callable[[Path], None], parts: Mapping[str, Any], world: World
+) -> None:
+    """Write a checkpoint to which all processes add their parts, between the first and the last file."""
+    begun = False
+
+    def begin(directory: Path) -> None:
+        nonlocal begun
+        (directory / PARTS).mkdir()
+        begun = True
+        world.settle(None)
+        write_parts(directory / PARTS, parts, world)
+        write(directory)
+
+    failure: AgentEnvError | None = None
+    try:
+        if world.rank == 0:
+            _write(path, begin)
+        else:
+            world.settle(None)
+            begun = True
+            write_parts(partial_of(path) / PARTS, parts, world)
+    except StoreError as error:
+        failure = error
+    if not begun:
+        world.settle(failure)  # the others wait for the directory
+    world.settle(failure)
+
+
+def _fill(  # noqa: PLR0917 - the parts of a checkpoint
     model: Any,
     weights: Any,
     optimizer: dict[str, Any],
     state: Mapping[str, Any],
     tokenizer: ChatTokenizer | None,
+    directory: Path,
 ) -> None:
-    """Write a checkpoint of these weights; None means the model's own."""
-    from safetensors import SafetensorError
+    """Write the files of a checkpoint with these weights; None means the model's own."""
+    with no_progress_bar():
+        model.save_pretrained(str(directory), state_dict=weights, safe_serialization=True)
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, directory)
+    try:
+        torch.save({"optimizer": optimizer, "rng": torch.get_rng_state()}, directory / "trainer_state.pt")
+    except RuntimeError as error:  # torch's own writer failed, as on a full disk
+        raise OSError(str(error)) from error
+    (directory / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
 
-    def fill(directory: Path) -> None:
-        with no_progress_bar():
-            model.save_pretrained(str(directory), state_dict=weights, safe_serialization=True)
-        if tokenizer is not None:
-            save_tokenizer(tokenizer, directory)
-        try:
-            torch.save({"optimizer": optimizer, "rng": torch.get_rng_state()}, directory / "trainer_state.pt")
-        except RuntimeError as error:  # torch's own writer failed, as on a full disk
-            raise OSError(str(error)) from error
-        (directory / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+
+def _write(path: Path, fill: Callable[[Path], None]) -> None:
+    from safetensors import SafetensorError
 
     try:
         replace_whole(path, fill)
+    except StoreError:
+        raise
     except (OSError, SafetensorError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
         raise StoreError(f"cannot write the checkpoint {path}: {why}") from error
@@ -111,10 +146,16 @@ def load_checkpoint(learner: Learner, path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a checkpoint of a trainer: it has no {STATE}")
     counters = json.loads((path / STATE).read_text(encoding="utf-8"))
     # The optimiser is made before the load, because its package declares the tensor types in its state.
-    optimizer = learner.optimizer
-    state = torch.load(path / "trainer_state.pt", map_location=learner.policy.device, weights_only=True)
+    optimizer, sharded = learner.optimizer, learner.world.sharded
+    # Of whole tensors in the file, a process that keeps a part of them reads no more than that.
+    where = torch.device("cpu") if sharded else learner.policy.device
+    state = torch.load(path / "trainer_state.pt", map_location=where, mmap=sharded, weights_only=True)
     _load_weights(learner.model, path)
-    optimizer.load_state_dict(state["optimizer"])
+    optimizer.refuse_other(state["optimizer"])
+    held = state["optimizer"]
+    if (path / PARTS).is_dir():
+        held = fill_in(held, read_parts(path / PARTS, lambda name: optimizer.masters[index_of(name)]))
+    optimizer.load_state_dict(held)
     torch.set_rng_state(state["rng"].cpu())
     learner.restore(counters)
     return counters
@@ -126,6 +167,8 @@ def _load_weights(model: Any, path: Path) -> None:
     adapter = adapter_of(model)
     # peft saves every adapter except "default" in a folder with the adapter's name.
     folder = path if adapter is None or not (path / adapter).is_dir() else path / adapter
+    if adapter is None and _load_parts(model, path):
+        return
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         weights |= load_file(str(file))
@@ -141,6 +184,23 @@ def _load_weights(model: Any, path: Path) -> None:
     if unexpected or set(missing) - tied:
         wrong = (list(unexpected) + sorted(set(missing) - tied))[:3]
         raise UsageError(f"{path} holds another model's weights: the parameters {wrong} do not match")
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def _load_parts(model: Any, path: Path) -> bool:
+    """Read this process's parts of the weights; False if the files hold other names or shapes."""
+    files = WeightFiles.of(path)
+    state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    if files is None or any(
+        name not in state or state[name].shape != entry.shape for name, entry in files.entries.items()
+    ):
+        return False
+    read = {id(state[name]) for name in files.entries}
+    if any(id(tensor) not in read for tensor in state.values()):
+        return False
+    for name in files.entries:
+        local(state[name]).copy_(files.part(name, state[name]))
+    return True
 
 
 def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:

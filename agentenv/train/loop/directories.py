@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["find_whole", "remove_stale", "replace_whole"]
+__all__ = ["find_whole", "partial_of", "remove_stale", "replace_whole"]
 
 
 def replace_whole(path: Path, fill: Callable[[Path], None]) -> None:
@@ -25,7 +25,7 @@ def replace_whole(path: Path, fill: Callable[[Path], None]) -> None:
     Raises:
         OSError: The directory cannot be written.
     """
-    partial, old = _partial(path), _old(path)
+    partial, old = partial_of(path), _old(path)
     _settle(path)
     try:
         partial.mkdir(parents=True)
@@ -59,7 +59,7 @@ def remove_stale(directory: Path, pattern: str) -> None:
 
 def _settle(path: Path) -> None:
     """Remove a partial directory, and give a complete one that was moved away its name again."""
-    shutil.rmtree(_partial(path), ignore_errors=True)
+    shutil.rmtree(partial_of(path), ignore_errors=True)
     old = _old(path)
     if old.is_dir():
         if path.exists():
@@ -68,7 +68,8 @@ def _settle(path: Path) -> None:
             old.replace(path)
 
 
-def _partial(path: Path) -> Path:
+def partial_of(path: Path) -> Path:
+    """Return where `replace_whole` writes a directory before it gets its name."""
     return path.with_name(f".{path.name}.partial")
 
 

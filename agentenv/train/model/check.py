@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from agentenv.train.model.packing import MicroBatch, pack_rows, pad_rows
+from agentenv.train.model.shards import local, reshard
 from agentenv.train.rows import Row
+from agentenv.train.world import World
 
 __all__ = [
     "Scorer",
@@ -29,6 +31,8 @@ __all__ = [
 MEMBERS = 3
 MOST_COMPARED = 400_000_000
 """Number of weights whose gradients are compared, which bounds the memory of a check."""
+SAMPLED = 1024
+"""Number of values of each gradient that a rank compares if the model is sharded."""
 MOST_LEAK = 0.01
 """Largest relative change of a row's gradients that other tokens in its neighbours may cause, in any number
 format. What is not visible contributes exact zeros: none at all was measured on the CPU, also with a mixture
@@ -40,6 +44,7 @@ class Scorer(Protocol):
 
     model: Any
     tree: bool
+    world: World
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of the trained tokens."""
@@ -74,7 +79,7 @@ def packing_reason(
     Tree attention is switched off on the probe if only a block mask is exact.
     """
     try:
-        gap = difference(probe_gradients(probe, pack_rows(rows)), truth)
+        gap = difference(probe_gradients(probe, pack_rows(rows)), truth, probe.world)
         leak = _leak(probe, rows, vocab_size)
         if not gap <= tolerance:
             reason = f"packed gradients are off by {gap:.1e} (relative)"
@@ -84,6 +89,7 @@ def packing_reason(
             return ""
     except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
         reason = f"the model takes no block mask: {type(error).__name__}: {error}"
+        reshard(probe.model)  # the pass was broken off where some layers were whole
     if probe.tree:
         probe.tree = False
         return packing_reason(probe, rows, truth, tolerance, vocab_size=vocab_size)
@@ -98,7 +104,33 @@ def probe_gradients(probe: Scorer, micro: MicroBatch) -> tuple[Tensor | None, ..
     with torch.enable_grad():
         logprobs_N, _ = probe.score(micro)
         weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
-        return torch.autograd.grad((weights_N * logprobs_N).sum(), _compared(probe.model), allow_unused=True)
+        loss = (weights_N * logprobs_N).sum()
+        if probe.world.sharded:
+            return _sharded_gradients(probe.model, loss)
+        return torch.autograd.grad(loss, _compared(probe.model), allow_unused=True)
+
+
+def _sharded_gradients(model: Any, loss: Tensor) -> tuple[Tensor | None, ...]:
+    """Return a sample of this rank's part of each gradient.
+
+    Each gradient is freed as soon as it is sampled, so that a check needs no memory for those of all layers.
+    """
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    kept: dict[Tensor, Tensor] = {}
+
+    def keep(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        flat = local(parameter.grad).reshape(-1)
+        kept[parameter] = flat[:: -(-len(flat) // SAMPLED) or 1].clone()
+        parameter.grad = None
+
+    hooks = [one.register_post_accumulate_grad_hook(keep) for one in parameters]
+    try:
+        loss.backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(kept.get(one) for one in parameters)
 
 
 def _compared(model: Any) -> list[Tensor]:
@@ -113,12 +145,19 @@ def _compared(model: Any) -> list[Tensor]:
     ]
 
 
-def difference(grads: Sequence[Tensor | None], truth: Sequence[Tensor | None]) -> float:
-    """Return the distance of gradients from the true ones, relative to their norm; None is zero."""
+def difference(
+    grads: Sequence[Tensor | None], truth: Sequence[Tensor | None], world: World | None = None
+) -> float:
+    """Return the distance of gradients from the true ones, relative to their norm; None is zero.
+
+    Of sharded gradients every rank passes its own part, and all get the same number.
+    """
     gap = sum(
         _square(b if a is None else a if b is None else a - b) for a, b in zip(grads, truth, strict=True)
     )
     size = sum(map(_square, truth))
+    if world is not None and world.sharded:
+        gap, size = world.total(gap), world.total(size)
     return (gap / size) ** 0.5 if size else float(gap > 0)
 
 
@@ -135,7 +174,8 @@ def _leak(probe: Scorer, rows: Sequence[Row], vocab_size: int) -> float:
     before, after = (
         [row if row is last else _silent(row, shift, vocab_size) for row in rows] for shift in (0, 1)
     )
-    return difference(probe_gradients(probe, pack_rows(after)), probe_gradients(probe, pack_rows(before)))
+    moved, still = (probe_gradients(probe, pack_rows(one)) for one in (after, before))
+    return difference(moved, still, probe.world)
 
 
 def _silent(row: Row, shift: int, vocab_size: int) -> Row:

@@ -220,13 +220,27 @@ def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]
             if joined.tokens <= max_tokens and joined.cost(cost) <= packs[-2].cost(cost) + alone.cost(cost):
                 packs[-2:] = [joined]
         previous = ids
-    return packs
+    return _filled(packs, max_tokens, cost)
 
 
-def _joined(pack: _Pack, alone: _Pack, shared: int) -> _Pack:
-    """Return the pack with one more row, which shares `shared` first tokens with the last row."""
+def _filled(packs: list[_Pack], max_tokens: int, cost: CostModel) -> list[_Pack]:
+    """Put packs, the longest first, into the first one with room for them, where that costs less."""
+    filled: list[_Pack] = []
+    for pack in sorted(packs, key=lambda pack: -pack.tokens):
+        for index, other in enumerate(filled):
+            joined = _joined(other, pack, 0)
+            if joined.tokens <= max_tokens and joined.cost(cost) <= other.cost(cost) + pack.cost(cost):
+                filled[index] = joined
+                break
+        else:
+            filled.append(pack)
+    return filled
+
+
+def _joined(pack: _Pack, further: _Pack, shared: int) -> _Pack:
+    """Return a pack with further rows, which share `shared` first tokens with its last row."""
     return _Pack(
-        pack.rows + alone.rows,
-        pack.tokens + alone.tokens - shared,
-        pack.pairs + alone.pairs - shared**2 / 2,
+        pack.rows + further.rows,
+        pack.tokens + further.tokens - shared,
+        pack.pairs + further.pairs - shared**2 / 2,
     )

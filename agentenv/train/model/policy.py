@@ -21,6 +21,8 @@ from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.model.adapters import adapted, base_of
 from agentenv.train.model.attention import block_mask, enable_tree_attention
+from agentenv.train.model.blank import Unread, blank_copy, copy_parts, fill
+from agentenv.train.model.budget import TokenBudget, memory_of
 from agentenv.train.model.check import (
     depends_on_longest,
     difference,
@@ -33,7 +35,7 @@ from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
 from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
 from agentenv.train.model.products import faster_linear
-from agentenv.train.model.shards import as_forward
+from agentenv.train.model.shards import as_forward, reshard
 from agentenv.train.rows import Row
 from agentenv.train.world import World
 
@@ -77,7 +79,8 @@ class Policy:
     Args:
         model: the model.
         config: the run's options.
-        world: the processes that train together; None means those of the launch.
+        world: the processes that train together, and the device of the training; None means those of the
+            launch, and the device of the model.
 
     Raises:
         UsageError: The model is no causal language model, or its attention ignores the cap of its scores.
@@ -85,9 +88,11 @@ class Policy:
 
     def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
         self.model = model
-        device = next(model.parameters()).device
-        self.world = world or World(device, timeout_s=config.process_timeout_s)
+        self.world = world or World(next(model.parameters()).device, timeout_s=config.process_timeout_s)
+        self.device: torch.device = self.world.device
         self.config = config
+        self.budget = TokenBudget(config.tokens_per_micro_batch, memory_of(self.device), self.world.gather)
+        """Number of tokens of a micro-batch."""
         self.temperature = config.temperature
         self.base = base_of(model)
         self.decoder: nn.Module = _decoder(self.base)
@@ -97,7 +102,6 @@ class Policy:
         self.max_length = context_length(
             getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None)
         )
-        self.device: torch.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
             faster_linear(model)
@@ -109,6 +113,8 @@ class Policy:
         self.fused = _plain_head(self.head, text)
         self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
         """`_score_in_chunks` of a sharded model, between whose begin and end the head's weight is whole."""
+        self._blank: Any = None
+        """Copy without weights of a sharded model, which itself cannot be copied."""
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
         _tie_gradients(self.base, sparse=True)
@@ -208,7 +214,7 @@ class Policy:
         truth = probe_gradients(probe, padded)
         self._refuse_dependence(probe, rows, tolerance)
         probe.fused = fused
-        plain = not fused or difference(probe_gradients(probe, padded), truth) <= tolerance
+        plain = not fused or difference(probe_gradients(probe, padded), truth, probe.world) <= tolerance
         self.fused = probe.fused = fused and plain
         if self.packable:
             self.pack_reason = packing_reason(probe, rows, truth, tolerance, vocab_size=self.vocab_size)
@@ -222,6 +228,7 @@ class Policy:
         try:
             depends = depends_on_longest(probe, rows, self.max_length, tolerance)
         except (RuntimeError, TypeError, ValueError, IndexError):
+            reshard(probe.model)
             return  # a model that takes no positions has none to depend on
         if depends:
             raise UsageError(
@@ -230,16 +237,43 @@ class Policy:
                 remedy="load the model through GRPOTrainer or hf:, which fix its position frequencies",
             )
 
-    def shard(self) -> None:
-        """Shard the model over the ranks if `fsdp` is set and there are several ranks.
+    @property
+    def to_be_sharded(self) -> bool:
+        """Whether `shard` shards the model, because `fsdp` is set and there are several ranks."""
+        return self.config.fsdp and self.world.size > 1
+
+    def shard(self, unread: Unread | None = None) -> None:
+        """Shard the model over the ranks, if it is to be sharded, and read the weights that it has not yet.
 
         The embeddings and the LM head are gathered once for each pass, not once for each chunk of the head.
         """
-        if not self.config.fsdp or self.world.size == 1:
+        if not self.to_be_sharded:
             return
+        self._blank = blank_copy(self.model)
+        names = {} if unread is None else unread.release(self.model)
+        self._shard()
+        if unread is not None:
+            unread.fill(self.model, names)
+
+    def _shard(self) -> None:
         _tie_gradients(self.base, sparse=False)
         self.world.shard(self.base)
         self._sharded_pass = as_forward(self.base, self._score_in_chunks)
+
+    def copy(self, dtype: torch.dtype | None = None) -> Policy:
+        """Return a policy with a copy of the weights, in another number format if one is named.
+
+        The copy of a sharded model is sharded in the same way, and each rank copies its own parts.
+        """
+        model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
+        twin = Policy(model if dtype is None else model.to(dtype), self.config, world=self.world)
+        # The results of a check are valid for a copy, too.
+        twin.fused, twin.packable, twin.pack_reason = self.fused, self.packable, self.pack_reason
+        twin.tree, twin.cost = self.tree, self.cost
+        if self._blank is not None:
+            twin._shard()
+            fill(twin.model, copy_parts(self.model))
+        return twin
 
     @property
     def reduces_each_pass(self) -> bool:
@@ -262,11 +296,7 @@ class Policy:
             yield self, EXACT
             return
         if size <= MAX_CHECK_PARAMETERS:
-            twin = copy.copy(self)
-            twin.model = copy.deepcopy(self.model).float()
-            twin.base = base_of(twin.model)
-            twin.decoder, twin.head = _decoder(twin.base), twin.base.get_output_embeddings()
-            yield twin, EXACT
+            yield self.copy(torch.float32), EXACT
         yield self, MOST_ROUNDING
 
 

@@ -1,12 +1,15 @@
-"""The reference policy of the KL term: the model without its adapter, or a frozen copy."""
+"""The reference policy of the KL term: the model without its adapter, a frozen copy, or a teacher."""
 
 from __future__ import annotations
 
-import copy
+import logging
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
+from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.train.batch import own_reward
 from agentenv.train.config import GRPOConfig
@@ -17,7 +20,9 @@ from agentenv.train.objective.loss_inputs import kl_factors
 from agentenv.train.rows import Row, fit_rows, make_row
 from agentenv.train.update import score_rows
 
-__all__ = ["Reference", "episode_kl"]
+__all__ = ["Reference", "Teacher", "episode_kl"]
+
+log = logging.getLogger(__name__)
 
 ADAPTER = "agentenv_reference"
 
@@ -32,20 +37,19 @@ class Reference:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        model = policy.model
-        self._model = adapted(model)
+        self._model = adapted(policy.model)
         self._first: str | None = None
         """Adapter with the first weights of a continued adapter; None if the trained adapter is new."""
         self._frozen: Policy | None = None
-        if self._model is None:
-            self._frozen = Policy(copy.deepcopy(model).requires_grad_(requires_grad=False), policy.config)
-            # The results of the policy's check are valid for its copy too.
-            self._frozen.fused, self._frozen.packable = policy.fused, policy.packable
-            self._frozen.tree, self._frozen.cost = policy.tree, policy.cost
-            self._frozen.shard()
-        elif not _is_new(self._model):
+        if self._model is not None and not _is_new(self._model):
             _copy_adapter(self._model, self._model.active_adapter, ADAPTER)
             self._first = ADAPTER
+
+    def freeze(self) -> None:
+        """Keep a copy of the model as it is, if it has no adapters. It is sharded if the model is."""
+        if self._model is None:
+            self._frozen = self._policy.copy()
+            self._frozen.model.requires_grad_(requires_grad=False)
 
     def score(self, rows: Sequence[Row]) -> None:
         """Set `ref_n` of the rows: their log-probabilities under the reference."""
@@ -77,8 +81,45 @@ class Reference:
                 parameter.requires_grad_(requires_grad=True)
 
 
+class Teacher:
+    """Another model in the place of the reference.
+
+    Args:
+        model: a causal language model whose token ids mean what those of the policy do.
+        config: the run's options.
+    """
+
+    def __init__(self, model: Any, config: GRPOConfig) -> None:
+        self._policy = Policy(model, replace(config, gradient_checkpointing=False))
+        self._policy.shard()
+        for finding in self._policy.check():
+            log.warning("teacher: %s", finding)
+        model.requires_grad_(requires_grad=False)
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Set `ref_n` of the rows: their log-probabilities under the teacher.
+
+        Raises:
+            UsageError: A row does not fit the teacher.
+        """
+        size, longest = self._policy.vocab_size, self._policy.max_length
+        for row in rows:
+            if max(row.token_ids) >= size:
+                raise UsageError(
+                    f"token id {max(row.token_ids)} is outside the teacher's vocabulary of {size}",
+                    remedy="name a teacher with the tokenizer of the policy",
+                )
+            if longest is not None and len(row.token_ids) > longest:
+                raise UsageError(
+                    f"a row of {len(row.token_ids)} tokens is longer than the {longest} of the teacher",
+                    remedy="set limits.max_context_tokens to the context of the teacher",
+                )
+        for row, values in zip(rows, score_rows(self._policy, rows), strict=True):
+            row.ref_n = values
+
+
 def episode_kl(
-    reference: Reference,
+    reference: Reference | Teacher,
     groups: Sequence[TrajectoryGroup],
     config: GRPOConfig,
     *,

@@ -7,7 +7,7 @@ needs no communication: every rank takes its part of a tensor that it has whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -22,9 +22,10 @@ __all__ = [
     "checksum",
     "copy_from_first",
     "like",
+    "local",
+    "reshard",
     "take_whole_weights",
     "whole",
-    "whole_tree",
     "whole_weights",
 ]
 
@@ -45,27 +46,29 @@ def as_forward(model: Any, compute: Callable[..., T]) -> Callable[..., T]:
     return getattr(model, name)
 
 
+def reshard(model: Any) -> None:
+    """Shard all layers again, some of which a broken-off pass left whole; other models are unchanged."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor; a tensor that is not sharded is returned itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole tensor on this rank's device. All ranks must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_tree(tree: Any, *, keep: bool) -> Any:
-    """Return nested dicts and lists with whole tensors in main memory, or with None if `keep` is False."""
-    if isinstance(tree, Tensor):
-        full = whole(tree.detach())
-        return full.cpu() if keep else None
-    if isinstance(tree, Mapping):
-        return {name: whole_tree(value, keep=keep) for name, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [whole_tree(value, keep=keep) for value in tree]
-    return tree
-
-
 def whole_weights(model: Any, *, keep: bool) -> dict[str, Tensor]:
-    """Return a model's weights as `whole_tree` does, with tied weights as one tensor.
+    """Return a model's whole weights in main memory, or None for each if `keep` is False.
 
-    Of a model with adapters these are only the weights of the adapters.
+    Tied weights are one tensor. Of a model with adapters these are only the weights of the adapters.
     """
     adapters = adapter_of(model) is not None
     gathered: dict[int, Any] = {}
@@ -74,7 +77,8 @@ def whole_weights(model: Any, *, keep: bool) -> dict[str, Tensor]:
         if adapters and not value.requires_grad and "lora_" not in name:
             continue
         if id(value) not in gathered:
-            gathered[id(value)] = whole_tree(value, keep=keep)
+            full = whole(value.detach())
+            gathered[id(value)] = full.cpu() if keep else None
         weights[name] = gathered[id(value)]
     return weights
 

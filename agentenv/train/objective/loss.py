@@ -50,7 +50,8 @@ def clipped(x: LossInputs) -> Tensor:
     the loss of a negative advantage by `-c A` (verl, `clip_ratio_c`).
     """
     c = x.config
-    bounded_N = x.ratio_N.clamp(1 - c.epsilon, 1 + c.epsilon_high)
+    low, high = c.clip
+    bounded_N = x.ratio_N.clamp(1 - low, 1 + high)
     ratio_N = x.ratio_N if c.delta is None else x.ratio_N.clamp(max=c.delta)
     loss_N = -torch.min(ratio_N * x.advantages_N, bounded_N * x.advantages_N)
     if c.dual_clip is None:
@@ -82,6 +83,17 @@ def policy_gradient(x: LossInputs) -> Tensor:
     return -x.logprobs_N * x.advantages_N
 
 
+def distill(x: LossInputs) -> Tensor:
+    """Return on-policy distillation: `-r sg(ref - lp)`, with the teacher's log-probabilities as ref.
+
+    On tokens that the policy sampled, the expected gradient is that of each token's reverse KL(policy ||
+    teacher), as in GKD with beta = 1 (arXiv 2306.13649) and in "On-Policy Distillation" by Thinking Machines
+    (2025). Advantages, and so rewards, are not used.
+    """
+    assert x.ref_N is not None  # the configuration asks for a teacher
+    return -x.ratio_N * (x.ref_N - x.logprobs_N).detach()
+
+
 def dppo(x: LossInputs) -> Tensor:
     """Return DPPO: `-r A`, but 0 for tokens whose probability moved too far (prime-rl, SkyRL).
 
@@ -99,10 +111,10 @@ def gmpo(x: LossInputs) -> Tensor:
 
     The clip acts on log-ratios, against the sign of the advantage.
     """
-    c = x.config
+    low, high = x.config.clip
     log_ratio_N = (x.logprobs_N - x.old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     sign_N = torch.sign(x.advantages_N)
-    bounded_N = log_ratio_N.clamp(-c.epsilon, c.epsilon_high)
+    bounded_N = log_ratio_N.clamp(-low, high)
     kept_N = sign_N * torch.min(sign_N * log_ratio_N, sign_N * bounded_N)
     mean_N = sequence_mean(kept_N, x.sequence_N)
     return -mean_N.exp() * sequence_mean(x.advantages_N, x.sequence_N)
@@ -119,6 +131,7 @@ SURROGATES: dict[str, Callable[[LossInputs], Tensor]] = {
     "dppo": dppo,
     "gmpo": gmpo,
     "gpg": policy_gradient,
+    "distill": distill,
 }
 
 
@@ -276,8 +289,9 @@ def _observe(
     that they do not depend on how the batch is split.
     """
     c = x.config
-    low_N = (x.ratio_N < 1 - c.epsilon) & (x.advantages_N < 0)
-    high_N = (x.ratio_N > 1 + c.epsilon_high) & (x.advantages_N > 0)
+    low, high = c.clip
+    low_N = (x.ratio_N < 1 - low) & (x.advantages_N < 0)
+    high_N = (x.ratio_N > 1 + high) & (x.advantages_N > 0)
     gap_N = (x.logprobs_N - x.sampler_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     outside_N = (gap_N.exp() - 1).abs() > 0.2
     sums = {

@@ -11,7 +11,8 @@ import warnings
 import pytest
 
 from agentenv.core import EnvironmentMisuse, threads
-from agentenv.core.threads import ThreadPool, off_loop, run_blocking, run_sync
+from agentenv.core.loops import run_blocking, run_sync
+from agentenv.core.threads import ThreadPool, off_loop
 from agentenv.tools import Tool, run
 
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from importlib import import_module
 
 import agentenv as ae
-from agentenv.core.threads import run_sync
+from agentenv.core.loops import run_sync
 from agentenv.engine import ScriptedEngine
 from agentenv.engine.factory import LoadedModel
 from agentenv.envs import EnvSpec, ToolEnv
@@ -62,7 +62,7 @@ def test_an_evaluation_reaches_the_engine_in_less_than_eight_frames(monkeypatch)
         return asyncio.all_tasks()
 
     engine = Watching(run_sync(others()))
-    module = import_module("agentenv.runs.evaluate")
+    module = import_module("agentenv.runs.evaluation")
     monkeypatch.setattr(module, "load_model", lambda config: LoadedModel(engine, TOKENIZER))
 
     ae.evaluate(SPEC, num_tasks=1)

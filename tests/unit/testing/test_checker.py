@@ -356,6 +356,37 @@ async def test_short_answers_in_the_first_observation_are_found():
     assert "20 of 20 first observations contain their short answer" in report.problems[0].text
 
 
+class TellingInASentence(Fine):
+    def start(self, x: int, y: int) -> str:
+        self.want = x + y
+        return f"What is {x} + {y}? (It is {x + y}.)"
+
+    @staticmethod
+    def oracle(messages, task, rng):
+        return f"Together {task['x'] + task['y']} apples."
+
+
+class Repeating(Fine):
+    @staticmethod
+    def oracle(messages, task, rng):
+        return f"The sum of {task['x']} and {task['y']} is {task['x'] + task['y']}"
+
+
+async def test_a_leaked_number_is_found_although_the_oracle_answers_in_a_sentence():
+    report = await check_env(spec_of(TellingInASentence), only=("leak",))
+
+    assert [one.name for one in report.problems] == ["leak"]
+    assert (
+        "20 of 20 first observations contain what varies in the oracle's answers" in report.problems[0].text
+    )
+
+
+async def test_an_answer_that_repeats_the_question_is_no_leak():
+    report = await check_env(spec_of(Repeating), only=("leak",))
+
+    assert report.ok, str(report)
+
+
 class Served(Fine):
     ends_on_text = False
 

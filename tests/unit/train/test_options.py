@@ -542,9 +542,54 @@ def test_warnings_are_given_once_when_a_problem_begins():
 def test_reference_copy_shares_nothing_with_the_policy():
     trainer = trainer_of()
     reference = Reference(trainer.learner.policy)
+    reference.freeze()
     rows = build_batch([group("a", [0.0, 1.0])], GRPOConfig()).rows
     reference.score(rows)
     before = [row.ref_n for row in rows]
     trainer.step([group("a", [0.0, 1.0])])
     reference.score(rows)
     assert all(torch.equal(row.ref_n, held) for row, held in zip(rows, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "proximal", "correction"),
+    [
+        ({}, "sampler", "off"),
+        ({"engine": "http://host:8000/v1"}, "recompute", "token_truncate"),
+        ({"engine": "vllm:model"}, "recompute", "token_truncate"),
+        ({"engine": "vllm:model", "importance_correction": "off"}, "recompute", "off"),
+        ({"engine": "vllm:model", "old_logprobs": "sampler"}, "sampler", "off"),
+        ({"engine": "vllm:model", "max_ahead": 2}, "sampler", "off"),
+        ({"engine": "vllm:model", "asynchronous": True}, "sampler", "off"),
+        ({"engine": "vllm:model", "partial_turns": 3}, "sampler", "off"),
+        ({"max_ahead": 2, "old_logprobs": "recompute"}, "recompute", "token_truncate"),
+        ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "recompute", "off"),
+    ],
+)
+def test_another_engine_than_the_model_itself_is_corrected_for_by_default(options, proximal, correction):
+    config = GRPOConfig(**options)
+
+    assert config.proximal == proximal
+    assert config.correction == correction
+
+
+def test_ratios_of_sequences_have_the_clip_of_gspo_by_default():
+    sequence = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
+
+    assert GRPOConfig().clip == (0.2, 0.28)
+    assert GRPOConfig(**sequence).clip == (3e-4, 4e-4)
+    assert GRPOConfig(**sequence, epsilon=0.0, epsilon_high=0.1).clip == (0.0, 0.1)
+
+
+def test_the_clip_of_gspo_acts_on_the_loss():
+    def gradient(shift: float, **options) -> float:
+        lp = torch.full((4,), -1.0 + shift, dtype=torch.float64, requires_grad=True)
+        ones = torch.ones(4, dtype=torch.float64)
+        config = GRPOConfig(loss_type="grpo", importance_sampling_level="sequence", **options)
+        out = grpo_loss(lp, old_logprobs=-ones, advantages=ones, weights=ones, config=config)
+        out.loss.backward()
+        return lp.grad.abs().sum().item()
+
+    assert gradient(3.9e-4) > 0
+    assert gradient(4.1e-4) == 0
+    assert gradient(4.1e-4, epsilon_high=0.28) > 0

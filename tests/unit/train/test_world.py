@@ -37,4 +37,4 @@ def test_a_checksum_sees_the_last_bit_and_no_layout(dtype):
 
 
 def test_one_process_shares_nothing():
-    assert World(torch.device("cpu")).share_weights(tiny()) == []
+    assert World(torch.device("cpu")).share_weights(tiny().state_dict()) == []

@@ -541,7 +541,7 @@ atexit.register(report)  # before the engine's module, so it runs after what tha
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
-from agentenv.core.threads import run_sync
+from agentenv.core.loops import run_sync
 from agentenv.engine import Sampling
 from agentenv.engine.hf import TransformersEngine
 

@@ -27,7 +27,7 @@ class Known(DryRuns):
     """Dry runs with known results: so many bytes for each token of the row, beside the gradients."""
 
     def peak(self, config, context, ranks):
-        tokens = max(context, config.tokens_per_micro_batch)
+        tokens = max(context, config.tokens_per_micro_batch or 4096)
         return (
             tokens * (50_000 if config.gradient_checkpointing else 5_000_000)
             + 4 * self.trained(config) // ranks

@@ -111,7 +111,7 @@ def test_a_rollout_that_is_not_asynchronous_runs_beside_the_event_loop(tmp_path)
         async def play():
             return [group async for group in own.run_groups(spec, tasks, group_size)]
 
-        return ae.core.threads.run_blocking(play())
+        return ae.core.loops.run_blocking(play())
 
     trainer, kept = make_trainer(tmp_path, blocking, max_steps=1)
 

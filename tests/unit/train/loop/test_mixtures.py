@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentenv.core import UsageError
-from agentenv.core.threads import run_blocking
+from agentenv.core.loops import run_blocking
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.train.loop import Mixture
 from helpers.prompts import trainer_of

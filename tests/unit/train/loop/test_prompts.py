@@ -8,7 +8,7 @@ import pytest
 
 import agentenv as ae
 from agentenv.core import UsageError
-from agentenv.core.threads import run_blocking
+from agentenv.core.loops import run_blocking
 from agentenv.runner import RunnerOptions
 from helpers.prompts import Long, trainer_of
 

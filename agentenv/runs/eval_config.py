@@ -1,0 +1,117 @@
+"""Settings of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.settings import build, options_of
+from agentenv.engine.base import Sampling
+from agentenv.runner.options import RunnerOptions
+
+__all__ = ["EvalConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Configuration of an evaluation.
+
+    Raises:
+        UsageError: A number is out of range, or no environment is named.
+    """
+
+    envs: tuple[str, ...]
+    """Ids, files or modules of the environments."""
+    model: str = "mock"
+    """Engine string of the model, such as `hf:PATH`, `vllm:PATH` or a URL.
+
+    `mock`, `random` and `oracle` need no model."""
+    tokenizer: str | None = None
+    """Directory of the tokenizer; None means the model's own."""
+    num_tasks: PositiveInt | None = 20
+    """Number of tasks per environment; None means all."""
+    group_size: PositiveInt = 1
+    """Number of episodes of each task."""
+    split: str = ""
+    """Split of the tasks; empty means the held-out split if there is one, otherwise the default split."""
+    seed: int = 0
+    """Seed of the run, from which the seeds of all episodes are derived."""
+    success_at: float = 1.0
+    """Least reward that counts as a success."""
+    stop_after_failures: NonNegativeInt = 3
+    """Stop if the first episodes, this many, all fail with the same error; 0 means never.
+
+    They are the first episodes of different tasks as long as there are enough tasks.
+    """
+    workers: NonNegativeInt = 0
+    """Number of worker processes that play the episodes; 0 plays them in this process. `runner.concurrency`
+    limits the episodes of all workers together."""
+    ray: str = ""
+    """Address of a Ray cluster on which the workers are placed, or `auto` for the one that this machine
+    belongs to; empty for processes of this machine."""
+    notify: tuple[str, ...] = ()
+    """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice of each cause for which episodes or
+    the evaluation fail. They are not recorded, because they may hold a password."""
+    runner: RunnerOptions = field(default_factory=RunnerOptions)
+    """Options of the runner, such as the concurrency, the condenser and the user."""
+    limits: RunLimits = field(default_factory=RunLimits)
+    """Limits of each episode."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Sampling parameters of the completions."""
+    env: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of the environments."""
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the engine."""
+
+    def __post_init__(self) -> None:
+        if not self.envs:
+            raise UsageError(
+                "no environment is named",
+                remedy="name at least one environment, such as agentenv/Calculator-v0",
+            )
+        check_bounds(self)
+
+    def record(self) -> dict[str, Any]:
+        """Return the configuration as plain values, for `run.json`."""
+        record = {**asdict(replace(self, runner=RunnerOptions())), "runner": self.runner.record()}
+        del record["notify"]
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> EvalConfig:
+        """Return the configuration that `record` wrote.
+
+        Raises:
+            UsageError: The record is not the configuration of an evaluation.
+        """
+        try:
+            return cls.of(**record)
+        except (TypeError, UsageError) as error:
+            raise UsageError(
+                f"the configuration of this run cannot be read: {error}", remedy="start a new evaluation"
+            ) from error
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        runner: RunnerOptions | Mapping[str, Any] | None = None,
+        limits: RunLimits | Mapping[str, Any] | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        **values: Any,
+    ) -> EvalConfig:
+        """Make a configuration whose sections may be mappings of their fields.
+
+        Raises:
+            UsageError: A name is unknown, or a value does not fit its field.
+        """
+        sections = {
+            "runner": options_of(RunnerOptions, runner),
+            "limits": options_of(RunLimits, limits),
+            "sampling": options_of(Sampling, sampling),
+        }
+        return build(cls, {**values, **sections})

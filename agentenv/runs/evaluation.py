@@ -1,0 +1,329 @@
+"""Play the tasks of an evaluation, store every episode, and report the results.
+
+An evaluation follows two rules:
+
+1. Every finished episode is written before it is counted. A stopped run can be resumed: it plays no
+   finished episode again and ends with the same results as an uninterrupted run, because every seed is
+   derived from the task and the member.
+2. The evaluation stops early if the first tasks of an environment all fail with the same error, and it
+   reports that error. The first tasks are the first in the order of the task set, whichever finish first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.core.html import html_lines
+from agentenv.core.seats import game_of
+from agentenv.core.task import Task
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.engine.base import ChatEngine, Engine, HasServers
+from agentenv.engine.factory import LoadedModel, load_engine
+from agentenv.envs.registry import EnvSpec, spec
+from agentenv.runner.runner import Runner
+from agentenv.runner.watchdog import Waiting
+from agentenv.runs.eval_config import EvalConfig
+from agentenv.runs.frames import episode_frame
+from agentenv.runs.notify import Notifier, through_apprise
+from agentenv.runs.report import EvalReport, report_on
+from agentenv.runs.store.encoded import ENCODE
+from agentenv.runs.store.reader import Run
+from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
+from agentenv.runs.store.writer import RunWriter
+from agentenv.workers.crew import Crew
+from agentenv.workers.recipe import Recipe
+from agentenv.workers.reports import reporting_servers
+from agentenv.workers.servers import together
+from agentenv.workers.start import check_workers, crew_of
+
+__all__ = ["EvalResult", "Evaluation", "load_model"]
+
+_DIGITS = re.compile(r"\d+")
+HELD_OUT = ("eval", "test", "validation", "val")
+"""Names of held-out splits; the first that an environment has is evaluated instead of its default split."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """Result of an evaluation: the report and the episodes."""
+
+    report: EvalReport
+    summaries: tuple[EpisodeSummary, ...]
+    groups: tuple[TrajectoryGroup, ...] = ()
+    """The episodes in groups; empty if they were written to disk."""
+    run: Run | None = None
+    """The run on disk; None if the episodes were kept in memory."""
+    stopped: str = ""
+    """The reason why the evaluation ended early; empty if it did not."""
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` with a row for each episode.
+
+        Raises:
+            DependencyMissing: pandas is not installed.
+        """
+        return episode_frame(self.summaries)
+
+    def _repr_html_(self) -> str:
+        run = [f"run {self.run.id}"] if self.run is not None else []
+        stopped = [f"stopped: {self.stopped}"] if self.stopped else []
+        return html_lines([*run, str(self.report), *stopped])
+
+
+class Evaluation:
+    """An evaluation that is ready to be played.
+
+    Args:
+        config: the configuration.
+        model: a model that `load_model` returned; None loads the model of the configuration.
+        writer: writes the episodes to disk; without a writer they stay in memory.
+        on_episode: called with the summary of each finished episode.
+        specs: the environments, if they are already loaded; otherwise they are found by `config.envs`.
+    """
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        *,
+        model: LoadedModel | None = None,
+        writer: RunWriter | None = None,
+        on_episode: Callable[[EpisodeSummary], None] | None = None,
+        specs: Sequence[EnvSpec] = (),
+    ) -> None:
+        self.config = config
+        check_workers(config.workers, config.ray, config.model)
+        if config.workers and model is not None:
+            raise UsageError("a model that is loaded already cannot be sent to workers", remedy="name it")
+        config.runner.check_imports()
+        self.specs = tuple(specs) or tuple(spec(name) for name in config.envs)
+        for entry in self.specs:
+            entry.with_kwargs(config.env).check_kwargs()
+            if config.model == "oracle":
+                entry.require_oracle()
+        self.tasks = [_tasks_of(entry, config) for entry in self.specs]
+        self._model = model or load_model(config)
+        self._options = config.runner
+        self._runner: Runner | None = None
+        # The wait is long, because loading apprise's services takes seconds on a busy machine.
+        send = through_apprise(config.notify) if config.notify else None
+        self._notifier = None if send is None else Notifier(send, wait_s=60.0)
+        self.crew: Crew | None = None
+        """The workers that play the episodes while `play` runs; None if this process plays them."""
+        self.on_episode = on_episode
+        self._writer: RunWriter | None = None
+        self._finished: set[EpisodeKey] = set()
+        self.earlier: list[EpisodeSummary] = []
+        """The episodes that an earlier, stopped run finished."""
+        self._groups: list[TrajectoryGroup] = []
+        self._summaries: list[EpisodeSummary] = []
+        self._first: dict[EpisodeKey, str | None] = {}
+        """Errors of the first episodes, None until they finish; if all are alike, the evaluation stops."""
+        self.stopped = ""
+        if writer is not None:
+            self.keep_in(writer)
+
+    def keep_in(self, writer: RunWriter) -> None:
+        """Write the episodes to a run; episodes that the run already has are not played again."""
+        self._writer = writer
+        self._finished = writer.finished
+        self.earlier = [summary for summary in writer.summaries if summary.key in self._finished]
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of all episodes, including those that an earlier run finished."""
+        return sum(map(len, self.tasks)) * self.config.group_size
+
+    @property
+    def num_finished(self) -> int:
+        """Number of episodes that an earlier, stopped run finished."""
+        return len(self._finished)
+
+    def waiting(self) -> list[Waiting]:
+        """Return what the episodes being played wait for; any thread may call this."""
+        return [] if self._runner is None else self._runner.watchdog.waiting()
+
+    async def play(self) -> EvalResult:
+        """Play the episodes that are not finished yet and return the result.
+
+        Raises:
+            StoreError: An episode could not be written; the earlier ones are kept.
+        """
+        engine, tokenizer = self._model.engine, self._model.tokenizer
+        with nullcontext() if self._notifier is None else self._notifier.watching("evaluation"):
+            try:
+                if self._writer is not None:
+                    self._writer.expect(self.num_episodes)
+                    if tokenizer is not None:
+                        self._writer.keep_texts(tokenizer.backend)
+                async with self._hired(), self._watched():
+                    for entry, tasks in zip(self.specs, self.tasks, strict=True):
+                        # Iterate here and not in a helper: every coroutine above the engine costs time.
+                        async with aclosing(self._groups_of(entry, tasks, engine, tokenizer)) as groups:
+                            async for group in groups:
+                                if self._writer is None:
+                                    self._groups.append(group)
+                                if self.stopped:
+                                    return self.result()
+            finally:
+                await engine.close()
+            return self.result()
+
+    def _hired(self) -> AbstractAsyncContextManager[object]:
+        """Return the context in which the workers of the run live."""
+        config = self.config
+        if not config.workers:
+            return nullcontext()
+        recipe = Recipe.of(
+            self.specs,
+            config.model,
+            runner=config.runner,
+            limits=config.limits,
+            sampling=config.sampling,
+            tokenizer=config.tokenizer,
+            workers=config.workers,
+            engine=config.engine,
+            run_seed=config.seed,
+            full_outputs=None if self._outputs is None else str(self._outputs.resolve()),
+            encode="" if self._writer is None else ENCODE,
+        )
+        writer = self._writer
+        self.crew = crew_of(
+            recipe,
+            self.specs,
+            workers=config.workers,
+            ray=config.ray,
+            tell=None if writer is None else writer.log_workers,
+            tell_servers=None if writer is None else writer.log_servers,
+        )
+        return self.crew
+
+    def _watched(self) -> AbstractAsyncContextManager[object]:
+        """Return the context in which the servers that this process uses are reported; workers do it else."""
+        tell = None if self._writer is None or self.config.workers else self._writer.log_servers
+        return reporting_servers(self._model.engine, tell)
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Return how the servers of the engine are doing; any thread may call this."""
+        if self.crew is not None:
+            return self.crew.server_rows()
+        engine = self._model.engine
+        return together(engine.servers()) if isinstance(engine, HasServers) else []
+
+    @property
+    def _outputs(self) -> Path | None:
+        """Directory of the full tool outputs; None if no run is written."""
+        return None if self._writer is None else self._writer.path / "outputs"
+
+    def result(self) -> EvalResult:
+        """Return the result of the episodes that are finished so far."""
+        keys = [
+            (entry.id, task.id) for entry, tasks in zip(self.specs, self.tasks, strict=True) for task in tasks
+        ]
+        order = {key: index for index, key in enumerate(keys)}
+        finished = self._writer.summaries if self._writer else self._summaries
+        summaries = sorted(
+            finished,
+            key=lambda summary: (
+                order.get((summary.env_id, game_of(summary.task_id)), len(order)),
+                summary.task_id,
+                summary.member,
+            ),
+        )
+        groups = sorted(
+            self._groups,
+            key=lambda group: order.get((group[0].env_id, game_of(group[0].task_id)), len(order)),
+        )
+        run = Run(self._writer.path) if self._writer else None
+        report = report_on(summaries, success_at=self.config.success_at)
+        return EvalResult(report, tuple(summaries), tuple(groups), run, self.stopped)
+
+    def _groups_of(
+        self, entry: EnvSpec, tasks: Sequence[Task], engine: Engine | ChatEngine, tokenizer: Any
+    ) -> AsyncGenerator[TrajectoryGroup]:
+        """Play the tasks of one environment, except the members that an earlier run finished."""
+        config = self.config
+        members = range(config.group_size)
+        in_order = (self._key(entry, task, member) for member in members for task in tasks)
+        first = list(islice(in_order, config.stop_after_failures))
+        self._first = {} if self._finished.intersection(first) else dict.fromkeys(first)
+        runner = self._runner = Runner(
+            engine,
+            None if tokenizer is None else _renderer(tokenizer),
+            config.limits,
+            options=self._options,
+            sampling=config.sampling,
+            run_seed=config.seed,
+            full_outputs=self._outputs,
+            elsewhere=self.crew,
+        )
+        self._options = runner.options  # the next environment uses the same parts, loaded once
+        return runner.run_groups(
+            entry,
+            tasks,
+            config.group_size,
+            env_kwargs=config.env,
+            finished={
+                (group_id, member) for env_id, _, group_id, member in self._finished if env_id == entry.id
+            },
+            on_trajectory=self._take,
+        )
+
+    def _key(self, entry: EnvSpec, task: Task, member: int) -> EpisodeKey:
+        return (entry.id, task.id, f"{entry.id}:{task.id}", member)
+
+    def _take(self, trajectory: Trajectory) -> None:
+        if self._writer is not None:
+            encoded = None if self.crew is None else self.crew.encoded(trajectory)
+            summary = self._writer.append(trajectory, encoded)
+        else:
+            summary = summarize(trajectory)
+            self._summaries.append(summary)
+        if self._notifier is not None:
+            self._notifier.episode(trajectory)
+        self._watch_first(summary)
+        if self.on_episode is not None:
+            self.on_episode(summary)
+
+    def _watch_first(self, summary: EpisodeSummary) -> None:
+        if summary.key not in self._first:
+            return
+        self._first[summary.key] = summary.error
+        # Numbers such as ids and addresses differ between errors that are otherwise the same.
+        errors = [_DIGITS.sub("#", error or "") for error in self._first.values()]
+        if "" not in errors and len(set(errors)) == 1:
+            self.stopped = f"the first {len(errors)} episodes all failed with the same error: {summary.error}"
+
+
+def _tasks_of(entry: EnvSpec, config: EvalConfig) -> list[Task]:
+    tasks = entry.task_set()
+    split = config.split or next((name for name in HELD_OUT if name in tasks.splits), "")
+    if split:
+        tasks = tasks.split(split)
+    if config.num_tasks is None:
+        if tasks.endless:
+            raise UsageError(
+                f"the task set of {entry.id} is endless", remedy="set the number of tasks with num_tasks (-n)"
+            )
+        return list(tasks)
+    return tasks.take(config.num_tasks)
+
+
+def _renderer(tokenizer: Any) -> Any:
+    return importlib.import_module("agentenv.render").Renderer(tokenizer)
+
+
+def load_model(config: EvalConfig) -> LoadedModel:
+    """Load the model of a configuration; the caller must close its engine.
+
+    Raises:
+        ModelNotFound, UsageError, DependencyMissing: The model cannot be loaded.
+    """
+    return load_engine(config.model, tokenizer=config.tokenizer, **config.engine)

@@ -1,0 +1,128 @@
+"""How many tokens a micro-batch may have: as given, or as many as the memory that passes took lets expect.
+
+Rules, for a GPU and without a given number:
+
+1. The budget starts at 4,096 tokens, because before the first update nothing is known about the memory.
+2. After each update it follows from the measured peak. What the passes held beyond what stays (weights,
+   gradients, states of the optimiser, reference) is taken to grow with the tokens of the largest one.
+3. It at most doubles in one update, and leaves a tenth of the memory free.
+4. All processes use the smallest of their budgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+__all__ = ["FIRST_TOKENS", "CudaMemory", "Memory", "TokenBudget", "memory_of"]
+
+FIRST_TOKENS = 4096
+"""Tokens of a micro-batch where nothing was given or measured."""
+USED = 0.9
+"""Share of the memory that the passes may fill."""
+STEP = 256
+"""Budgets are multiples of this, so that small differences of measurements change nothing."""
+
+
+class Memory(Protocol):
+    """The memory of the device that trains, in bytes."""
+
+    @property
+    def total(self) -> int:
+        """What this process holds or could still hold."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """What tensors hold now."""
+        ...
+
+    @property
+    def peak(self) -> int:
+        """The most that tensors held at once since `reset`."""
+        ...
+
+    def reset(self) -> None:
+        """Measure the peak from here on."""
+        ...
+
+
+class CudaMemory:
+    """The memory of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def total(self) -> int:
+        """What this process has reserved, and what is free beside other users of the device."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free + torch.cuda.memory_reserved(self._device)
+
+    @property
+    def held(self) -> int:
+        """What tensors hold now."""
+        return torch.cuda.memory_allocated(self._device)
+
+    @property
+    def peak(self) -> int:
+        """The most that tensors held at once since `reset`."""
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset(self) -> None:
+        """Measure the peak from here on."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def memory_of(device: torch.device) -> Memory | None:
+    """Return the memory of a device; None if it cannot be measured, as on the CPU."""
+    return CudaMemory(device) if device.type == "cuda" else None
+
+
+class TokenBudget:
+    """The largest number of tokens of a micro-batch; a longer row has one of its own.
+
+    Args:
+        given: the number that the user chose; None if it follows from the memory.
+        memory: the memory of the device; None keeps the first number.
+        gather: returns the values of all processes.
+    """
+
+    def __init__(
+        self, given: int | None, memory: Memory | None, gather: Callable[[Sequence[int]], Sequence[int]]
+    ) -> None:
+        self.tokens = given or FIRST_TOKENS
+        self._memory = memory if given is None else None
+        self._gather = gather
+
+    @contextmanager
+    def measured(self, sizes: Sequence[int]) -> Generator[None]:
+        """Measure the passes of an update, and set the budget of the next one.
+
+        All processes call this together.
+
+        Args:
+            sizes: number of tokens of each micro-batch of this process.
+        """
+        memory = self._memory
+        if memory is None:
+            yield
+            return
+        before = memory.held
+        memory.reset()
+        yield
+        # Gradients are part of what stays. In a single pass they grow while activations are freed, so that
+        # what was held before it is the safe bound.
+        stays = before if len(sizes) == 1 else memory.held
+        self.tokens = min(self._gather([self._next(max(sizes, default=0), stays, memory)]))
+
+    def _next(self, largest: int, stays: int, memory: Memory) -> int:
+        """Return the budget that this process could use next."""
+        if 2 * largest < self.tokens:
+            return self.tokens  # fixed costs of a small pass would be taken for those of its tokens
+        each = max(1.0, (memory.peak - stays) / largest)
+        fitting = int((USED * memory.total - memory.held) / each)
+        return max(STEP, min(fitting, 2 * self.tokens) // STEP * STEP)

@@ -1,0 +1,125 @@
+"""What only a GPU can show: packing, scoring, sampling and whole steps with the kernels of the device.
+
+`make gpu` runs these. `AGENTENV_TEST_DEVICE=cpu` runs those that make sense there on the CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+import torch
+
+from agentenv.engine import Sampling, TransformersEngine
+from agentenv.render import byte_tokenizer
+from agentenv.train import GRPOConfig, GRPOTrainer
+from agentenv.train.model.budget import FIRST_TOKENS, CudaMemory
+from agentenv.train.sums import Meter
+from agentenv.train.update import accumulate, assign_weights
+from helpers.training import group, make_row, tiny
+
+DEVICE = os.environ.get("AGENTENV_TEST_DEVICE", "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE == "cuda" and not torch.cuda.is_available(),
+        reason="there is no CUDA device; AGENTENV_TEST_DEVICE=cpu tries these tests without one",
+    ),
+]
+cuda_only = pytest.mark.skipif(DEVICE != "cuda", reason="this is about the memory of a CUDA device")
+
+
+def trainer_on(device: str, dtype: torch.dtype, **options) -> GRPOTrainer:
+    name = str(dtype).removeprefix("torch.")
+    model = tiny(dtype=dtype, vocab_size=300).to(device)
+    return GRPOTrainer(GRPOConfig(dtype=name, device=device, learning_rate=1e-3, **options), model=model)
+
+
+def gradient(trainer: GRPOTrainer) -> torch.Tensor:
+    shared = list(range(20))
+    rows = [make_row([*shared, *range(30 + n, 50 + 2 * n)], [20, 25, 30 + n], group=n // 3) for n in range(9)]
+    assign_weights(rows, trainer.config)
+    accumulate(trainer.learner.policy, rows, Meter())
+    return torch.cat([one.grad.flatten() for one in trainer.learner.optimizer.masters]).cpu()
+
+
+@pytest.mark.parametrize("packing", ["shared", "padded"])
+def test_the_gradient_is_that_of_the_cpu_in_float64(packing):
+    truth = gradient(trainer_on("cpu", torch.float64, packing="padded"))
+    ours = gradient(trainer_on(DEVICE, torch.float64, packing=packing))
+
+    assert (ours - truth).norm() <= 1e-6 * truth.norm()  # Llama's norm computes in float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_at_the_start_finds_packing_and_chunks_exact(dtype):
+    policy = trainer_on(DEVICE, dtype).learner.policy
+
+    assert policy.packable, policy.pack_reason
+    assert policy.fused
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_a_step_in_bfloat16_changes_the_weights(saving):
+    trainer = trainer_on(DEVICE, torch.bfloat16, gradient_checkpointing=saving, beta=0.1)
+    metrics = trainer.step([group("a", [0.0, 1.0, 0.5]), group("b", [1.0, 0.0, 0.0])])
+
+    assert metrics["weights_version"] == 1
+    assert 0 < metrics["grad_norm"] < float("inf")
+
+
+def test_the_transformers_engine_reports_the_logprobs_of_a_fresh_pass():
+    model = tiny(dtype=torch.float32, vocab_size=byte_tokenizer().vocab_size).to(DEVICE)
+    engine = TransformersEngine(model, byte_tokenizer())
+    prompts = [[5 + n, 9, 14, 20 + 3 * n, *range(n)] for n in range(8)]
+
+    async def sample():
+        asked = (
+            engine.generate(one, Sampling(max_tokens=12, seed=n), stop_token_ids=())
+            for n, one in enumerate(prompts)
+        )
+        return await asyncio.gather(*asked)
+
+    for prompt, done in zip(prompts, asyncio.run(sample()), strict=True):
+        ids = torch.tensor([[*prompt, *done.token_ids]], device=DEVICE)
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        want = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+        assert (want - torch.tensor(done.logprobs)).abs().max() <= 5e-5
+    engine.shutdown()
+
+
+@cuda_only
+def test_the_budget_of_a_micro_batch_grows_with_free_memory():
+    trainer = trainer_on(DEVICE, torch.bfloat16, packing="padded")
+    budget, memory = trainer.learner.policy.budget, CudaMemory(torch.device("cuda"))
+    rows = [make_row(list(range(1, 101)), [50, 99], group=n) for n in range(100)]
+    assign_weights(rows, trainer.config)
+    accumulate(trainer.learner.policy, rows, Meter())
+
+    assert budget.tokens == 2 * FIRST_TOKENS, "the model is small beside any GPU"
+    assert memory.held <= memory.peak <= memory.total
+
+
+@cuda_only
+def test_peaks_of_a_step_are_those_of_the_dry_run():
+    from agentenv.train.capacity import dry_run
+
+    options = {"gradient_checkpointing": True, "packing": "padded"}
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 32_000}
+    model = tiny(dtype=torch.bfloat16, max_position_embeddings=8192, **sizes).to(DEVICE)
+    trainer = GRPOTrainer(GRPOConfig(dtype="bfloat16", **options), model=model)
+    rows = [make_row([n % 30_000 for n in range(8193)], list(range(6145, 8193)), group=n) for n in range(2)]
+    assign_weights(rows, trainer.config)
+    learner, memory = trainer.learner, CudaMemory(torch.device("cuda"))
+    accumulate(learner.policy, rows, Meter())
+    learner.optimizer.step(1e-3)
+    learner.optimizer.zero_grad()
+    torch.cuda.empty_cache()
+    memory.reset()
+    before = memory.held
+    accumulate(learner.policy, rows, Meter())
+    planned = dry_run(model.config, GRPOConfig(dtype="bfloat16", **options), tokens=8192)
+
+    assert memory.peak - before <= 1.1 * planned, "a plan must not promise what does not fit"
