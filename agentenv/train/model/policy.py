@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from agentenv.train.model.check import (
     probe_gradients,
     probe_rows,
 )
+from agentenv.train.model.lean import keep_less, recipes
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
 from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
@@ -103,6 +105,7 @@ class Policy:
         if self.device.type == "cpu":
             keep_freed_memory()
             faster_linear(model)
+            keep_less(model)
         self.window = _window(text)
         _refuse_lost_soft_cap(text)
         self.packable, self.pack_reason = _may_pack(self.base, text)
@@ -140,7 +143,8 @@ class Policy:
             score = self._sharded_pass or self._score_in_chunks
             if not self.fused:
                 score = self._score_by_logits
-            return score(self._inputs(micro), index_N, labels_N)
+            with recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext():
+                return score(self._inputs(micro), index_N, labels_N)
         finally:
             self.model.eval()
 

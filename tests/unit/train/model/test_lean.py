@@ -1,0 +1,175 @@
+"""Layers that keep fewer activations compute the same numbers and gradients, and what they keep is counted."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
+
+from agentenv.train import GRPOConfig
+from agentenv.train.model import Policy, lean
+from agentenv.train.model.lean import keep_less, recipes
+from agentenv.train.model.packing import pad_rows
+from agentenv.train.rows import Row
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+CONFIGS = {"llama": LlamaConfig(**SIZES), "qwen3": Qwen3Config(**SIZES)}
+
+
+def model_of(config, dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.copy_(torch.rand(weight.shape) + 0.5)
+    return model
+
+
+def gradients(model: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model.zero_grad()
+    ids = torch.arange(14).reshape(2, 7)
+    logits = model(input_ids=ids, use_cache=False).logits
+    logits.float().log_softmax(-1)[:, :, 3].sum().backward()
+    return logits.detach(), [weight.grad for weight in model.parameters()]
+
+
+def replaced(model: nn.Module) -> int:
+    return sum("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("with_recipes", [False, True])
+def test_logits_are_equal_and_gradients_agree_with_float64(name, with_recipes):
+    model = model_of(CONFIGS[name])
+    truth = gradients(copy.deepcopy(model).double())[1]
+    plain_logits, plain = gradients(model)
+    keep_less(model)
+
+    if with_recipes:
+        with recipes():
+            logits, ours = gradients(model)
+    else:
+        logits, ours = gradients(model)
+
+    assert replaced(model) == {"llama": 2 + 5, "qwen3": 2 + 9}[name]
+    assert torch.equal(logits, plain_logits)
+    for mine, theirs, right in zip(ours, plain, truth, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine.double(), right, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_of_bfloat16_are_as_near_to_the_truth_as_before():
+    model = model_of(CONFIGS["llama"], torch.bfloat16)
+    truth = torch.cat([one.flatten() for one in gradients(copy.deepcopy(model).float())[1]])
+
+    def error() -> float:
+        found = torch.cat([one.float().flatten() for one in gradients(model)[1]])
+        return float((found - truth).norm() / truth.norm())
+
+    before = error()
+    keep_less(model)
+
+    assert error() < 1.1 * before + 1e-3
+
+
+def test_a_third_of_the_activations_is_not_kept():
+    def kept(config: GRPOConfig) -> int:
+        sizes: dict[int, int] = {}
+        alive: list[torch.Tensor] = []
+
+        def note(saved: torch.Tensor) -> torch.Tensor:
+            sizes[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+            alive.append(saved)
+            return saved
+
+        policy = Policy(model_of(CONFIGS["llama"]), config)
+        weights = {weight.untyped_storage().data_ptr() for weight in policy.model.parameters()}
+        nothing = torch.zeros(99, dtype=torch.float64)
+        micro = pad_rows([Row([7] * 100, torch.arange(1, 100), nothing, nothing, 0, 0)])
+        inner = lean._Recipes.pack
+
+        def watched(table: lean._Recipes, saved: torch.Tensor) -> object:
+            packed = inner(table, saved)
+            note(packed._inputs if isinstance(packed, lean._Recipe) else packed)
+            return packed
+
+        with pytest.MonkeyPatch.context() as patch, saved_tensors_hooks(note, lambda saved: saved):
+            patch.setattr(lean._Recipes, "pack", watched)
+            policy.score(micro)
+        return sum(size for place, size in sizes.items() if place not in weights)
+
+    few = kept(GRPOConfig())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentenv.train.model.policy.keep_less", lambda model: None)
+        many = kept(GRPOConfig())
+
+    assert few < 0.7 * many
+
+
+def test_a_norm_that_computes_something_else_is_left_alone():
+    model = model_of(Gemma2Config(**SIZES, attn_implementation="eager"))
+
+    keep_less(model)
+
+    assert replaced(model) == 0
+
+
+def test_an_mlp_with_another_activation_is_left_alone():
+    model = model_of(LlamaConfig(**SIZES, hidden_act="gelu"))
+
+    keep_less(model)
+
+    assert replaced(model) == 5
+
+
+def test_layers_that_get_adapters_later_compute_with_them():
+    model = model_of(CONFIGS["llama"])
+    keep_less(model)
+    mlp = model.model.layers[0].mlp
+    inputs = torch.randn(1, 3, 32)
+    mlp.down_proj = nn.Sequential(mlp.down_proj, nn.Linear(32, 32))
+
+    torch.testing.assert_close(mlp(inputs), type(mlp).forward(mlp, inputs))
+
+
+def test_frozen_weights_get_no_gradient():
+    model = model_of(CONFIGS["llama"])
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("layers.0" in name and "norm" not in name and "down_proj" not in name)
+    keep_less(model)
+
+    with recipes():
+        gradients_of_some = gradients(model)[1]
+
+    found = [
+        name
+        for (name, _), one in zip(model.named_parameters(), gradients_of_some, strict=True)
+        if one is not None
+    ]
+    assert found
+    assert all("layers.0" in name and "norm" not in name and "down_proj" not in name for name in found)
+
+
+def test_a_recipe_is_used_for_the_output_of_its_norm_only():
+    table = lean._Recipes()
+    output = torch.randn(2, 3)
+    table.add(output, lean._Recipe(torch.randn(2, 3), torch.ones(3), 1e-6))
+
+    assert isinstance(table.pack(output), lean._Recipe)
+    assert isinstance(table.pack(output.detach()), lean._Recipe)
+    assert table.pack(output.clone()) is not None
+    for other in (output.clone(), output[:1], output.T):
+        assert table.pack(other) is other
