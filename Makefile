@@ -34,7 +34,7 @@ demo: $(VENV)/.train
 
 # Peers that slow tests drive beside us.
 $(VENV)/.peers: $(VENV)/.dev
-	$(PIP) -e '.[train,dev,parquet,peers,track,notify,plot]'
+	$(PIP) -e '.[train,dev,parquet,peers,miniswe,track,notify,plot]'
 	$(PIP) --no-deps verl # its sample classes are read, not a cluster started
 	$(PIP) --no-deps agentdojo bfcl-eval inspect-evals miniwob textworld # their data and scorers are used, not their own harnesses
 	$(PIP) --no-deps jericho || echo "TextWorld is not tested: its interpreter, jericho, cannot be compiled here"

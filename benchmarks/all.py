@@ -28,6 +28,7 @@ SCRIPTS = {
     "sandbox": [],
     "workers": [],
     "worlds": [],
+    "self_play": [],
     "simulate": [],
     "stream": [],
     "engines": [],
@@ -38,6 +39,7 @@ SCRIPTS = {
 LEFT_OUT = {
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
+    "scores": "it scores models on worlds and measures no speed",
     "inprocess": "it needs vLLM beside torch; make gpu runs it",
     "delta": "it measures the weights of one training, once",
     "engines_vllm": "it needs an interpreter that has vLLM",

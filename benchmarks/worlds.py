@@ -5,6 +5,8 @@
 The oracle plays through our environment, which is what a run pays besides the model. For BFCL the other
 column is the leaderboard's checker alone, which runs the ground truth twice and reads the data each time.
 For AgentDojo it is the package's own harness, which reads its data from YAML in each episode.
+MiniSWE's figure is that of this process: it has the start of a sandbox for each episode, which the episodes
+of a run share, and lacks what runs in it.
 Worlds whose package is not installed are skipped.
 """
 
@@ -67,6 +69,7 @@ WORLDS: dict[str, tuple[str, str, Callable[[list[Task]], None] | None]] = {
     "agentdojo:banking": ("agentdojo", "test", agentdojo),
     "agentdojo:workspace": ("agentdojo", "test", agentdojo),
     "agentenv_envs.search:Search": ("agentenv", "test", None),
+    "agentenv_envs.mini_swe:MiniSWE": ("toolz", "test", None),
 }
 
 

@@ -38,6 +38,7 @@ def show(
             "description": entry.spec.description if entry.spec else "",
             "tasks": _num_tasks(entry.spec) if load and entry.spec else None,
             "error": entry.error,
+            "needs": entry.needs,
         }
         for entry in registry.listing(load=load)
     ]
@@ -83,11 +84,10 @@ def _print(
     for row in rows:
         size = "" if row["tasks"] is None else f" · {row['tasks']} tasks"
         text = f"cannot be loaded: {row['error']}" if row["error"] else f"{row['description']}{size}"
-        print(f"  {row['id']:<{width}}  {text or row['origin']}".rstrip())
+        print(f"  {row['id']:<{width}}  {text or row['origin']}{_needs(row)}".rstrip())
     print(f"environments of other libraries, by name ({len(peers)})")
     for peer in peers:
-        needs = f" (needs {peer['needs']})" if peer["needs"] else ""
-        print(f"  {peer['name']:<{width}}  {peer['description']}{needs}")
+        print(f"  {peer['name']:<{width}}  {peer['description']}{_needs(peer)}")
     print(f"tools ({len(tools)})")
     for tool in tools:
         text = (
@@ -98,6 +98,10 @@ def _print(
         print("no installed environment or tool contains these words; agentenv list shows all")
     elif not rows and not words:
         print("nothing is installed; write an environment in a file and run: agentenv eval path/to/file.py")
+
+
+def _needs(row: dict[str, Any]) -> str:
+    return f" (needs {row['needs']})" if row["needs"] else ""
 
 
 def _num_tasks(spec: object) -> str:

@@ -25,6 +25,7 @@ from agentenv.core.by_name import did_you_mean, nearest
 from agentenv.core.errors import UnknownEnvironment, UsageError
 from agentenv.core.files import load_file
 from agentenv.core.limits import DonePolicy, RunLimits
+from agentenv.envs.extras import install_command
 from agentenv.envs.peers import PEERS
 from agentenv.envs.spec import EnvSpec
 
@@ -49,6 +50,8 @@ class Listing:
     """Specification of the environment; None before it is loaded."""
     error: str = ""
     """Why the environment cannot be loaded; empty if it was loaded or not tried."""
+    needs: str = ""
+    """Command that installs what the environment needs besides its package; empty if nothing is missing."""
 
 
 class Registry(Mapping[str, EnvSpec]):
@@ -145,7 +148,8 @@ class Registry(Mapping[str, EnvSpec]):
             point = self._entry_points.get(id)
             origin = point.dist.name if point is not None and point.dist is not None else "registered"
             entry = self._specs.get(id)
-            rows.append(Listing(id, origin, entry, "" if entry is not None else self._errors.get(id, "")))
+            error = "" if entry is not None else self._errors.get(id, "")
+            rows.append(Listing(id, origin, entry, error, "" if point is None else install_command(point)))
         return rows
 
     def of_module(self, module: str) -> list[EnvSpec]:

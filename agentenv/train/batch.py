@@ -106,7 +106,7 @@ def build_batch(
                 dropped[reason] += 1
                 continue
             made = _rows_of(member, value, _Place(next(episodes), index, place), oldest)
-            if mixed[index] or not config.drop_zero_std:
+            if mixed[index] or config.trains_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
             dropped["zero_std_episodes"] += 1

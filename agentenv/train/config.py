@@ -20,7 +20,7 @@ from agentenv.core.errors import UsageError
 __all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "TurnBaseline", "refuse_groups_of_one"]
 
 LossType: TypeAlias = Literal[
-    "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg"
+    "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg", "distill"
 ]
 Reduction: TypeAlias = Literal["token_mean", "seq_mean", "constant", "prompt_mean"]
 TurnBaseline: TypeAlias = Literal["turn", "episode"]
@@ -36,6 +36,7 @@ REDUCTION_OF: dict[str, Reduction] = {
     "dppo": "token_mean",
     "gmpo": "seq_mean",
     "gpg": "token_mean",
+    "distill": "token_mean",
 }
 """The reduction that each loss type was published with; `GRPOConfig.reduction` overrides it."""
 
@@ -135,6 +136,10 @@ class GRPOConfig:
     loss_type: LossType = "dapo"
     """Name of the surrogate loss. It also selects the reduction that the loss was published with; see
     `agentenv.train.objective.loss`."""
+    teacher: str = ""
+    """Model that takes the place of the reference, with the same tokenizer: a directory, a Hub id or a .gguf
+    file. `loss_type="distill"` imitates it on the policy's own episodes, and `beta` keeps the policy close to
+    it. Empty means the first weights of the policy."""
     reduction: Reduction | None = None
     """Reduction to use instead of the loss type's own; None uses that of the loss type."""
     epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] | None = None
@@ -314,6 +319,7 @@ class GRPOConfig:
         self._check_clips()
         self._check_reduction()
         self._check_kl_weights()
+        self._check_teacher()
         if self.branches and self.advantage_level == "turn":
             raise UsageError(
                 f"branches={self.branches} gives credit by branch, and advantage_level='turn' by turn",
@@ -338,6 +344,16 @@ class GRPOConfig:
                 f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
                 f"up to {updates} versions old (num_iterations * num_minibatches)",
                 remedy=f"set it to at least {updates}, or to None",
+            )
+
+    def _check_teacher(self) -> None:
+        distills = self.loss_type == "distill"
+        if distills and not self.teacher:
+            raise UsageError("loss_type='distill' needs a teacher", remedy="set teacher to a model")
+        if self.teacher and not distills and not self.beta:
+            raise UsageError(
+                f"teacher={self.teacher!r} has no effect",
+                remedy="set loss_type='distill', or beta above 0",
             )
 
     def _check_kl_weights(self) -> None:
@@ -443,6 +459,11 @@ class GRPOConfig:
         return not self.refill_rounds if self.count_zero_std is None else self.count_zero_std
 
     @property
+    def trains_zero_std(self) -> bool:
+        """Whether groups without spread are trained: a distillation takes nothing from their rewards."""
+        return not self.drop_zero_std or self.loss_type == "distill"
+
+    @property
     def scheme(self) -> Reduction:
         """The reduction that is used: `reduction`, or that of the loss type."""
         return self.reduction or REDUCTION_OF[self.loss_type]
@@ -454,7 +475,7 @@ def refuse_groups_of_one(config: GRPOConfig) -> None:
     Raises:
         UsageError: `num_generations` is 1.
     """
-    if config.num_generations == 1 and not config.branches:
+    if config.num_generations == 1 and not config.branches and config.loss_type != "distill":
         raise UsageError(
             "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
             remedy="use 2 or more, set branches, or pass an advantage_fn of your own to GRPOTrainer",

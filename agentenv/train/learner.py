@@ -21,7 +21,7 @@ from agentenv.train.config import GRPOConfig
 from agentenv.train.model.blank import Unread
 from agentenv.train.model.optim import MasterOptimizer, learning_rate
 from agentenv.train.model.policy import Policy, add_lora
-from agentenv.train.model.reference import Reference, episode_kl
+from agentenv.train.model.reference import Reference, Teacher, episode_kl
 from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.once import OncePerGroup
 from agentenv.train.rows import Row
@@ -42,6 +42,7 @@ class Learner:
         config: the run's options.
         advantage_fn: the user's function for advantages, if any.
         loss_fn: the user's surrogate loss, if any.
+        teacher: a model in the place of the reference, if any.
         held_still: returns a context in which no engine samples from the weights, so that they can change.
         unread: files with the weights of a model that is to be sharded and has none yet.
 
@@ -56,6 +57,7 @@ class Learner:
         *,
         advantage_fn: AdvantageFn | None = None,
         loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+        teacher: Any = None,
         held_still: Callable[[], AbstractContextManager[None]] = nullcontext,
         unread: Unread | None = None,
     ) -> None:
@@ -70,13 +72,19 @@ class Learner:
         self.policy = Policy(model, config, world=world)
         self._share_weights(unread)
         # Adapters are copied before `shard`, and whole models after it, part by part.
-        self.reference = Reference(self.policy) if config.beta else None
+        self.reference: Reference | Teacher | None = None
+        if teacher is not None:
+            self.reference = Teacher(teacher, config)
+        elif config.beta:
+            self.reference = Reference(self.policy)
         self.policy.shard(unread)
         for finding in self.policy.check():
             log.warning("%s", finding)
-        if self.reference is not None:
+        if isinstance(self.reference, Reference):
             self.reference.freeze()
         self._optimizer: MasterOptimizer | None = None
+        self._masters: Mapping[torch.Tensor, torch.Tensor] = {}
+        """Of the last separate optimiser, until `update` has one."""
         self._given_advantages = OncePerGroup[Sequence[Advantage]](self.world.total)
         self._kl = OncePerGroup[Sequence[float | None]](self.world.total)
         self.steps_done = 0
@@ -121,12 +129,15 @@ class Learner:
     def optimizer(self) -> MasterOptimizer:
         """The optimiser of `update`; it is made when it is first needed, after any warm-up."""
         if self._optimizer is None:
-            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config)
+            masters, self._masters = self._masters, {}
+            self._optimizer = MasterOptimizer(self.model.named_parameters(), self.config, masters)
         return self._optimizer
 
     @contextmanager
     def separate_optimizer(self, config: GRPOConfig) -> Generator[MasterOptimizer]:
         """Yield an optimiser for other updates than `update`, whose optimiser starts afresh afterwards.
+
+        Only the float32 masters go on, which hold what the weights lose by rounding.
 
         Two optimisers must not exist at once: the hooks of the older one would take the gradients, and its
         masters would later overwrite what the other one has learned.
@@ -138,6 +149,7 @@ class Learner:
                 yield optimizer
             finally:
                 self._drop_optimizer()  # a checkpoint in between has made one
+                self._masters = dict(zip(optimizer.parameters, optimizer.masters, strict=True))
 
     def _drop_optimizer(self) -> None:
         if self._optimizer is not None:

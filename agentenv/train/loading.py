@@ -9,7 +9,7 @@ from typing import Any
 from agentenv.core.errors import UsageError
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.load import load_model as load
-from agentenv.engine.hf.load import locate
+from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.config import GRPOConfig
@@ -17,7 +17,7 @@ from agentenv.train.model.blank import Unread
 from agentenv.train.unread import Refused, unread_model
 from agentenv.train.world import trains_with_others
 
-__all__ = ["find_model", "load_model", "load_tokenizer"]
+__all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,32 @@ def _unread_model(name: str, config: GRPOConfig) -> tuple[Any, Unread | None]:
         return None, None
     _remember_name(model, name)
     return model, unread
+
+
+def find_teacher(config: GRPOConfig, student: str) -> Any:
+    """Return the model that `config.teacher` names; None if it names none.
+
+    Args:
+        config: the run's options.
+        student: name of the model to train; empty if it was passed as an object.
+
+    Raises:
+        ModelNotFound: The teacher cannot be loaded.
+        UsageError: The teacher is only an adapter, or its tokens are not those of the student.
+    """
+    if not config.teacher:
+        return None
+    require_whole(locate(config.teacher), "a teacher")
+    if student and _vocabulary(config.teacher) != _vocabulary(student):
+        raise UsageError(
+            f"the tokens of the teacher {config.teacher} are not those of {student}",
+            remedy="name a teacher with the same tokenizer, such as a larger model of the same family",
+        )
+    return find_model(config.teacher, config)[1]
+
+
+def _vocabulary(name: str) -> dict[str, int]:
+    return load_tokenizer(name).backend.get_vocab()
 
 
 def load_model(name: str, config: GRPOConfig) -> Any:

@@ -35,7 +35,7 @@ from agentenv.runner.watchdog import Waiting
 from agentenv.train.batch import AdvantageFn, TrainBatch
 from agentenv.train.config import GRPOConfig, refuse_groups_of_one
 from agentenv.train.learner import Learner
-from agentenv.train.loading import find_model, load_tokenizer
+from agentenv.train.loading import find_model, find_teacher, load_tokenizer
 from agentenv.train.loop.batches import Batch, open_batches
 from agentenv.train.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
 from agentenv.train.loop.crews import with_crew
@@ -125,6 +125,7 @@ class GRPOTrainer:
             config,
             advantage_fn=advantage_fn,
             loss_fn=loss_fn,
+            teacher=find_teacher(config, self.model_name),
             held_still=lambda: held_still(self.engine, self.learner),
             unread=unread,
         )

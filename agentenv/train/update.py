@@ -88,9 +88,8 @@ def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
 def _idle_micro() -> MicroBatch:
     """Return a micro-batch of weight 0, for a rank that must make as many passes as the others."""
     nothing = torch.zeros(1, dtype=torch.float64)
-    return replace(
-        pad_rows([Row([0, 0], torch.tensor([1]), nothing, nothing, episode=-1, group=-1)]), idle=True
-    )
+    row = Row([0, 0], torch.tensor([1]), nothing, nothing, episode=-1, group=-1, ref_n=nothing)
+    return replace(pad_rows([row]), idle=True)
 
 
 def accumulate(

@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -47,13 +48,14 @@ SHOWS = {
 NEEDS_MORE = {
     "evaluate_api",
     "one_gpu",
+    "self_play",
     "train_small",
     "train_trl_class",
     "trl_trains_ours",
     "verifiers_port",
     "workers",
 }
-"""Examples that need a server, a model or a package; each has a test of its own below."""
+"""Examples that need a server, a model, a package or half a minute; each has a test of its own below."""
 ARGUMENTS = {"score": ["2", "1", "0"]}
 """Arguments with which an example takes little time."""
 SLOW = {"score": pytest.mark.slow}
@@ -107,6 +109,17 @@ def test_the_training_example_warms_up_trains_and_scores_held_out_tasks(shown_by
     assert "step 1: reward 0." in shown
     assert "held out: 0.00 (0.00 to " in shown
     assert "after GRPO" in shown
+
+
+@pytest.mark.slow
+def test_by_self_play_a_tiny_model_becomes_harder_to_exploit(shown_by):
+    shown = shown_by("self_play", "20", "2")
+
+    exploited = [float(found) for found in re.findall(r"exploitability (\d\.\d+)", shown)]
+    valid = [float(found) for found in re.findall(r"at least (\d+\.\d)%", shown)]
+    assert len(exploited) == len(valid) == 21
+    assert fmean(exploited[-5:]) < min(0.29, exploited[0])  # a player who always bets has 0.33
+    assert min(valid) > 95
 
 
 @pytest.mark.slow

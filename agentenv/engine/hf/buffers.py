@@ -51,23 +51,28 @@ class RowBuffers(Cache):
         self._width = 0
         self._decode: tuple[torch.Tensor, torch.Tensor] | None = None
         self._prefill: tuple[tuple[int, int], ...] = ()
+        self._packed = False
 
     def plan_decode(self, device: torch.device) -> int:
         """Make room for one more token in every live row; return the width to attend over."""
         width = max(self.lengths) + 1
         self._reserve(len(self.lengths), width)
         rows = torch.arange(len(self.lengths), device=device)
+        self._packed = False
         self._decode = (rows, torch.tensor(self.lengths, device=device))
         self._first, self._width = 0, width
         return width
 
-    def plan_prefill(self, first: int, counts: Sequence[int]) -> int:
-        """Make room for new tokens, left-padded in the input, in the rows from `first` on.
+    def plan_prefill(self, first: int, counts: Sequence[int], *, packed: bool = False) -> int:
+        """Make room for new tokens in the rows from `first` on.
 
         Args:
             first: the first row that gets tokens.
             counts: how many new tokens each row gets.
+            packed: whether the input is one row with the tokens of all rows one after the other; otherwise
+                it has a left-padded row for each.
         """
+        self._packed = packed
         self._prefill = tuple(zip(self.lengths[first : first + len(counts)], counts, strict=True))
         width = max(length + count for length, count in self._prefill)
         self._reserve(first + len(counts), width)
@@ -83,7 +88,10 @@ class RowBuffers(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new keys and values of a layer and return those to attend over."""
+        """Write the new keys and values of a layer and return those to attend over.
+
+        For a packed row these are the buffers of all rows, from which attention takes what belongs to each.
+        """
         if layer_idx == len(self.keys):
             self.keys.append(self._new(key_states))
             self.values.append(self._new(value_states))
@@ -92,13 +100,20 @@ class RowBuffers(Cache):
             if self._decode is not None:
                 # Each row writes to its own column; one scattered write serves all rows.
                 buffer[self._decode[0], :, self._decode[1]] = new[:, :, 0]
-                continue
-            tokens = new.shape[2]
-            for offset, (start, count) in enumerate(self._prefill):
-                # Pads are on the left of the input and are not stored, so rows have no gaps.
-                target = buffer[self._first + offset, :, start : start + count]
-                target.copy_(new[offset, :, tokens - count :])
+            else:
+                self._write(buffer, new)
+        if self._packed:
+            return self.keys[layer_idx], self.values[layer_idx]
         return self.keys[layer_idx][rows, :, : self._width], self.values[layer_idx][rows, :, : self._width]
+
+    def _write(self, buffer: torch.Tensor, new: torch.Tensor) -> None:
+        """Write the keys or values of a prefill pass; pads are not stored, so rows have no gaps."""
+        end = 0
+        for offset, (start, count) in enumerate(self._prefill):
+            target = buffer[self._first + offset, :, start : start + count]
+            # Pads are on the left of the input. A packed row has none.
+            end = end + count if self._packed else new.shape[2]
+            target.copy_(new[0 if self._packed else offset, :, end - count : end])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the length of the longest live row, which only transformers reads and nothing depends on."""

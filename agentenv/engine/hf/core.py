@@ -6,8 +6,9 @@ worker uses it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel
@@ -16,13 +17,19 @@ from agentenv.core.errors import UsageError
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.attention import use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
+from agentenv.engine.hf.packed import PaddingCost, segments_of
 from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.engine.hf.products import Products
 
 __all__ = ["PREFILL_TOKENS", "ForwardCore"]
 
+Prefill: TypeAlias = Callable[[int, Sequence[Sequence[int]]], torch.Tensor]
+"""A pass that adds tokens to the rows from the first one on; see `ForwardCore.prefill`."""
+
 PREFILL_TOKENS = 2048
 """Most tokens of one prefill pass, padding included, to bound its memory and the wait of other rows."""
+FREE_PADDING = 16
+"""Tokens by which a row may be more than twice as long as the shortest row that is padded beside it."""
 # The check at construction runs this many tokens, of which the last ones are decoded one by one.
 CHECK_TOKENS = 16
 CHECK_DECODED = 4
@@ -46,9 +53,12 @@ class ForwardCore:
         self.buffers = RowBuffers()
         self.products = Products(model)
         inner = base_model(model)
-        if isinstance(inner, PreTrainedModel):
-            use_grouped_attention(inner)
+        grouped = isinstance(inner, PreTrainedModel) and use_grouped_attention(inner)
         fix_frequencies(inner)
+        self.packs = grouped and self.device.type == "cpu" and self.windows == {"all": None}
+        """Whether rows of different lengths are prefilled as one packed row. On a GPU, the calls of a row's
+        own attention take longer than padding."""
+        self._padding = PaddingCost(inner, self.config.num_hidden_layers) if self.packs else None
         if check:
             self._check()
 
@@ -74,7 +84,21 @@ class ForwardCore:
             cuts = range(0, len(tokens), PREFILL_TOKENS)
             parts = [self._prefill_pass(first, [tokens[cut : cut + PREFILL_TOKENS]]) for cut in cuts]
             return parts[-1]
-        return self._prefill_pass(first, [tokens for _, _, tokens in entries])
+        new = [tokens for _, _, tokens in entries]
+        counts = [len(tokens) for tokens in new]
+        if self.packs and self._padding is not None and self._padding.packing_pays(counts):
+            return self._packed_pass(first, new)
+        return self._prefill_pass(first, new)
+
+    def fit_together(self, counts: Sequence[int]) -> bool:
+        """Return whether rows should be prefilled in one pass.
+
+        Args:
+            counts: numbers of their new tokens, the least first.
+        """
+        if self.packs:
+            return sum(counts) <= PREFILL_TOKENS
+        return counts[-1] <= 2 * counts[0] + FREE_PADDING and counts[-1] * len(counts) <= PREFILL_TOKENS
 
     @torch.no_grad()
     def decode(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -82,8 +106,29 @@ class ForwardCore:
         width = self.buffers.plan_decode(self.device)
         positions = torch.tensor(self.buffers.lengths, device=self.device)[:, None]
         ids = torch.tensor(tokens, device=self.device)[:, None]
-        logits = self._forward(ids, positions, width)
+        logits = self._forward(ids, positions, self._mask(positions, width))[:, -1]
         self.buffers.lengths = [length + 1 for length in self.buffers.lengths]
+        return logits
+
+    def _packed_pass(self, first: int, new: Sequence[Sequence[int]]) -> torch.Tensor:
+        counts = [len(tokens) for tokens in new]
+        lengths = self.buffers.lengths[first:]
+        self.buffers.plan_prefill(first, counts, packed=True)
+        ids = torch.tensor([[token for tokens in new for token in tokens]], device=self.device)
+        positions = torch.cat(
+            [torch.arange(at, at + count) for at, count in zip(lengths, counts, strict=True)]
+        )
+        # The model makes no mask of its own if it gets one of four dimensions; segments have their own.
+        unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        like = torch.empty(0, dtype=self.model.dtype, device=self.device)
+        logits = self._forward(
+            ids,
+            positions[None].to(self.device),
+            unused,
+            logits_to_keep=torch.tensor(counts, device=self.device).cumsum(0) - 1,
+            segments=segments_of(first, lengths, counts, like=like),
+        )[0]
+        self._grow(first, counts)
         return logits
 
     def _prefill_pass(self, first: int, new: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -94,24 +139,37 @@ class ForwardCore:
         starts = torch.tensor(self.buffers.lengths[first:])[:, None]
         pads = torch.tensor([longest - count for count in counts])[:, None]
         positions = (starts + torch.arange(longest)[None] - pads).clamp_(min=0)
-        logits = self._forward(ids.to(self.device), positions.to(self.device), width)
-        for row, count in enumerate(counts, start=first):
-            self.buffers.lengths[row] += count
+        positions = positions.to(self.device)
+        logits = self._forward(ids.to(self.device), positions, self._mask(positions, width))[:, -1]
+        self._grow(first, counts)
         return logits
 
-    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+    def _grow(self, first: int, counts: Sequence[int]) -> None:
+        for row, count in enumerate(counts, start=first):
+            self.buffers.lengths[row] += count
+
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | dict[str, torch.Tensor],
+        *,
+        logits_to_keep: int | torch.Tensor = 1,
+        **given: Any,
+    ) -> torch.Tensor:
         if self.model.training:
             self.model.eval()
         with self.products.on():
             output = self.model(
                 input_ids=ids,
-                attention_mask=self._mask(positions, width),
+                attention_mask=mask,
                 position_ids=positions,
                 past_key_values=self.buffers,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=logits_to_keep,
+                **given,
             )
-        return output.logits[:, -1].float()
+        return output.logits.float()
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return additive masks [B, 1, T, width], with which a token sees itself and all tokens before it."""
@@ -132,27 +190,43 @@ class ForwardCore:
         windows = [window for window in self.windows.values() if window is not None]
         longest = max((window for window in windows if window <= LONGEST_CHECKED_WINDOW), default=0)
         ids = [(7 + 31 * index) % (self.config.vocab_size - 1) for index in range(CHECK_TOKENS + longest)]
-        prefilled = len(ids) - CHECK_DECODED
         self.model.eval()
         with torch.no_grad():
             plain = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0]
-        expected = plain[prefilled - 1 :].float().log_softmax(-1)
+        expected = plain[len(ids) - CHECK_DECODED - 1 :].float().log_softmax(-1)
+        limit = 1e-3 if self.model.dtype == torch.float32 else 0.1
+        self.packs = self.packs and self._packed_error(ids, expected) < limit
+        error = self._error(ids, expected, self._prefill_pass)
+        if not error < limit:
+            raise UsageError(
+                f"decoding {type(self.model).__name__} with kept keys and values does not agree with a plain "
+                f"forward pass (relative difference {error:.3g}, limit {limit}): this engine "
+                "does not support its attention",
+                remedy="use vllm: or a vLLM server",
+            )
+
+    def _packed_error(self, ids: list[int], expected: torch.Tensor) -> float:
+        """Return the error with packed rows; infinite for a model that does not hand segments on."""
+        try:
+            return self._error(ids, expected, self._packed_pass)
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            self.buffers.clear()
+            return inf
+
+    @torch.no_grad()
+    def _error(self, ids: list[int], expected: torch.Tensor, prefill: Prefill) -> float:
+        """Return the mean difference of log-probabilities, relative to how much they vary."""
+        prefilled = len(ids) - CHECK_DECODED
         length = prefilled // 2
         self.prefill([(None, 0, ids[:length])])
         saved = self.buffers.save(0)
         self.buffers.remove(0)
-        got = [self.prefill([(saved, length - 1, ids[length - 1 : prefilled]), (None, 0, ids[:3])])[:1]]
+        self.buffers.append(saved, length - 1)
+        self.buffers.append(None, 0)
+        got = [prefill(0, [ids[length - 1 : prefilled], ids[:3]])[:1]]
         got += [self.decode([token, 1])[:1] for token in ids[prefilled:]]
         self.buffers.clear()
-        error = (torch.cat(got).log_softmax(-1) - expected).abs().mean() / expected.std()
-        limit = 1e-3 if self.model.dtype == torch.float32 else 0.1
-        if not error < limit:
-            raise UsageError(
-                f"decoding {type(self.model).__name__} with kept keys and values does not agree with a plain "
-                f"forward pass (relative difference {float(error):.3g}, limit {limit}): this engine "
-                "does not support its attention",
-                remedy="use vllm: or a vLLM server",
-            )
+        return float((torch.cat(got).log_softmax(-1) - expected).abs().mean() / expected.std())
 
 
 def text_config(model: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from agentenv.core.errors import EngineError
 from agentenv.engine.hf.adapters import AdapterSwitch
 from agentenv.engine.hf.buffers import SavedRow
-from agentenv.engine.hf.core import PREFILL_TOKENS, ForwardCore
+from agentenv.engine.hf.core import ForwardCore
 from agentenv.engine.hf.kept import Beginnings, KeptRow, common_prefix
 from agentenv.engine.hf.request import GenerationRequest
 from agentenv.engine.hf.sampler import draw
@@ -244,15 +244,16 @@ class Scheduler:
         return beginning
 
     def _groups(self, joining: list[Joining]) -> list[list[Joining]]:
-        """Group requests of similar length, so that each pass has little padding and bounded size."""
+        """Group requests for prefill passes of bounded size, in which little is padded."""
         groups: list[list[Joining]] = []
+        counts: list[int] = []
         for entry in sorted(joining, key=lambda entry: len(entry.new)):
-            length = len(entry.new)
-            fits = groups and length <= 2 * len(groups[-1][0].new) + 16
-            if fits and length * (len(groups[-1]) + 1) <= PREFILL_TOKENS:
+            counts.append(len(entry.new))
+            if groups and self.core.fit_together(counts):
                 groups[-1].append(entry)
             else:
                 groups.append([entry])
+                counts = counts[-1:]
         return groups
 
     def _prefill(self, group: list[Joining]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,13 +56,19 @@ class MasterOptimizer:
         parameters: the parameters, or pairs of their names and themselves, as the optimisers of torch take
             them. Names tell norms and biases that are no vectors.
         config: the run's options.
+        earlier: the masters of parameters that an earlier optimiser had, which are used on. Masters made from
+            rounded weights lie in the middle between two roundings, so that hardly a weight would change
+            before many small updates have added up.
 
     Raises:
         UsageError: No parameter requires a gradient, or the optimiser is unknown.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]], config: GRPOConfig
+        self,
+        parameters: Iterable[Tensor] | Iterable[tuple[str, Tensor]],
+        config: GRPOConfig,
+        earlier: Mapping[Tensor, Tensor] = MappingProxyType({}),
     ) -> None:
         pairs = [("", given) if isinstance(given, Tensor) else given for given in parameters]
         trained = [(decays(*pair), pair[1]) for pair in pairs if pair[1].requires_grad]
@@ -75,7 +82,7 @@ class MasterOptimizer:
             raise UsageError(
                 "the model has no parameter that requires a gradient, so there is nothing to train"
             )
-        self.masters = [_master(parameter) for parameter in self.parameters]
+        self.masters = [_master(parameter, earlier.get(parameter)) for parameter in self.parameters]
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(_collector(master))
             for parameter, master in zip(self.parameters, self.masters, strict=True)
@@ -174,10 +181,16 @@ class MasterOptimizer:
             hook.remove()
 
 
-def _master(parameter: Tensor) -> Tensor:
+def _master(parameter: Tensor, earlier: Tensor | None) -> Tensor:
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
-    return parameter.detach().float().requires_grad_()
+    if earlier is None:
+        return parameter.detach().float().requires_grad_()
+    # The same memory: two masters of each weight at once might not fit. A weight that was changed since, such
+    # as by a checkpoint, is no longer what its master rounds to, and begins anew.
+    weight, kept = parameter.detach(), earlier.detach()
+    kept.copy_(torch.where(kept.to(weight.dtype) == weight, kept, weight))
+    return kept.requires_grad_()
 
 
 def _collector(master: Tensor) -> Callable[[Tensor], None]:

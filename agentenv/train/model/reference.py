@@ -1,11 +1,15 @@
-"""The reference policy of the KL term: the model without its adapter, or a frozen copy."""
+"""The reference policy of the KL term: the model without its adapter, a frozen copy, or a teacher."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
+from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.train.batch import own_reward
 from agentenv.train.config import GRPOConfig
@@ -16,7 +20,9 @@ from agentenv.train.objective.loss_inputs import kl_factors
 from agentenv.train.rows import Row, fit_rows, make_row
 from agentenv.train.update import score_rows
 
-__all__ = ["Reference", "episode_kl"]
+__all__ = ["Reference", "Teacher", "episode_kl"]
+
+log = logging.getLogger(__name__)
 
 ADAPTER = "agentenv_reference"
 
@@ -75,8 +81,45 @@ class Reference:
                 parameter.requires_grad_(requires_grad=True)
 
 
+class Teacher:
+    """Another model in the place of the reference.
+
+    Args:
+        model: a causal language model whose token ids mean what those of the policy do.
+        config: the run's options.
+    """
+
+    def __init__(self, model: Any, config: GRPOConfig) -> None:
+        self._policy = Policy(model, replace(config, gradient_checkpointing=False))
+        self._policy.shard()
+        for finding in self._policy.check():
+            log.warning("teacher: %s", finding)
+        model.requires_grad_(requires_grad=False)
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Set `ref_n` of the rows: their log-probabilities under the teacher.
+
+        Raises:
+            UsageError: A row does not fit the teacher.
+        """
+        size, longest = self._policy.vocab_size, self._policy.max_length
+        for row in rows:
+            if max(row.token_ids) >= size:
+                raise UsageError(
+                    f"token id {max(row.token_ids)} is outside the teacher's vocabulary of {size}",
+                    remedy="name a teacher with the tokenizer of the policy",
+                )
+            if longest is not None and len(row.token_ids) > longest:
+                raise UsageError(
+                    f"a row of {len(row.token_ids)} tokens is longer than the {longest} of the teacher",
+                    remedy="set limits.max_context_tokens to the context of the teacher",
+                )
+        for row, values in zip(rows, score_rows(self._policy, rows), strict=True):
+            row.ref_n = values
+
+
 def episode_kl(
-    reference: Reference,
+    reference: Reference | Teacher,
     groups: Sequence[TrajectoryGroup],
     config: GRPOConfig,
     *,

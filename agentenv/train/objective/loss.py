@@ -83,6 +83,17 @@ def policy_gradient(x: LossInputs) -> Tensor:
     return -x.logprobs_N * x.advantages_N
 
 
+def distill(x: LossInputs) -> Tensor:
+    """Return on-policy distillation: `-r sg(ref - lp)`, with the teacher's log-probabilities as ref.
+
+    On tokens that the policy sampled, the expected gradient is that of each token's reverse KL(policy ||
+    teacher), as in GKD with beta = 1 (arXiv 2306.13649) and in "On-Policy Distillation" by Thinking Machines
+    (2025). Advantages, and so rewards, are not used.
+    """
+    assert x.ref_N is not None  # the configuration asks for a teacher
+    return -x.ratio_N * (x.ref_N - x.logprobs_N).detach()
+
+
 def dppo(x: LossInputs) -> Tensor:
     """Return DPPO: `-r A`, but 0 for tokens whose probability moved too far (prime-rl, SkyRL).
 
@@ -120,6 +131,7 @@ SURROGATES: dict[str, Callable[[LossInputs], Tensor]] = {
     "dppo": dppo,
     "gmpo": gmpo,
     "gpg": policy_gradient,
+    "distill": distill,
 }
 
 

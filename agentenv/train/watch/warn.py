@@ -91,7 +91,7 @@ def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
             f"of {last['episodes']:.0f} episodes most were left out of training: {reasons}; "
             "see their stop reasons, errors and why they are not trainable with agentenv view"
         )
-    elif not any(recent):
+    elif not any(recent) and not last.get("grad_norm"):  # distillation has a gradient without mixed rewards
         if last.get("groups/frac_all_good", 0.0) == 1.0:
             found["solved"] = (
                 "every episode of every group is right: nothing is left to learn from these tasks"

@@ -94,6 +94,13 @@ def test_a_run_of_chosen_parts_that_all_succeed_ends_with_0(into):
         gpu.main(["--device", "cpu", "--into", str(into), "--only", "god"])
 
 
+def test_parts_for_which_no_time_is_left_are_not_started(into):
+    assert gpu.main(["--device", "cpu", "--into", str(into), "--only", "good", "--minutes", "0"]) == 1
+    found = json.loads((into / "gpu.json").read_text())
+    assert found["parts"]["good"]["failed"] == "no time was left for it"
+    assert not (into / "good.log").exists()
+
+
 def test_figures_of_an_earlier_run_are_not_taken_for_new_ones(into):
     (into / "silent.json").write_text("[1]")
 

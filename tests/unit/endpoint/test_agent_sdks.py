@@ -325,6 +325,7 @@ async def test_a_linear_conversation_is_one_sequence(name, stream, thinks):
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
 NEEDS = {
+    "repair_with_mini_swe_agent": "minisweagent",
     "with_langgraph": "langgraph",
     "with_mini_swe_agent": "minisweagent",
     "with_openai": "openai",

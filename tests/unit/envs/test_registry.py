@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import textwrap
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 
 import gymnasium
 import pytest
@@ -207,6 +207,29 @@ def plugin(monkeypatch, **points):
     names = {name: EntryPoint(name, value, "agentenv.envs") for name, value in points.items()}
     monkeypatch.setattr(found, "_plugins", names)
     return found
+
+
+@pytest.mark.parametrize(
+    ("requires", "needs"),
+    [
+        ("Requires-Dist: no-such-package; extra == 'games'", "pip install 'shop-envs[games]'"),
+        ('Requires-Dist: pydantic[email]==0.0.1 ; extra == "games"', "pip install 'shop-envs[games]'"),
+        ("Requires-Dist: pydantic>=1; extra == 'games'", ""),
+        (f"Requires-Dist: pydantic=={version('pydantic')}; extra == 'games'", ""),
+        ("Requires-Dist: no-such-package; extra == 'other'", ""),
+        ("Requires-Dist: no-such-package", ""),
+    ],
+)
+def test_what_an_environment_needs_besides_its_package_is_listed(tmp_path, monkeypatch, requires, needs):
+    info = tmp_path / "shop_envs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: shop-envs\nVersion: 1.0\n{requires}\n")
+    (info / "entry_points.txt").write_text("[shop.test]\nshop/Chess-v0 = shop.chess:Chess [games]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    [row] = Registry("shop.test").listing()
+
+    assert (row.id, row.origin, row.needs) == ("shop/Chess-v0", "shop-envs", needs)
 
 
 def test_a_broken_plugin_is_listed_with_its_error_and_disturbs_no_other(monkeypatch):

@@ -137,3 +137,50 @@ def test_the_state_of_another_model_is_refused():
 
     with pytest.raises(UsageError, match=r"groups of \[2\] parameters .* the model have \[1, 1\]"):
         MasterOptimizer([square, vector], GRPOConfig()).load_state_dict(saved)
+
+
+def small_steps(optimizer, parameter, number):
+    for _ in range(number):
+        parameter.grad = None
+        parameter.sum().backward()
+        optimizer.step(1e-5)
+
+
+def test_what_rounding_took_from_a_weight_is_kept_by_the_next_optimiser():
+    parameter = torch.nn.Parameter(torch.full((4,), 0.1, dtype=torch.bfloat16))
+    before = parameter.detach().clone()
+    first = MasterOptimizer([parameter], GRPOConfig())
+    small_steps(first, parameter, 20)
+    first.close()
+    assert torch.equal(parameter, before)  # 20 updates of 1e-5 are less than half a step of bfloat16
+
+    second = MasterOptimizer([parameter], GRPOConfig(), {parameter: first.masters[0]})
+    small_steps(second, parameter, 20)
+
+    assert (parameter < before).all()
+
+
+def test_a_weight_that_was_changed_since_begins_with_a_new_master():
+    parameter = torch.nn.Parameter(torch.tensor([0.1, 0.1], dtype=torch.bfloat16))
+    first = MasterOptimizer([parameter], GRPOConfig())
+    small_steps(first, parameter, 5)
+    first.close()
+    with torch.no_grad():
+        parameter[0] = 0.5
+
+    second = MasterOptimizer([parameter], GRPOConfig(), {parameter: first.masters[0]})
+
+    assert second.masters[0][0] == 0.5
+    assert second.masters[0][1] < parameter[1].float()
+
+
+def test_a_warm_up_in_bfloat16_hands_its_masters_to_the_updates():
+    trainer = trainer_of(tiny(dtype=torch.bfloat16, vocab_size=320))
+
+    trainer.warmup(list(group("shown", [1.0, 1.0])), steps=2, learning_rate=1e-3)
+
+    optimizer = trainer.learner.optimizer
+    pairs = list(zip(optimizer.parameters, optimizer.masters, strict=True))
+    assert all(torch.equal(master.to(weight.dtype), weight) for weight, master in pairs)
+    assert any(not torch.equal(master, weight.float()) for weight, master in pairs)
+    assert trainer.learner.optimizer is optimizer
