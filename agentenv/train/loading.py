@@ -91,7 +91,8 @@ def find_teacher(config: GRPOConfig, student: str) -> Any:
             f"the tokens of the teacher {config.teacher} are not those of {student}",
             remedy="name a teacher with the same tokenizer, such as a larger model of the same family",
         )
-    return find_model(config.teacher, config)[1]
+    # A teacher is loaded whole, because only the policy's weights are read part by part.
+    return find_model(load_model(config.teacher, config), config)[1]
 
 
 def _vocabulary(name: str) -> dict[str, int]:

@@ -31,6 +31,9 @@ __all__ = ["World", "own_device", "trains_with_others"]
 
 T = TypeVar("T")
 
+BUCKET_BYTES = 32 << 20
+"""Most bytes of gradients that replicas add in one message; a larger gradient has a message of its own."""
+
 SUMMED = re.compile(r"(.*/)?(dropped/|stop/|tokens/|((mixed|branch)_)?episodes$|loss$)")
 """Names of metrics that are summed over ranks, including those of a single environment.
 
@@ -144,12 +147,16 @@ class World:
         masters = optimizer.masters
         used = torch.tensor([one.grad is not None for one in masters], dtype=torch.int32, device=self.device)
         dist.all_reduce(used, dist.ReduceOp.MAX)
+        grads: list[torch.Tensor] = []
         for master, is_used in zip(masters, used.tolist(), strict=True):
-            if not is_used:
-                continue
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-            dist.all_reduce(master.grad)
+            if is_used:
+                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
+                grads.append(master.grad)
+        for bucket in _buckets(grads):
+            flat = torch.cat([grad.reshape(-1) for grad in bucket])
+            dist.all_reduce(flat)
+            for grad, part in zip(bucket, flat.split([grad.numel() for grad in bucket]), strict=True):
+                grad.copy_(part.view(grad.shape))
 
     def merge(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return metrics over all ranks, as one process would have them; times are averaged.
@@ -182,6 +189,20 @@ class World:
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, list(values), group=self.values)
         return [value for part in gathered for value in part]
+
+
+def _buckets(grads: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return neighbours of one format together, because each message between ranks costs a fixed time."""
+    buckets: list[list[torch.Tensor]] = []
+    size = 0
+    for grad in grads:
+        nbytes = grad.numel() * grad.itemsize
+        if not buckets or buckets[-1][0].dtype != grad.dtype or size + nbytes > BUCKET_BYTES:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(grad)
+        size += nbytes
+    return buckets
 
 
 def _merged(name: str, values: Sequence[float]) -> float:

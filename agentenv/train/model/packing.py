@@ -25,6 +25,10 @@ __all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
 
 Layout = Literal["auto", "shared", "padded"]
 
+MOST_MASKED = 4096
+"""Most tokens of a pack whose attention takes a block mask, which holds a value for each pair of tokens. A
+longer row is alone, and plain causal attention needs no mask for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
@@ -94,7 +98,7 @@ def plan(
         return []
     if layout == "padded":
         return [pad_rows(part) for part in _padded_parts(rows, max_tokens)]
-    packs = _packs(rows, max_tokens, cost)
+    packs = _packs(rows, min(max_tokens, MOST_MASKED) if cost.block_mask else max_tokens, cost)
     if layout == "auto":
         parts = _padded_parts(rows, max_tokens)
         cost_padded = sum(cost.padded(len(part), max(len(r.token_ids) - 1 for r in part)) for part in parts)

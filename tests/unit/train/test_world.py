@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentenv.train import GRPOConfig
+from agentenv.train.model import MasterOptimizer
 from agentenv.train.model.shards import checksum
 from agentenv.train.world import World
 from helpers.training import tiny
@@ -38,3 +40,32 @@ def test_a_checksum_sees_the_last_bit_and_no_layout(dtype):
 
 def test_one_process_shares_nothing():
     assert World(torch.device("cpu")).share_weights(tiny().state_dict()) == []
+
+
+def test_replicas_add_their_gradients_in_few_messages(monkeypatch):
+    messages = []
+    world = World(torch.device("cpu"))
+    world.size = 2
+    monkeypatch.setattr(world, "gather", list)
+    monkeypatch.setattr("agentenv.train.world.BUCKET_BYTES", 4000)
+
+    def all_reduce(tensor, op=None):
+        if op is None:  # gradients, of which the other process has the same
+            messages.append(tensor.numel())
+            tensor.mul_(2)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    optimizer = MasterOptimizer(tiny().parameters(), GRPOConfig())
+    draw = torch.Generator().manual_seed(0)
+    for master in optimizer.masters:
+        master.grad = torch.randn(master.shape, generator=draw, dtype=master.dtype)
+    optimizer.masters[0].grad = optimizer.masters[0].grad.t().contiguous().t()
+    before = [master.grad.clone() for master in optimizer.masters]
+
+    world.add_gradients(optimizer)
+
+    assert all(torch.equal(one.grad, 2 * old) for one, old in zip(optimizer.masters, before, strict=True))
+    assert sum(messages) == sum(map(torch.numel, before))
+    assert len(messages) < len(before)
+    largest = max(map(torch.numel, before))
+    assert all(size <= max(largest, 4000 // before[0].itemsize) for size in messages)

@@ -146,3 +146,23 @@ def test_gradients_are_dense_and_the_same_whether_or_not_the_embeddings_are_the_
     for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
         assert not ours.grad.is_sparse
         torch.testing.assert_close(ours.grad, truth.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_packs_with_a_block_mask_stay_small_whatever_a_pass_may_hold():
+    prompt = [1] * 1500
+    rows = [row([*prompt, 2 + number, *[3] * 1000]) for number in range(6)]
+    rows.append(row([9] * 6000))
+
+    sizes = {
+        masked: [
+            (len(micro.rows), micro.ids_BT.numel(), micro.tree is not None)
+            for micro in plan(
+                rows, layout="shared", max_tokens=16_000, cost=CostModel(1e-6, block_mask=masked)
+            )
+        ]
+        for masked in (False, True)
+    }
+
+    assert sizes[False] == [(7, 1500 + 6 * 1000 + 5999, True)]
+    assert [size for _, size, tree in sizes[True] if tree] == [3500, 3500, 3500]
+    assert (1, 5999, False) in sizes[True]  # alone, with plain causal attention and no mask
