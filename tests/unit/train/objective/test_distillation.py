@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import agentenv as ae
@@ -12,6 +13,7 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer, grpo_loss
 from agentenv.train.learner import Learner
+from agentenv.train.loading import find_teacher
 from agentenv.train.loop import save_tokenizer
 from agentenv.train.model.reference import Teacher
 from helpers.training import group, make_row, tiny
@@ -145,6 +147,18 @@ def saved(path, seed: int, size: int = 16) -> str:
     LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes)).save_pretrained(path)
     save_tokenizer(byte_tokenizer(), path)
     return str(path)
+
+
+def test_a_teacher_has_its_weights_where_the_policy_is_read_in_parts(tmp_path, monkeypatch):
+    path = saved(tmp_path, 1)
+    stored = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = GRPOConfig(loss_type="distill", teacher=path, fsdp=True, dtype="float32")
+
+    teacher = find_teacher(config, "")
+
+    # A model whose weights are read later has none of these numbers yet.
+    assert torch.equal(teacher.lm_head.weight, stored)
 
 
 def test_a_run_with_a_larger_teacher_and_groups_of_one(tmp_path):
