@@ -40,6 +40,7 @@ LEFT_OUT = {
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
     "scores": "it scores models on worlds and measures no speed",
+    "engines_vllm": "it needs an interpreter with vLLM beside its own",
     "inprocess": "it needs vLLM beside torch; make gpu runs it",
     "delta": "it measures the weights of one training, once",
     "tutorial": "it trains a real model for several minutes",

@@ -199,9 +199,10 @@ def _running(
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        for command, environment in commands:
-            # In the group of this process, so that Ctrl-C reaches them as it does without this process.
-            processes.append(subprocess.Popen(command, env={**os.environ, **environment}))  # noqa: S603
+        with _interruptible():
+            for command, environment in commands:
+                # In the group of this process, so that Ctrl-C reaches them as it does without this process.
+                processes.append(subprocess.Popen(command, env={**os.environ, **environment}))  # noqa: S603
         yield processes
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -214,6 +215,18 @@ def _running(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _interruptible() -> Generator[None]:
+    """Let the processes that start in a `with` block hear SIGINT, which a shell's background jobs ignore."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _exit_code(processes: Sequence[subprocess.Popen[bytes]]) -> int:

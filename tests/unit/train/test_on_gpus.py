@@ -174,7 +174,8 @@ def test_processes_that_do_not_notice_a_failure_are_ended(tmp_path, monkeypatch)
     assert run_divided(TWO, "model", [], tmp_path, serve=Started()) in {1, 9}
 
 
-def test_a_signal_reaches_the_processes_as_an_interruption(tmp_path, monkeypatch):
+@pytest.mark.parametrize("heard", [signal.default_int_handler, signal.SIG_IGN], ids=["shell", "background"])
+def test_a_signal_reaches_the_processes_as_an_interruption(heard, tmp_path, monkeypatch):
     ready = tmp_path / "ready"
     waits = (
         "import pathlib, sys, time\n"
@@ -190,10 +191,15 @@ def test_a_signal_reaches_the_processes_as_an_interruption(tmp_path, monkeypatch
         wait_until(ready.exists)
         os.kill(os.getpid(), signal.SIGTERM)
 
+    before = signal.signal(signal.SIGINT, heard)
     thread = threading.Thread(target=end)
     thread.start()
-    assert run_divided(Division((0,), ((1,),), 512), "model", [], tmp_path, serve=Started()) == 130
-    thread.join()
+    try:
+        assert run_divided(Division((0,), ((1,),), 512), "model", [], tmp_path, serve=Started()) == 130
+        assert signal.getsignal(signal.SIGINT) is heard
+    finally:
+        signal.signal(signal.SIGINT, before)
+        thread.join()
 
 
 @pytest.mark.slow
