@@ -48,6 +48,7 @@ WORLDS = (
     "reasoning_gym:gsm_symbolic",
     "agentenv/KuhnPoker-v0",
     "agentenv/Search-v0",
+    "agentenv/MiniSWE-v0",
 )
 
 PATIENCE_S = 900.0
