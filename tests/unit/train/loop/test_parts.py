@@ -86,6 +86,18 @@ def low_precision():
     keep(trainer, "low-went-on"), keep(again, "low-resumed")
 
 
+def warmed_up():
+    trainer = make(True, torch.bfloat16)
+    trainer.warmup(list(group("shown", [1.0, 1.0])), steps=2, learning_rate=1e-3)
+    optimizer = trainer.learner.optimizer
+    kept = [
+        (master.to_local(), weight.detach().to_local().float())
+        for weight, master in zip(optimizer.parameters, optimizer.masters, strict=True)
+    ]
+    torch.save(kept, OUT / f"masters-{trainer.world.rank}")
+    step(trainer)
+
+
 def failures():
     trainer = make(True, output_dir=str(OUT / "run"))
     step(trainer)
@@ -121,6 +133,7 @@ for size in (2, 4):
 for origin, size in ((4, 2), (2, 1), (1, 2), (1, 4), (4, 4)):
     play(lambda: resumed(origin, size > 1), size)
 play(low_precision, 2)
+play(warmed_up, 2)
 play(failures, 2)
 """
 
@@ -159,6 +172,13 @@ def test_any_number_of_processes_goes_on_as_if_nothing_had_stopped(found, origin
 
 def test_masters_of_low_precision_weights_are_resumed_exactly(found):
     assert torch.equal(torch.load(found / "low-resumed"), torch.load(found / "low-went-on"))
+
+
+def test_masters_of_a_sharded_warm_up_keep_what_rounding_took_from_the_weights(found):
+    for rank in range(2):
+        kept = torch.load(found / f"masters-{rank}")
+        assert all(torch.equal(master.bfloat16().float(), weight) for master, weight in kept)
+        assert any(not torch.equal(master, weight) for master, weight in kept)
 
 
 def test_each_process_writes_its_own_part_of_the_optimiser_and_the_model_is_whole(found):
