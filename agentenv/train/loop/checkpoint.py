@@ -179,11 +179,39 @@ def _load_weights(model: Any, path: Path) -> None:
 
         set_peft_model_state_dict(model, weights, adapter_name=adapter)
         return
-    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if weights.keys() - model.state_dict().keys() and (converted := _converted(model, path)) is not None:
+        weights = converted
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # shapes differ
+        why = str(error).splitlines()[-1].strip()
+        raise UsageError(f"{path} holds another model's weights: {why}") from error
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         wrong = (list(unexpected) + sorted(set(missing) - tied))[:3]
         raise UsageError(f"{path} holds another model's weights: the parameters {wrong} do not match")
+
+
+def _converted(model: Any, path: Path) -> dict[str, torch.Tensor] | None:
+    """Return weights whose names transformers changes as it reads them, such as those of merged experts.
+
+    None if they are not those of this model.
+    """
+    # FSDP gives a model a class of its own, which cannot be made from files.
+    kind: Any = next(one for one in type(model).__mro__ if not one.__name__.startswith("FSDP"))
+    if not hasattr(kind, "from_pretrained"):
+        return None
+    dtype = next(model.parameters()).dtype
+    try:
+        with no_progress_bar():
+            read, info = kind.from_pretrained(
+                path, config=model.config, dtype=dtype, output_loading_info=True
+            )
+    except (OSError, RuntimeError, ValueError):  # such as weights of other shapes
+        return None
+    if any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        return None
+    return read.state_dict()
 
 
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]

@@ -1,4 +1,4 @@
-"""A kill or a full disk while a checkpoint is written leaves a checkpoint that can be loaded."""
+"""A kill or a full disk while a checkpoint is written leaves one that can be loaded; merged weights return."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from agentenv.core import StoreError
+from agentenv.core import StoreError, UsageError
 from agentenv.train.loop import last_checkpoint
 from helpers.training import group, tiny, trainer_of
 
@@ -118,3 +119,34 @@ def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypat
 
     assert {"model.safetensors", "trainer_state.pt", "trainer_state.json", ".new.partial"} <= set(named)
     assert synced[-1] == tmp_path.name
+
+
+def experts(number: int = 4) -> Qwen3MoeForCausalLM:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    chosen = {"num_experts": number, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(vocab_size=320, initializer_range=0.3, **sizes, **heads, **chosen)
+    return Qwen3MoeForCausalLM(config).eval()
+
+
+def test_experts_that_are_merged_in_memory_and_apart_on_disk_are_resumed(tmp_path):
+    trainer = trainer_of(experts())
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+    trainer.save(tmp_path / "saved")
+    again = trainer_of(experts())
+
+    again.resume(tmp_path / "saved")
+
+    kept = dict(again.model.named_parameters())
+    assert any("experts.gate_up_proj" in name for name in kept)
+    assert all(torch.equal(kept[name], one) for name, one in trainer.model.named_parameters())
+    for one in (trainer, again):
+        one.step([group("b", [0.0, 1.0, 0.7])])
+    assert all(torch.equal(kept[name], one) for name, one in trainer.model.named_parameters())
+
+
+def test_the_experts_of_another_model_are_refused(tmp_path):
+    trainer_of(experts()).save(tmp_path / "saved")
+
+    with pytest.raises(UsageError, match="another model's weights"):
+        trainer_of(experts(6)).resume(tmp_path / "saved")
