@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import typer
 
@@ -14,6 +14,7 @@ from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
     from agentenv.testing.checker import CheckReport
+    from agentenv.tools.tool import Tool
 
 __all__ = ["app"]
 
@@ -25,7 +26,7 @@ def run(
     env: str = typer.Argument(
         ...,
         metavar="ENV",
-        help="Id, path/to/file.py, file.py:Class or module:Class; or the name of a tool.",
+        help="Id, path/to/file.py, file.py:Class or module:Class; or a tool: its name, or file.py:function.",
     ),
     tasks: int = typer.Option(20, "-n", "--tasks", help="Number of tasks of each split to play; 0 for all."),
     fuzz: int = typer.Option(300, "--fuzz", help="Number of random tool calls from the schemas."),
@@ -43,15 +44,15 @@ def run(
     from agentenv.runs.sections import PLAY_SECTIONS
     from agentenv.testing.checker import check_env
     from agentenv.testing.tool_checker import check_tool
-    from agentenv.tools.registry import tool_registry
 
-    if env in tool_registry:
+    tool = _tool(env)
+    if tool is not None:
         if only or settings or config:
             raise UsageError(
                 f"{env} is a tool, which has no settings and is checked as a whole",
                 remedy="use only --fuzz, --seed and --json",
             )
-        _report(asyncio.run(check_tool(env, fuzz_calls=fuzz, seed=seed)), as_json=as_json)
+        _report(asyncio.run(check_tool(tool, fuzz_calls=fuzz, seed=seed)), as_json=as_json)
     sections = {name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits")}
     values = read_settings([read_toml(config) if config else {}, parse_pairs(settings or [])], sections)
     report = asyncio.run(
@@ -67,6 +68,21 @@ def run(
         )
     )
     _report(report, as_json=as_json)
+
+
+def _tool(name: str) -> str | Tool[..., Any] | None:
+    """Return the tool that a name or `file.py:function` means; None if it is not a tool."""
+    from agentenv.core.imports import import_object
+    from agentenv.tools.registry import tool_registry
+    from agentenv.tools.tool import Tool
+
+    if name in tool_registry:
+        return name
+    file, _, attribute = name.partition(":")
+    if not file.endswith(".py") or not attribute.isidentifier():
+        return None
+    named = import_object(name)
+    return cast("Tool[..., Any]", named) if isinstance(named, Tool) else None
 
 
 def _report(report: CheckReport, *, as_json: bool) -> NoReturn:

@@ -119,6 +119,6 @@ def _storage(kind: str) -> Any:
     if found is None:
         raise DependencyMissing(
             f"torch {torch.__version__} has no checkpoints of sharded state as safetensors files",
-            remedy="install torch 2.9 or newer",
+            remedy="install a newer torch; 2.13 was tried",
         )
     return found

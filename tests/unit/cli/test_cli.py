@@ -588,6 +588,28 @@ def test_arguments_of_the_environment_are_settings_of_eval_and_check(digits, tmp
         assert run("check", digits, "--only", only, "-o", "env.digits=2", "-o", "max_turns=2") == 0
 
 
+def test_check_finds_a_tool_and_an_environment_of_one_file_by_their_names(tmp_path, capsys):
+    (tmp_path / "shop.py").write_text(
+        "import agentenv as ae\n"
+        "@ae.tool\n"
+        "def price(item: str) -> str:\n"
+        '    """Tell what something costs.\n\n    Args:\n        item: Its name.\n    """\n'
+        "    return '2.50'\n"
+        "class Shop(ae.ToolEnv):\n"
+        "    def start(self, item: str) -> str:\n"
+        "        return item\n"
+        "    def reward(self, answer: str) -> float:\n"
+        "        return 0.0\n"
+    )
+
+    assert run("check", f"{tmp_path / 'shop.py'}:price", "--fuzz", "20", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["env_id"] == "tool price"
+    assert run("check", f"{tmp_path / 'shop.py'}:Shop", "--only", "schema", "--json") == 1  # it has no tasks
+    assert "Shop" in json.loads(capsys.readouterr().out)["env_id"]
+    assert run("check", f"{tmp_path / 'shop.py'}:prize") == 2
+    assert "did you mean 'price'" in capsys.readouterr().err
+
+
 def test_check_refuses_settings_that_it_does_not_know(digits, capsys):
     assert run("check", digits, "-o", "max_trns=2") == 2
     assert "did you mean 'limits.max_turns'" in capsys.readouterr().err
