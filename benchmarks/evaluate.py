@@ -20,16 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
-from agentenv.runs.store import (
-    EPISODES,
-    INDEX,
-    Run,
-    RunWriter,
-    dumps,
-    encode_trajectory,
-    index_line,
-    summarize,
-)
+from agentenv.runs.store import EPISODES, INDEX, Run, RunWriter, index_line
 
 ENV = """
 import agentenv as ae
@@ -128,9 +119,8 @@ def stored_run(root: str, episodes: int, tokens: int) -> Path:
         reward=1.0,
     )
     with RunWriter.create("big", runs_dir=root, run_id="big") as writer:
-        writer.append(one)
-    line = dumps(encode_trajectory(one)).encode() + b"\n"
-    summary = summarize(one, offset=0, size=len(line))
+        summary = writer.append(one)
+    line = (writer.path / EPISODES).read_bytes()
     with (writer.path / EPISODES).open("ab") as file, (writer.path / INDEX).open("ab") as index:
         for place in range(1, episodes):
             file.write(line)
