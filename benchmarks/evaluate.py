@@ -107,15 +107,13 @@ def stored_run(root: str, episodes: int, tokens: int) -> Path:
     span = TokenSpan("model", ids, tuple(-0.001 * (i % 999) for i in ids), 0, 0)
     turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", tokens)
     one = Trajectory(
-        "bench/A-v0",
-        "t",
-        0,
-        "g",
-        StopReason.FINAL_ANSWER,
-        0,
-        0,
-        (turn,),
-        (TokenSequence((span,)),),
+        env_id="bench/A-v0",
+        task_id="t",
+        seed=0,
+        group_id="g",
+        stop_reason=StopReason.FINAL_ANSWER,
+        turns=(turn,),
+        sequences=(TokenSequence((span,)),),
         reward=1.0,
     )
     with RunWriter.create("big", runs_dir=root, run_id="big") as writer:
