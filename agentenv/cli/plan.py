@@ -99,7 +99,7 @@ def _lines(plan: CapacityPlan) -> list[str]:
         f"context {plan.context:,} · {machine.gpus} × {machine.gigabytes} GB, of which {usable}",
         "computed from the config of the model; nothing here was measured on a GPU",
         "",
-        _division(placement),
+        _division(placement, plan.config.fsdp or True),
         *_table(placement),
         "",
     ]
@@ -109,11 +109,11 @@ def _lines(plan: CapacityPlan) -> list[str]:
     return [*lines, held, *_times(plan)]
 
 
-def _division(placement: Placement) -> str:
+def _division(placement: Placement, fsdp: bool | int) -> str:
     if not placement.servers:
         return "the GPU trains, and samples from the same weights while it does not"
     each = "1 GPU" if placement.tensor_parallel == 1 else f"{placement.tensor_parallel} GPUs"
-    train = "1 GPU trains" if placement.trainers == 1 else f"{placement.trainers} GPUs train (fsdp=True)"
+    train = "1 GPU trains" if placement.trainers == 1 else f"{placement.trainers} GPUs train (fsdp={fsdp})"
     return f"{train}, {_servers(placement.servers)} of {each} sample"
 
 

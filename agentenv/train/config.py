@@ -251,9 +251,11 @@ class GRPOConfig:
     """Number of trained tokens that pass the LM head at once. It bounds the memory of the logits."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
-    fsdp: bool = False
-    """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. The trainer then
-    needs a separate engine: a server, or one on a copy of the model in each process."""
+    fsdp: bool | int = False
+    """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. With a number, each
+    copy of the model is sharded over so many neighbouring ranks, such as those of one machine, and the copies
+    are replicas of each other (HSDP). The trainer then needs a separate engine: a server, or one on a copy of
+    the model in each process."""
     reduce_gradients: Literal["auto", "step", "micro_batch"] = "auto"
     """When the gradients of a sharded model are added over the ranks. `step` adds them once, after the last
     micro-batch, and until then each device holds those of the whole model (4 bytes for each trained
@@ -316,6 +318,7 @@ class GRPOConfig:
             names = [name.strip() for name in self.report_to.split(",")]
             object.__setattr__(self, "report_to", tuple(name for name in names if name not in {"", "none"}))
         check_bounds(self)
+        self._check_fsdp()
         self._check_clips()
         self._check_reduction()
         self._check_kl_weights()
@@ -394,6 +397,15 @@ class GRPOConfig:
                 remedy="set old_logprobs='recompute', or use a loss with a ratio such as dapo or cispo",
             )
 
+    def _check_fsdp(self) -> None:
+        kind: type = type(self.fsdp)
+        if kind is not bool and (kind is not int or self.fsdp < 2):
+            raise UsageError(
+                f"fsdp must be true, false or the number of processes that share a copy of the model, at "
+                f"least 2, not {self.fsdp!r}",
+                remedy="set true to share one copy among all processes, and false to give each its own",
+            )
+
     def _check_clips(self) -> None:
         high = 1 + self.clip[1]
         if self.delta is not None and self.delta <= high:
@@ -425,6 +437,22 @@ class GRPOConfig:
                 f"overlong_penalty_tokens must be at most max_completion_length = "
                 f"{self.max_completion_length}, not {self.overlong_penalty_tokens}"
             )
+
+    def shard_size(self, processes: int) -> int:
+        """Return how many of so many processes share a copy of the model; 1 if each has its own.
+
+        Raises:
+            UsageError: The processes cannot be divided into groups of `fsdp`.
+        """
+        if isinstance(self.fsdp, bool):
+            return processes if self.fsdp else 1
+        if processes % self.fsdp:
+            raise UsageError(
+                f"fsdp={self.fsdp} cannot divide {processes} training process{'es' * (processes > 1)} into "
+                f"groups of {self.fsdp}",
+                remedy="set fsdp to a number that divides the number of processes, or to true",
+            )
+        return self.fsdp
 
     @property
     def plays_ahead(self) -> bool:

@@ -15,7 +15,7 @@ from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.blank import Unread
 from agentenv.train.unread import Refused, unread_model
-from agentenv.train.world import trains_with_others
+from agentenv.train.world import num_processes
 
 __all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
 
@@ -37,17 +37,19 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any, Unread | None]
 
     Raises:
         ModelNotFound: The model cannot be loaded.
-        UsageError: No model is named, or the numbers of its rows depend on the longest row beside them.
+        UsageError: No model is named, the numbers of its rows depend on the longest row beside them, or the
+            processes cannot be divided as `fsdp` says.
     """
     from agentenv.engine.hf.attention import apply_soft_cap
 
     source = config.model if given is None else given
+    sharded = config.shard_size(num_processes()) > 1
     unread = None
     if not isinstance(source, (str, Path)):
         name, model = config.model, source
     elif str(source):
         name = str(source)
-        model, unread = _unread_model(name, config)
+        model, unread = _unread_model(name, config) if sharded else (None, None)
         model = load_model(name, config) if model is None else model
     else:
         raise UsageError(
@@ -61,8 +63,6 @@ def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any, Unread | None]
 
 def _unread_model(name: str, config: GRPOConfig) -> tuple[Any, Unread | None]:
     """Return a model that is to be sharded, and its files; None if it must be loaded whole."""
-    if not config.fsdp or not trains_with_others():
-        return None, None
     try:
         model, unread = unread_model(locate(name), config)
     except Refused as error:

@@ -47,6 +47,8 @@ class Division:
     """Numbers of the GPUs of each server; empty if the only GPU does both."""
     context: int
     """Tokens of the longest episode, which the servers accept."""
+    fsdp: bool | int = True
+    """The setting of several trainers: the number that share a copy of the model, or all of them."""
 
     def __str__(self) -> str:
         if not self.servers:
@@ -97,13 +99,13 @@ def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None 
             f"training {model} with a context of {context:,} tokens does not fit on {machine}",
             remedy=f"the nearest that fits: {nearest} (agentenv plan says more)",
         )
-    return _numbered(plan.placement, context)
+    return _numbered(plan.placement, context, train.fsdp or True)
 
 
-def _numbered(placement: Placement, context: int) -> Division:
+def _numbered(placement: Placement, context: int, fsdp: bool | int) -> Division:
     first, size = placement.trainers, placement.tensor_parallel
     servers = [tuple(range(first + at * size, first + (at + 1) * size)) for at in range(placement.servers)]
-    return Division(tuple(range(first)), tuple(servers), context)
+    return Division(tuple(range(first)), tuple(servers), context, fsdp)
 
 
 def trainer_processes(
@@ -126,7 +128,7 @@ def trainer_processes(
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     return [
         (
-            [*command, "-o", "train.fsdp=true"],
+            [*command, "-o", f"train.fsdp={str(division.fsdp).lower()}"],
             {**devices, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(size)

@@ -111,7 +111,8 @@ def accumulate(
     loss = 0.0
     with policy.budget.measured([micro.ids_BT.numel() for micro in micros]):
         for number, micro in enumerate(micros, start=1):
-            policy.world.reduce_gradients(policy.base, now=policy.reduces_each_pass or number == len(micros))
+            last = number == len(micros)
+            policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
             loss += _backward(policy, micro, meter, loss_fn, moved)
     scores = [(row.new_n, row.entropy_n) for row in exchange.rows]
     given = [(new_n, entropy_n) for new_n, entropy_n in scores if new_n is not None and entropy_n is not None]

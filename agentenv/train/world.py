@@ -5,9 +5,10 @@ A token's weight is computed over the whole batch, so it does not matter which r
 This is exact for replicas (one all-reduce in float32 after the last micro-batch) and for FSDP2 shards, whose
 gradients are also added in float32 and then rounded to the format of the weights: once in each step, or once
 for each micro-batch where a device has no room for the gradients of the whole model
-(`GRPOConfig.reduce_gradients`). With shards every rank must make the same number of backward passes, so ranks
-with fewer micro-batches add some of weight 0; and the loss is multiplied by the number of ranks, because FSDP
-averages gradients over the ranks.
+(`GRPOConfig.reduce_gradients`). If several groups of ranks each share a copy of the model, the copies add
+their shards' gradients once in each step in either case. With shards every rank must make the same number of
+backward passes, so ranks with fewer micro-batches add some of weight 0; and the loss is multiplied by the
+number of ranks, because FSDP averages gradients over the ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from agentenv.train.model.optim import MasterOptimizer
 from agentenv.train.model.shards import checksum, copy_from_first, take_whole_weights
 from agentenv.train.sums import EXTREMES, Mean, Spread
 
-__all__ = ["World", "own_device", "trains_with_others"]
+__all__ = ["World", "num_processes", "own_device"]
 
 T = TypeVar("T")
 
@@ -49,11 +50,11 @@ def own_device() -> None:
         torch.cuda.set_device(int(rank) % torch.cuda.device_count())
 
 
-def trains_with_others() -> bool:
-    """Return whether this process trains together with others, as torchrun or the caller has set it up."""
+def num_processes() -> int:
+    """Return how many processes train together, as torchrun or the caller has set them up."""
     if dist.is_initialized():
-        return dist.get_world_size() > 1
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class World:
@@ -66,7 +67,7 @@ class World:
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float | None = None) -> None:
-        if trains_with_others() and not dist.is_initialized():
+        if num_processes() > 1 and not dist.is_initialized():
             # Numbers and objects go through gloo, which notices at once when another process has ended.
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         self.size = dist.get_world_size() if dist.is_initialized() else 1
@@ -80,7 +81,8 @@ class World:
         self.device = device
         self.sharded = False
         self.mesh: Any = None
-        """The ranks over which `shard` shards; None for all of them."""
+        """The ranks over which `shard` shards; None for all of them. Of two dimensions the first counts the
+        copies of the model."""
 
     def share_weights(self, weights: Mapping[str, torch.Tensor]) -> list[str]:
         """Give all replicas the weights of the first rank; return the names of those that were different.
@@ -103,13 +105,22 @@ class World:
             copy_from_first(weights[name])
         return unequal
 
-    def shard(self, model: Any) -> None:
+    def shard(self, model: Any, *, size: int | None = None) -> None:
         """Shard the model's parameters over the ranks, layer by layer (FSDP2).
 
         Gradients of low precision are summed over the ranks in float32.
+
+        Args:
+            model: the model.
+            size: number of neighbouring ranks that share a copy of the model; None means all ranks.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        if self.mesh is None and size is not None and size < self.size:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            grid = (self.size // size, size)
+            self.mesh = init_device_mesh(self.device.type, grid, mesh_dim_names=("replicate", "shard"))
         low = next(model.parameters()).dtype.itemsize < torch.float32.itemsize
         precision = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None)
         for parameter in model.parameters():  # FSDP takes no matrices that are stored input-major
@@ -122,13 +133,20 @@ class World:
         take_whole_weights(model)
         self.sharded = True
 
-    def reduce_gradients(self, model: Any, *, now: bool) -> None:
+    def reduce_gradients(self, model: Any, *, each: bool, last: bool) -> None:
         """Say whether the next backward pass of a sharded model adds the gradients over the ranks.
 
         Otherwise each rank keeps the sum of its own gradients, whole, in the format in which they are added.
+        Copies of the model add the gradients of their shards in the last pass only.
+
+        Args:
+            model: the model.
+            each: whether the ranks that share a copy add the gradients in each pass.
+            last: whether the pass is the last one of the step.
         """
         if self.sharded:
-            model.set_requires_gradient_sync(now)
+            model.set_requires_gradient_sync(each or last)
+            model.set_requires_all_reduce(last)
 
     def total(self, value: float) -> float:
         """Return the sum over all ranks."""

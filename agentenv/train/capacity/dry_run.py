@@ -93,7 +93,7 @@ def _run(config: Any, train: GRPOConfig, tokens: int, ranks: int) -> dict[str, i
 def _pass(policy: Policy, micro: MicroBatch, tracker: MemoryTracker, *, last: bool) -> None:
     """Make the forward and the backward pass of one micro-batch."""
     tracker.phase = _TOP
-    policy.world.reduce_gradients(policy.base, now=last or policy.reduces_each_pass)
+    policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
     logprobs_N, _ = policy.score(micro)
     logprobs_N.sum().backward()
 

@@ -104,6 +104,8 @@ class Trained:
 def trainer_needs(one: Trained, ranks: int) -> Needs:
     """Return what each of the devices that train holds when it holds most."""
     shape, config = one.shape, one.config
+    if not isinstance(config.fsdp, bool):
+        ranks = config.shard_size(ranks)  # a device of another copy takes no part of this one's memory
     width = WIDE if config.dtype == "float32" else HALF
     peak, gradients = one.passes(ranks), one.gradients(ranks)
     state = _state_bytes(config)

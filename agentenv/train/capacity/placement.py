@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentenv.core.errors import UsageError
 from agentenv.train.capacity.dry_run import SAMPLED
 from agentenv.train.capacity.machine import DISK_BYTES_PER_S, Machine
 from agentenv.train.capacity.needs import HALF, Needs, Trained, server_needs, trainer_needs
@@ -61,14 +62,25 @@ def place(one: Trained, machine: Machine) -> Placement:
     """Return the division of the devices with the fewest expected seconds for a step, of those that fit.
 
     If none fits, it is the one with the most devices for training.
+
+    Raises:
+        UsageError: No division leaves a number of devices for training that `fsdp` divides.
     """
     if machine.gpus == 1:
         return _colocated(one, machine)
+    together = 1 if isinstance(one.config.fsdp, bool) else one.config.fsdp
     options = [
         _divided(one, machine, servers * size, size)
         for size in _server_sizes(one, machine)
         for servers in range(1, (machine.gpus - 1) // size + 1)
+        if (machine.gpus - servers * size) % together == 0
     ]
+    if not options:
+        raise UsageError(
+            f"fsdp={together} needs {together} devices that train, or a multiple of it, and others that "
+            f"sample, which {machine} cannot be divided into",
+            remedy="set fsdp to a smaller number or to true, or name more devices",
+        )
     fitting = [option for option in options if option.fits and option.seconds is not None]
     if not fitting:
         return min(options, key=lambda option: (option.server is None, option.trainer.total))

@@ -76,7 +76,7 @@ def open_engine(
     config = learner.config
     if learner.world.sharded and (shares_model(engine, learner.model) or not (engine or config.engine)):
         raise UsageError(
-            "a sharded (fsdp=True) model cannot sample in its own process",
+            f"a sharded (fsdp={config.fsdp}) model cannot sample in its own process",
             remedy="pass engine= with a copy of the model in each process, or name a server "
             "(engine='http://...')",
         )

@@ -240,7 +240,7 @@ class Policy:
     @property
     def to_be_sharded(self) -> bool:
         """Whether `shard` shards the model, because `fsdp` is set and there are several ranks."""
-        return self.config.fsdp and self.world.size > 1
+        return self.config.shard_size(self.world.size) > 1
 
     def shard(self, unread: Unread | None = None) -> None:
         """Shard the model over the ranks, if it is to be sharded, and read the weights that it has not yet.
@@ -257,7 +257,7 @@ class Policy:
 
     def _shard(self) -> None:
         _tie_gradients(self.base, sparse=False)
-        self.world.shard(self.base)
+        self.world.shard(self.base, size=self.config.shard_size(self.world.size))
         self._sharded_pass = as_forward(self.base, self._score_in_chunks)
 
     def copy(self, dtype: torch.dtype | None = None) -> Policy:

@@ -103,6 +103,16 @@ def test_each_trainer_has_its_rank_its_devices_and_the_servers():
         }
 
 
+def test_trainers_share_as_many_copies_as_the_setting_says(tmp_path):
+    division = divide(
+        tiny_config(tmp_path), GRPOConfig(fsdp=2, tokens_per_micro_batch=64), Machine(4, 8), 128
+    )
+    started = trainer_processes(division, ["env.py"], ["http://h/v1"], 4711)
+
+    assert len(division.trainers) == 2, "3 trainers cannot be divided"
+    assert all("train.fsdp=2" in command for command, _ in started)
+
+
 def test_a_single_trainer_is_no_launch():
     ((command, environment),) = trainer_processes(Division((0,), ((1,),), 512), [], ["http://h/v1"], 1)
 

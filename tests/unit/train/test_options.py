@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentenv.core import StopReason, TrajectoryGroup, UsageError
-from agentenv.train import GRPOConfig, LoraOptions, group_advantages, grpo_loss
+from agentenv.core.settings import build, parse_pairs
+from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages, grpo_loss
 from agentenv.train.batch import add_demonstrations, build_batch
 from agentenv.train.config import REDUCTION_OF
 from agentenv.train.model import MasterOptimizer, Reference, learning_rate
@@ -247,12 +248,39 @@ def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
         ({"groups_per_step": 1.5}, "groups_per_step must be a whole number, not 1.5"),
         ({"max_steps": None}, "max_steps must be a whole number, not None"),
         ({"learning_rate": "1e-5"}, "learning_rate must be a number, not '1e-5'"),
+        ({"fsdp": 1}, "fsdp must be true, false or the number of processes .*, at least 2, not 1"),
+        ({"fsdp": 0}, "at least 2, not 0"),
+        ({"fsdp": "two"}, "at least 2, not 'two'"),
         ({"notify": "json://x"}, r"notify must be a list, not the text 'json://x'; write \['json://x'\]"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_value(options, text):
     with pytest.raises(UsageError, match=text):
         GRPOConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("written", "processes", "size"),
+    [("true", 8, 8), ("false", 8, 1), ("true", 1, 1), ("4", 8, 4), ("2", 8, 2), ("8", 8, 8)],
+)
+def test_fsdp_says_how_many_processes_share_a_copy_of_the_model(written, processes, size):
+    config = build(GRPOConfig, parse_pairs([f"fsdp={written}"]))
+
+    assert config.shard_size(processes) == size
+
+
+@pytest.mark.parametrize("written", ["1", "0", "-4", "2.5", "some"])
+def test_a_wrong_fsdp_is_refused_in_words_also_on_the_command_line(written):
+    with pytest.raises(UsageError, match="fsdp"):
+        build(GRPOConfig, parse_pairs([f"fsdp={written}"]))
+
+
+@pytest.mark.parametrize(("fsdp", "processes"), [(4, 1), (4, 6), (4, 2)])
+def test_a_number_that_does_not_divide_the_processes_is_refused(monkeypatch, fsdp, processes):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+
+    with pytest.raises(UsageError, match=f"fsdp={fsdp} cannot divide {processes} training process"):
+        GRPOTrainer(GRPOConfig(fsdp=fsdp), model=tiny())
 
 
 @pytest.mark.parametrize(

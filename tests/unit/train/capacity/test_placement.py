@@ -93,6 +93,20 @@ def test_more_devices_need_less_each_and_fewer_seconds():
     assert large.seconds.total < small.seconds.total
 
 
+def test_copies_of_the_model_take_the_memory_of_the_devices_that_share_one():
+    one, four = plan("16x80", fsdp=4).placement, plan("8x80", fsdp=4).placement
+
+    assert one.trainers % 4 == 0
+    assert one.trainers > four.trainers == 4
+    assert one.trainer == four.trainer
+    assert one.trainer.parts["weights"] == 2 * 8_190_735_360 // 4
+
+
+def test_a_machine_that_cannot_be_divided_into_copies_is_refused():
+    with pytest.raises(UsageError, match="fsdp=4 needs 4 devices that train, or a multiple"):
+        plan("4x80", fsdp=4)
+
+
 def test_what_does_not_fit_names_the_nearest_that_does():
     found = plan("8x80", context=32768, gradient_checkpointing=False)
 

@@ -60,41 +60,47 @@ def begun(sharded):
     for case, options in CASES.items():
         trainer = make(sharded, **options)
         step(trainer), step(trainer)
-        size = trainer.world.size
+        size = named(sharded, trainer)
         trainer.save(OUT / f"{case}-{size}")
         step(trainer)
         keep(trainer, f"stepped-{case}-{size}")
+
+
+def named(sharded, trainer):
+    size = trainer.world.size
+    return size if isinstance(sharded, bool) else f"{size // sharded}x{sharded}"
 
 
 def resumed(origin, sharded):
     for case, options in CASES.items():
         trainer = make(sharded, **options)
         trainer.resume(OUT / f"{case}-{origin}")
-        keep(trainer, f"resumed-{case}-{origin}-{trainer.world.size}")
+        keep(trainer, f"resumed-{case}-{origin}-{named(sharded, trainer)}")
         step(trainer)
-        keep(trainer, f"stepped-{case}-{origin}-{trainer.world.size}")
+        keep(trainer, f"stepped-{case}-{origin}-{named(sharded, trainer)}")
 
 
-def low_precision():
-    trainer = make(True, torch.bfloat16)
+def low_precision(sharded=True):
+    trainer = make(sharded, torch.bfloat16)
+    name = f"low-{named(sharded, trainer)}"
     step(trainer)
-    trainer.save(OUT / "low")
+    trainer.save(OUT / name)
     step(trainer)
-    again = make(True, torch.bfloat16)
-    again.resume(OUT / "low")
+    again = make(sharded, torch.bfloat16)
+    again.resume(OUT / name)
     step(again)
-    keep(trainer, "low-went-on"), keep(again, "low-resumed")
+    keep(trainer, f"{name}-went-on"), keep(again, f"{name}-resumed")
 
 
-def warmed_up():
-    trainer = make(True, torch.bfloat16)
+def warmed_up(sharded=True):
+    trainer = make(sharded, torch.bfloat16)
     trainer.warmup(list(group("shown", [1.0, 1.0])), steps=2, learning_rate=1e-3)
     optimizer = trainer.learner.optimizer
     kept = [
         (master.to_local(), weight.detach().to_local().float())
         for weight, master in zip(optimizer.parameters, optimizer.masters, strict=True)
     ]
-    torch.save(kept, OUT / f"masters-{trainer.world.rank}")
+    torch.save(kept, OUT / f"masters-{named(sharded, trainer)}-{trainer.world.rank}")
     step(trainer)
 
 
@@ -130,10 +136,14 @@ def failures():
 play(lambda: begun(False), 1)
 for size in (2, 4):
     play(lambda: begun(True), size)
-for origin, size in ((4, 2), (2, 1), (1, 2), (1, 4), (4, 4)):
+play(lambda: begun(2), 4)
+for origin, size in ((4, 2), (2, 1), (1, 2), (1, 4), (4, 4), ("2x2", 1), ("2x2", 4)):
     play(lambda: resumed(origin, size > 1), size)
+for origin in (1, 4, "2x2"):
+    play(lambda: resumed(origin, 2), 4)
 play(low_precision, 2)
 play(warmed_up, 2)
+play(lambda: (low_precision(2), warmed_up(2)), 4)
 play(failures, 2)
 """
 
@@ -160,7 +170,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", ["full", "lora"])
-@pytest.mark.parametrize(("origin", "size"), [(4, 2), (2, 1), (1, 2), (1, 4), (4, 4)])
+@pytest.mark.parametrize(
+    ("origin", "size"),
+    [
+        *((4, 2), (2, 1), (1, 2), (1, 4), (4, 4)),
+        *(("2x2", 1), ("2x2", 4), (1, "2x2"), (4, "2x2"), ("2x2", "2x2")),
+    ],
+)
 def test_any_number_of_processes_goes_on_as_if_nothing_had_stopped(found, origin, size, case):
     truth = torch.load(found / f"stepped-{case}-{origin}")
     ours = torch.load(found / f"stepped-{case}-{origin}-{size}")
@@ -170,19 +186,22 @@ def test_any_number_of_processes_goes_on_as_if_nothing_had_stopped(found, origin
     assert origin != size or torch.equal(ours, truth)
 
 
-def test_masters_of_low_precision_weights_are_resumed_exactly(found):
-    assert torch.equal(torch.load(found / "low-resumed"), torch.load(found / "low-went-on"))
+@pytest.mark.parametrize("size", ["2", "2x2"])
+def test_masters_of_low_precision_weights_are_resumed_exactly(found, size):
+    assert torch.equal(torch.load(found / f"low-{size}-resumed"), torch.load(found / f"low-{size}-went-on"))
 
 
-def test_masters_of_a_sharded_warm_up_keep_what_rounding_took_from_the_weights(found):
-    for rank in range(2):
-        kept = torch.load(found / f"masters-{rank}")
+@pytest.mark.parametrize(("size", "ranks"), [("2", 2), ("2x2", 4)])
+def test_masters_of_a_sharded_warm_up_keep_what_rounding_took_from_the_weights(found, size, ranks):
+    for rank in range(ranks):
+        kept = torch.load(found / f"masters-{size}-{rank}")
         assert all(torch.equal(master.bfloat16().float(), weight) for master, weight in kept)
         assert any(not torch.equal(master, weight) for master, weight in kept)
 
 
-def test_each_process_writes_its_own_part_of_the_optimiser_and_the_model_is_whole(found):
-    one, four = found / "full-1", found / "full-4"
+@pytest.mark.parametrize("size", ["4", "2x2"])
+def test_each_process_writes_its_own_part_of_the_optimiser_and_the_model_is_whole(found, size):
+    one, four = found / "full-1", found / f"full-{size}"
 
     assert not (one / "optimizer").exists()
     files = sorted((four / "optimizer").iterdir())

@@ -1,4 +1,4 @@
-"""Sharded models: the gradient of one process in 2 and 4, few reductions, and memory flat in the tokens."""
+"""Sharded models and copies of them: the gradient of one process, few reductions, memory flat in the tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 from transformers import GPT2Config, GPT2LMHeadModel
 from agentenv.train import GRPOConfig, GRPOTrainer
-from agentenv.train.model.shards import whole
+from agentenv.train.model.shards import checksum, local, whole
 from agentenv.train.rows import Row
 from agentenv.train.sums import Meter
 from agentenv.train.update import accumulate, assign_weights
@@ -33,6 +33,10 @@ OUT = sys.argv[1]
 WAYS = {
     "replicate": {}, "step": {"fsdp": True, "reduce_gradients": "step"},
     "micro_batch": {"fsdp": True, "reduce_gradients": "micro_batch"},
+}
+COPIES = {
+    "copies_step": {"fsdp": 2, "reduce_gradients": "step"},
+    "copies_micro_batch": {"fsdp": 2, "reduce_gradients": "micro_batch"},
 }
 
 
@@ -67,25 +71,38 @@ def gradient(kind, tied, **options):
     mine = rows[first[world.rank] : first[world.rank + 1]]
     assign_weights(mine, trainer.config, total=world.total)
     name = next(name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(dist, name))
-    sent, calls = getattr(dist, name), []
-    setattr(dist, name, lambda *args, **options: (calls.append(1), sent(*args, **options))[1])
+    sent, calls = {one: getattr(dist, one) for one in (name, "all_reduce")}, {name: 0, "all_reduce": 0}
+
+    def counted(one):
+        def send(*args, **options):
+            calls[one] += 1
+            return sent[one](*args, **options)
+
+        setattr(dist, one, send)
+
     try:
+        for one in sent:
+            counted(one)
         accumulate(learner.policy, mine, Meter())
     finally:
-        setattr(dist, name, sent)
+        for one, plain in sent.items():
+            setattr(dist, one, plain)
     world.add_gradients(learner.optimizer)
     grads = torch.cat([whole(one.grad).flatten() for one in learner.optimizer.masters])
     norm = learner.optimizer.step(1e-3)
     weights = torch.cat([whole(one.detach()).flatten() for one in trainer.model.parameters()])
+    parts = world.gather([[checksum(local(one.detach())) for one in trainer.model.parameters()]])
+    held = sum(local(one).numel() for one in trainer.model.parameters()) / len(weights)
     if world.rank == 0:
-        torch.save((grads, norm, weights, len(calls)), f"{OUT}/{kind}")
+        torch.save((grads, norm, weights, calls[name]), f"{OUT}/{kind}")
+        torch.save((parts, held, calls["all_reduce"]), f"{OUT}/parts-{kind}")
 
 
 def gradients(kinds):
     for kind in kinds:
         size = dist.get_world_size() if dist.is_initialized() else 1
         for tied in (True, False):
-            gradient(f"{kind}-{size}-{tied}", tied, **WAYS.get(kind, {}))
+            gradient(f"{kind}-{size}-{tied}", tied, **{**WAYS, **COPIES}.get(kind, {}))
 
 
 def peaks():
@@ -111,7 +128,7 @@ def peaks():
 
 play(lambda: gradients(["one"]), 1)
 for size in (2, 4):
-    play(lambda: (make(True), gradients(list(WAYS))), size)
+    play(lambda: (make(True), gradients([*WAYS, *(COPIES if size == 4 else ())])), size)
 play(peaks, 2)
 """
 
@@ -138,8 +155,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("way", ["replicate", "step", "micro_batch"])
+@pytest.mark.parametrize(
+    ("way", "size"),
+    [
+        *((way, size) for way in ("replicate", "step", "micro_batch") for size in (2, 4)),
+        ("copies_step", 4),
+        ("copies_micro_batch", 4),
+    ],
+)
 def test_processes_have_the_gradient_and_the_step_of_one(found, way, size, tied):
     gradient, norm, weights, _ = torch.load(found / f"one-1-{tied}")
     ours, our_norm, our_weights, _ = torch.load(found / f"{way}-{size}-{tied}")
@@ -157,6 +180,17 @@ def test_gradients_are_added_once_for_each_part_of_the_model_and_not_in_each_pas
     assert once == 3  # two layers and the rest
     assert each > once
     assert each % once == 0
+
+
+@pytest.mark.parametrize("way", ["copies_step", "copies_micro_batch"])
+def test_two_processes_share_each_copy_and_the_copies_add_their_gradients_once(found, way):
+    parts, held, added = torch.load(found / f"parts-{way}-4-True")
+
+    assert parts[0] == parts[2]
+    assert parts[1] == parts[3]
+    assert parts[0] != parts[1]
+    assert held == pytest.approx(1 / 2, rel=0.05)  # of the odd number of tokens the first has one more
+    assert added == 3  # two layers and the rest
 
 
 def test_the_memory_of_a_sharded_step_hardly_grows_with_the_trained_tokens(found):

@@ -123,6 +123,7 @@ def peaks():
 save_models()
 play(all_cases, 1)
 play(lambda: all_cases(fsdp=True), 2)
+play(lambda: all_cases(fsdp=2), 4)
 play(other_model, 2)
 play(peaks, 2)
 """
@@ -150,10 +151,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4], ids=["one-copy", "two-copies"])
 @pytest.mark.parametrize("case", ["tied", "untied", "lora", "adapter", "bare"])
-def test_a_model_read_in_parts_is_the_one_read_whole_and_learns_the_same(found, case):
+def test_a_model_read_in_parts_is_the_one_read_whole_and_learns_the_same(found, case, size):
     start, buffers, end, kl, layout, _ = torch.load(found / f"{case}-1")
-    ours, our_buffers, our_end, our_kl, our_layout, _ = torch.load(found / f"{case}-2")
+    ours, our_buffers, our_end, our_kl, our_layout, _ = torch.load(found / f"{case}-{size}")
 
     assert all(map(torch.equal, ours, start))
     assert our_buffers.keys() == buffers.keys()
