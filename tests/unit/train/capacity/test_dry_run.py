@@ -60,11 +60,13 @@ import torch.distributed.fsdp
 import transformers
 from agentenv.core.settings import build
 from agentenv.train import GRPOConfig
-from agentenv.train.model import MasterOptimizer, Policy, add_lora, products
+from agentenv.train.model import MasterOptimizer, Policy, add_lora, policy, products
 from agentenv.train.capacity.dry_run import _micro_batch
 from helpers.ranks import peak_of, play
 
-products.prefers_onednn = lambda: False  # a GPU has no oneDNN, and neither has the dry run
+# What is done on the CPU alone is not done on a GPU, and neither in a dry run.
+products.prefers_onednn = lambda: False
+policy.keep_less = lambda model: None
 torch.set_num_threads(1)
 OUT = sys.argv[1]
 with open(f"{OUT}/cases.json") as file:
