@@ -36,6 +36,7 @@ OPTIONS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "checkpointing": {"dtype": "bfloat16", "gradient_checkpointing": True},
+    "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True, "reduce_gradients": "micro_batch"},
     "lora": {"dtype": "bfloat16", "lora": {"r": 4}},
 }
 CASES = [
@@ -49,6 +50,7 @@ CASES = [
     ("moe", "bfloat16", 1, 512),
     ("qwen3", "bfloat16", 2, 512),
     ("qwen3", "checkpointing", 2, 2048),
+    ("qwen3", "each-pass", 2, 2048),
     ("llama-tied", "bfloat16", 2, 512),
 ]
 
