@@ -59,6 +59,7 @@ def recipes() -> Generator[None]:
             yield
     finally:
         _current.reset(token)
+        table.forget()
 
 
 class _Recipe:
@@ -84,15 +85,24 @@ class _Recipes:
         """The output that was computed last: several layers in a row need the same one."""
 
     def add(self, output: Tensor, recipe: _Recipe) -> None:
+        # Nothing can save an output that was freed. Its recipe would keep the input of the norm, also in
+        # layers whose activations are to be computed again in the backward pass.
+        self._known = {key: entry for key, entry in self._known.items() if not entry[0].expired()}
         storage = StorageWeakRef(output.untyped_storage())
         self._known[storage.cdata] = (storage, recipe, output.shape)
 
+    def forget(self) -> None:
+        """Keep only the recipes of what was saved; nothing more will be."""
+        self._known.clear()
+
     def pack(self, saved: Tensor) -> Tensor | _Recipe:
-        if saved.layout != torch.strided or isinstance(saved, FakeTensor):
-            return saved
-        entry = self._known.get(StorageWeakRef(saved.untyped_storage()).cdata)
-        whole = entry is not None and saved.shape == entry[2] and saved.is_contiguous()
-        return entry[1] if entry is not None and whole else saved
+        if saved.layout == torch.strided and not isinstance(saved, FakeTensor):
+            entry = self._known.get(StorageWeakRef(saved.untyped_storage()).cdata)
+            if entry is not None and saved.shape == entry[2] and saved.is_contiguous():
+                return entry[1]
+        # A function that saves its own output, such as exp, would keep itself alive with it for ever, unless
+        # a backward pass goes through it.
+        return saved if saved.grad_fn is None else saved.detach()
 
     def unpack(self, kept: Tensor | _Recipe) -> Tensor:
         if not isinstance(kept, _Recipe):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
 from agentenv.train import GRPOConfig
+from agentenv.train.capacity.tracker import MemoryTracker
 from agentenv.train.model import Policy, lean
 from agentenv.train.model.lean import keep_less, recipes
 from agentenv.train.model.packing import pad_rows
@@ -117,6 +120,69 @@ def test_a_third_of_the_activations_is_not_kept():
         many = kept(GRPOConfig())
 
     assert few < 0.7 * many
+
+
+class Passes:
+    """A policy, and the memory that its passes take."""
+
+    def __init__(self, **options) -> None:
+        model = model_of(LlamaConfig(**SIZES | {"num_hidden_layers": 12}))
+        self.policy = Policy(model, GRPOConfig(**options))
+        nothing = torch.zeros(99, dtype=torch.float64)
+        self.micro = pad_rows([Row([7] * 100, torch.arange(1, 100), nothing, nothing, 0, 0)])
+        self.tracker = MemoryTracker([*model.parameters(), *model.buffers()])
+
+    def most_held(self) -> int:
+        """Return the peak of a forward and a backward pass."""
+        with self.tracker:
+            self.policy.score(self.micro)[0].sum().backward()
+        return max(self.tracker.peaks.values())
+
+
+def without_recipes(measure):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentenv.train.model.policy.recipes", nullcontext)
+        return measure()
+
+
+def test_layers_that_are_computed_again_keep_no_input_of_a_norm():
+    def most_held() -> int:
+        return Passes(gradient_checkpointing=True).most_held()
+
+    assert most_held() <= without_recipes(most_held)
+
+
+def test_the_backward_pass_frees_the_inputs_of_norms_on_its_way():
+    passes = Passes()
+    inputs: list[StorageWeakRef] = []
+    kept: list[int] = []
+    model = passes.policy.model.model
+    for module in model.modules():
+        if "norm" in type(module).__name__.lower():
+            module.register_forward_pre_hook(
+                lambda _, given: inputs.append(StorageWeakRef(given[0].untyped_storage()))
+            )
+    model.layers[0].register_full_backward_pre_hook(
+        lambda *_: kept.append(sum(not one.expired() for one in inputs))
+    )
+
+    passes.most_held()
+
+    assert len(inputs) == 25
+    assert kept[0] <= 3  # those of the first layer, and its output
+
+
+def test_a_part_of_a_pass_through_which_no_gradient_flows_is_freed_too():
+    passes = Passes()
+    passes.policy.fused = False  # then the entropy of the logits is such a part
+    with passes.tracker:
+        logprobs, entropy = passes.policy.score(passes.micro)
+        torch.autograd.grad(logprobs.sum(), passes.policy.head.weight)
+    assert passes.tracker.held > 100_000
+
+    del logprobs, entropy
+
+    assert passes.tracker.held < 1_000
 
 
 def test_a_norm_that_computes_something_else_is_left_alone():
