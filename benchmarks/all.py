@@ -25,6 +25,7 @@ SCRIPTS = {
     "chat": [],
     "endpoint": [],
     "evaluate": [],
+    "viewer": [],
     "sandbox": [],
     "workers": [],
     "worlds": [],

@@ -20,16 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.core import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
-from agentenv.runs.store import (
-    EPISODES,
-    INDEX,
-    Run,
-    RunWriter,
-    dumps,
-    encode_trajectory,
-    index_line,
-    summarize,
-)
+from agentenv.runs.store import EPISODES, INDEX, Run, RunWriter, index_line
 
 ENV = """
 import agentenv as ae
@@ -116,21 +107,18 @@ def stored_run(root: str, episodes: int, tokens: int) -> Path:
     span = TokenSpan("model", ids, tuple(-0.001 * (i % 999) for i in ids), 0, 0)
     turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", tokens)
     one = Trajectory(
-        "bench/A-v0",
-        "t",
-        0,
-        "g",
-        StopReason.FINAL_ANSWER,
-        0,
-        0,
-        (turn,),
-        (TokenSequence((span,)),),
+        env_id="bench/A-v0",
+        task_id="t",
+        seed=0,
+        group_id="g",
+        stop_reason=StopReason.FINAL_ANSWER,
+        turns=(turn,),
+        sequences=(TokenSequence((span,)),),
         reward=1.0,
     )
     with RunWriter.create("big", runs_dir=root, run_id="big") as writer:
-        writer.append(one)
-    line = dumps(encode_trajectory(one)).encode() + b"\n"
-    summary = summarize(one, offset=0, size=len(line))
+        summary = writer.append(one)
+    line = (writer.path / EPISODES).read_bytes()
     with (writer.path / EPISODES).open("ab") as file, (writer.path / INDEX).open("ab") as index:
         for place in range(1, episodes):
             file.write(line)

@@ -181,7 +181,8 @@ def test_a_signal_reaches_the_processes_as_an_interruption(heard, tmp_path, monk
         "import pathlib, sys, time\n"
         "try:\n"
         f"    pathlib.Path({str(ready)!r}).touch()\n"
-        "    time.sleep(600)\n"
+        "    while True:\n"
+        "        time.sleep(0.05)\n"  # a signal just before a long sleep would not end it
         "except KeyboardInterrupt:\n"
         "    sys.exit(130)\n"
     )
