@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
 from agentenv.train import GRPOConfig
 from agentenv.train.capacity.tracker import MemoryTracker
 from agentenv.train.model import Policy, lean
 from agentenv.train.model.lean import keep_less, recipes
-from agentenv.train.model.packing import pad_rows
+from agentenv.train.model.packing import MicroBatch, pad_rows
 from agentenv.train.rows import Row
 
 SIZES = {
@@ -139,6 +140,32 @@ def test_checkpointed_layers_keep_no_inputs_of_norms():
         plain = peak()
 
     assert ours < 1.05 * plain
+
+
+def pass_of_a_deep_model() -> tuple[Policy, MicroBatch]:
+    policy = Policy(model_of(LlamaConfig(**SIZES | {"num_hidden_layers": 12})), GRPOConfig())
+    nothing = torch.zeros(99, dtype=torch.float64)
+    return policy, pad_rows([Row([7] * 100, torch.arange(1, 100), nothing, nothing, 0, 0)])
+
+
+def test_the_backward_pass_frees_the_inputs_of_norms_on_its_way():
+    policy, micro = pass_of_a_deep_model()
+    inputs: list[StorageWeakRef] = []
+    kept: list[int] = []
+    model = policy.model.model
+    for module in model.modules():
+        if "norm" in type(module).__name__.lower():
+            module.register_forward_pre_hook(
+                lambda _, given: inputs.append(StorageWeakRef(given[0].untyped_storage()))
+            )
+    model.layers[0].register_full_backward_pre_hook(
+        lambda *_: kept.append(sum(not one.expired() for one in inputs))
+    )
+
+    policy.score(micro)[0].sum().backward()
+
+    assert len(inputs) == 25
+    assert kept[0] <= 3  # those of the first layer, and its output
 
 
 def test_a_norm_that_computes_something_else_is_left_alone():
