@@ -91,7 +91,7 @@ def measure(size):
 
         def passes():
             for number in (1, 2):
-                policy.world.reduce_gradients(policy.base, now=number == 2 or policy.reduces_each_pass)
+                policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=number == 2)
                 policy.score(micro)[0].sum().backward()
 
         passes()
