@@ -91,8 +91,10 @@ class _Recipes:
         if saved.layout != torch.strided:
             return saved
         entry: tuple[_Recipe, torch.Size] | None = self._known.get(saved.untyped_storage())
-        whole = entry is not None and saved.shape == entry[1] and saved.is_contiguous()
-        return entry[0] if entry is not None and whole else saved
+        if entry is not None and saved.shape == entry[1] and saved.is_contiguous():
+            return entry[0]
+        # A function that saves its own output, as `exp` does, would hold itself and never be freed.
+        return saved if saved.grad_fn is None else saved.detach()
 
     def unpack(self, kept: Tensor | _Recipe) -> Tensor:
         if not isinstance(kept, _Recipe):

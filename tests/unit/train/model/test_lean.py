@@ -168,6 +168,18 @@ def test_the_backward_pass_frees_the_inputs_of_norms_on_its_way():
     assert kept[0] <= 3  # those of the first layer, and its output
 
 
+def test_a_function_that_saves_its_own_output_is_freed_without_a_backward_pass():
+    inputs = torch.randn(9, requires_grad=True)
+    with recipes():
+        output = (2 * inputs).exp()
+    gradient = torch.autograd.grad(output.sum(), inputs, retain_graph=True)[0]
+    place = StorageWeakRef(output.untyped_storage())
+
+    torch.testing.assert_close(gradient, 2 * (2 * inputs).exp())
+    del output
+    assert place.expired()
+
+
 def test_a_norm_that_computes_something_else_is_left_alone():
     model = model_of(Gemma2Config(**SIZES, attn_implementation="eager"))
 
