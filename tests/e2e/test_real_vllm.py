@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -327,6 +328,14 @@ async def test_serve_starts_a_server_that_has_all_that_training_needs(remote):
     assert (report.route, report.logprobs, report.missing) == ("generate", "processed", ())
     assert remote.engine.untrainable_reason == ""
     assert remote.engine.max_context_tokens == CONTEXT
+
+
+async def test_the_server_says_how_many_episodes_its_cache_holds(remote, served):
+    (kv,) = re.findall(r"KV cache size: ([\d,]+) tokens", served.log.read_text())
+    cached = remote.engine.report.cache_tokens
+
+    assert cached == int(kv.replace(",", ""))
+    assert remote.engine.episodes_at_once(CONTEXT) == min(cached // CONTEXT, 256)
 
 
 async def test_greedy_tool_episodes_through_the_server_are_those_of_transformers(remote, expected):

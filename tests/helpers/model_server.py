@@ -56,9 +56,9 @@ class ModelServer(FakeVLLM):
 
 
 @contextmanager
-def model_server(path: str) -> Generator[ModelServer]:
+def model_server(path: str, **options: Any) -> Generator[ModelServer]:
     """Serve the model of a directory from a thread, and yield the server."""
-    server = ModelServer(model_path=path, max_model_len=512)
+    server = ModelServer(model_path=path, max_model_len=512, **options)
     server.model = AutoModelForCausalLM.from_pretrained(path).eval()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="model server")
