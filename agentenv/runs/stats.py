@@ -178,7 +178,8 @@ def _wilson(share: float, draws: float, confidence: float) -> tuple[float, float
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     centre = (share + z * z / (2 * draws)) / (1 + z * z / draws)
     spread = z * sqrt(share * (1 - share) / draws + z * z / (4 * draws**2)) / (1 + z * z / draws)
-    return max(0.0, centre - spread), min(1.0, centre + spread)
+    # Rounding must not leave the share itself outside.
+    return max(0.0, min(share, centre - spread)), min(1.0, max(share, centre + spread))
 
 
 def bootstrap_mean(

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import silu
+from torch.utils.weak import WeakIdKeyDictionary
 
 from agentenv.train.model.products import multiply, product, weight_gradient
 
@@ -75,24 +75,24 @@ class _Recipe:
 class _Recipes:
     """The recipes of one forward pass."""
 
-    # Invariant: a weak reference keeps the address of its storage from being used again, so an entry of
-    # `_known` is found only for the very storage that it was made for.
+    # Invariant: an entry of `_known` lives as long as the storage of the output that it was made for. So
+    # it is found for no other storage, and holds no input longer than needed: a recipe that was packed is
+    # held by those who saved the output, and a layer that is checkpointed packs none.
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[StorageWeakRef, _Recipe, torch.Size]] = {}
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._last: tuple[_Recipe, Tensor] | None = None
         """The output that was computed last: several layers in a row need the same one."""
 
     def add(self, output: Tensor, recipe: _Recipe) -> None:
-        storage = StorageWeakRef(output.untyped_storage())
-        self._known[storage.cdata] = (storage, recipe, output.shape)
+        self._known[output.untyped_storage()] = (recipe, output.shape)
 
     def pack(self, saved: Tensor) -> Tensor | _Recipe:
-        if saved.layout != torch.strided or isinstance(saved, FakeTensor):
+        if saved.layout != torch.strided:
             return saved
-        entry = self._known.get(StorageWeakRef(saved.untyped_storage()).cdata)
-        whole = entry is not None and saved.shape == entry[2] and saved.is_contiguous()
-        return entry[1] if entry is not None and whole else saved
+        entry: tuple[_Recipe, torch.Size] | None = self._known.get(saved.untyped_storage())
+        whole = entry is not None and saved.shape == entry[1] and saved.is_contiguous()
+        return entry[0] if entry is not None and whole else saved
 
     def unpack(self, kept: Tensor | _Recipe) -> Tensor:
         if not isinstance(kept, _Recipe):
@@ -114,7 +114,7 @@ class _NormForward:
         self._norm = norm
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        if not torch.is_grad_enabled() or isinstance(inputs, FakeTensor):
+        if not torch.is_grad_enabled():
             return type(self._norm).forward(self._norm, inputs)
         return self.compute(inputs)
 
@@ -136,7 +136,7 @@ class _GatedForward:
     def __call__(self, inputs: Tensor) -> Tensor:
         own = _is_product(self._mlp.down_proj)
         grad = torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-        if not own or not grad or isinstance(inputs, FakeTensor):
+        if not own or not grad:
             return type(self._mlp).forward(self._mlp, inputs)
         return self.compute(inputs)
 
@@ -164,6 +164,7 @@ def _is_product(layer: Any) -> bool:
 
 
 def _is_real(weight: Tensor) -> bool:
+    # A dry run says what a GPU would hold, where nothing is replaced.
     return weight.device.type == "cpu" and not isinstance(weight, FakeTensor)
 
 

@@ -85,6 +85,13 @@ def test_all_passed_is_not_certainty():
     assert found.high == 1.0
 
 
+@pytest.mark.parametrize("tasks", range(2, 40))
+def test_the_mean_lies_in_its_interval(tasks):
+    for share in (0.0, 1.0):
+        found = clustered_mean({str(task): [share] for task in range(tasks)})
+        assert found.low <= found.mean <= found.high
+
+
 def test_one_task_is_measured_over_its_episodes():
     found = clustered_mean({"only": [0.0, 1.0, 1.0, 0.0]})
 

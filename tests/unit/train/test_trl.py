@@ -1,4 +1,4 @@
-"""Check 4: ten configurations give TRL's own loss and gradient on identical tensors.
+"""Check 4: our losses and their gradients are those of TRL on identical tensors.
 
 TRL's `_compute_loss` runs unbound on a namespace that stands for its trainer, with its scoring
 stubbed to return our leaf tensors; so its formulas and reductions are compared, not its forward pass.
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 
 B, T, L_MAX = 6, 17, 32
 
+SEQUENCES = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+
 CASES = {
     "grpo": {},
     "bnpo": {},
@@ -25,7 +27,8 @@ CASES = {
     "dapo": {},
     "cispo": {"epsilon_high": 5.0},
     "sapo": {},
-    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "gspo": SEQUENCES,
+    "gspo with a wide clip": SEQUENCES | {"epsilon": 0.05, "epsilon_high": 0.06},
     "dapo with k3": {"loss_type": "dapo", "beta": 0.04},
     "dapo with delta": {"loss_type": "dapo", "delta": 1.6},
     "dapo with TIS": {"loss_type": "dapo", "use_vllm": True},
@@ -63,9 +66,12 @@ def tensors():
 
 def theirs(trainer_class, case: dict, t) -> tuple[float, torch.Tensor]:
     leaf = t.lp.clone().requires_grad_()
+    # Our defaults are written out here, because TRL has one clip for tokens and sequences.
+    clip = (3e-4, 4e-4) if case.get("importance_sampling_level") == "sequence" else (0.2, 0.28)
     options = {
         "loss_type": "dapo",
-        "epsilon_high": 0.28,
+        "epsilon": clip[0],
+        "epsilon_high": clip[1],
         "delta": None,
         "beta": 0.0,
         "use_vllm": False,
@@ -89,7 +95,7 @@ def theirs(trainer_class, case: dict, t) -> tuple[float, torch.Tensor]:
         beta=options["beta"],
         current_gradient_accumulation_steps=1,
         epsilon_high=options["epsilon_high"],
-        epsilon_low=0.2,
+        epsilon_low=options["epsilon"],
         get_off_policy_mask=trainer_class.get_off_policy_mask,
         importance_sampling_level=options.get("importance_sampling_level", "token"),
         loss_type=options["loss_type"],
@@ -157,3 +163,17 @@ def test_loss_and_gradient_equal_trls(trl_trainer, name):
     assert loss == pytest.approx(their_loss, abs=1e-14)
     torch.testing.assert_close(gradient, their_gradient, rtol=0, atol=1e-14)
     assert gradient.abs().max().item() > 0.001
+
+
+@pytest.mark.parametrize(
+    ("name", "learns"),
+    [
+        # Each side of a clip stops one sequence and lets another one pass, besides those that go back.
+        ("gspo with a wide clip", [True, False, True, True, False, True]),
+        ("gspo", [False, False, True, False, False, True]),
+    ],
+)
+def test_the_compared_clips_stop_some_sequences(name, learns):
+    _, gradient = ours(CASES[name], tensors())
+
+    assert (gradient != 0).any(-1).tolist() == learns

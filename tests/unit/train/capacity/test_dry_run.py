@@ -36,6 +36,7 @@ OPTIONS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "checkpointing": {"dtype": "bfloat16", "gradient_checkpointing": True},
+    "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True, "reduce_gradients": "micro_batch"},
     "lora": {"dtype": "bfloat16", "lora": {"r": 4}},
 }
 CASES = [
@@ -49,6 +50,7 @@ CASES = [
     ("moe", "bfloat16", 1, 512),
     ("qwen3", "bfloat16", 2, 512),
     ("qwen3", "checkpointing", 2, 2048),
+    ("qwen3", "each-pass", 2, 2048),
     ("llama-tied", "bfloat16", 2, 512),
 ]
 
@@ -60,11 +62,13 @@ import torch.distributed.fsdp
 import transformers
 from agentenv.core.settings import build
 from agentenv.train import GRPOConfig
-from agentenv.train.model import MasterOptimizer, Policy, add_lora, products
+from agentenv.train.model import MasterOptimizer, Policy, add_lora, policy, products
 from agentenv.train.capacity.dry_run import _micro_batch
 from helpers.ranks import peak_of, play
 
-products.prefers_onednn = lambda: False  # a GPU has no oneDNN, and neither has the dry run
+# What is done on the CPU alone is not done on a GPU, and neither in a dry run.
+products.prefers_onednn = lambda: False
+policy.keep_less = lambda model: None
 torch.set_num_threads(1)
 OUT = sys.argv[1]
 with open(f"{OUT}/cases.json") as file:
