@@ -95,7 +95,8 @@ def read(directory: str | Path, *, servers: int = 1, half_load: float = FULL_LOA
     """Return what a run of `agentenv train` recorded."""
     run = find_run(directory)
     train: Mapping[str, object] = run.info.config["train"]
-    concurrency = int(run.info.config["runner"]["concurrency"])
+    # A run does not record the number that it takes from its servers; then the default is simulated.
+    concurrency = int(run.info.config["runner"]["concurrency"] or 32)
     lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     history = [json.loads(line) for line in lines]
     chosen = [one for one in run.summaries if not one.group_id.startswith("held-out")]

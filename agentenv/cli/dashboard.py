@@ -20,6 +20,7 @@ __all__ = ["Dashboard", "held_out_lines", "sparkline", "step_line"]
 
 TELL_EVERY_S = 10.0
 _warmup_log = logging.getLogger("agentenv.train.loop.sft")
+_runner_log = logging.getLogger("agentenv.runner.runner")
 _BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 30.0
 """Time between two lines about what is played, where there is no terminal."""
@@ -90,7 +91,7 @@ def held_out_lines(scores: Mapping[str, float], drawn: str) -> list[str]:
 
 
 class _Records(logging.Handler):
-    """Prints warnings, and the progress of a warm-up if none was printed for a while."""
+    """Prints warnings, what the runner says, and from time to time the progress of a warm-up."""
 
     def __init__(self, board: Dashboard) -> None:
         super().__init__()
@@ -100,6 +101,8 @@ class _Records(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
             self._board.say(f" ! {record.getMessage()}")
+        elif record.name == _runner_log.name:
+            self._board.say(f" {record.getMessage()}")
         elif time.monotonic() - self._told >= TELL_EVERY_S:
             self._told = time.monotonic()
             self._board.say(f"  {record.getMessage()}")
@@ -205,12 +208,14 @@ class Dashboard:
 
     def __enter__(self) -> Self:
         logging.getLogger("agentenv").addHandler(self._handler)
-        _warmup_log.setLevel(logging.INFO)
+        for told in (_warmup_log, _runner_log):
+            told.setLevel(logging.INFO)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger("agentenv").removeHandler(self._handler)
-        _warmup_log.setLevel(logging.NOTSET)
+        for told in (_warmup_log, _runner_log):
+            told.setLevel(logging.NOTSET)
         for shown in (self._ticker, self._status):
             if shown is not None:
                 shown.stop()

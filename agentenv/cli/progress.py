@@ -38,8 +38,10 @@ class EvalProgress:
         names = ", ".join(spec.id for spec in evaluation.specs)
         print(
             f"{names} · {config.model} · {sizes} tasks × {config.group_size}"
-            f" · {config.runner.concurrency} at once{_workers(config)} · seed {config.seed}   run {run_id}"
+            f" · {evaluation.at_once.number} at once{_workers(config)} · seed {config.seed}   run {run_id}"
         )
+        if evaluation.at_once.reason:
+            print(f" {evaluation.at_once.reason}")
         self._evaluation = evaluation
         self._all = Tally(config.group_size)
         self._envs = {spec.id: Tally(config.group_size) for spec in evaluation.specs}

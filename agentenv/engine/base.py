@@ -23,6 +23,8 @@ __all__ = [
     "Connected",
     "Engine",
     "FinishReason",
+    "HasCache",
+    "HasServers",
     "MayBeUntrainable",
     "OnTokens",
     "Sampling",
@@ -228,6 +230,15 @@ class HasServers(Protocol):
         (requests), `failures` (how often it was taken out of use), `version` (of its weights, None while it
         is not used) and `problem` (why it is not used).
         """
+        ...
+
+
+@runtime_checkable
+class HasCache(Protocol):
+    """An engine that may know how many episodes its cache of keys and values holds."""
+
+    def episodes_at_once(self, context_tokens: int) -> int | None:
+        """Return how many episodes of this length can be served at once; None if that is not known."""
         ...
 
 

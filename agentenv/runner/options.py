@@ -61,8 +61,9 @@ class RunnerOptions:
         UsageError: A value is out of range, or a name is unknown.
     """
 
-    concurrency: PositiveInt = 32
-    """Limit of episodes that run at once."""
+    concurrency: PositiveInt | None = None
+    """Limit of episodes that run at once. None means as many as the cache of the engine's servers holds, and
+    32 for engines that do not know it."""
     retries: NonNegativeInt = 1
     """Further attempts at an episode after a temporary failure of infrastructure."""
     retry_wait_s: NonNegativeSeconds = 0.5

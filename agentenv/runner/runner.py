@@ -6,6 +6,7 @@ does not fit the engine) raises at once; a failure while an episode is played ne
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, Sampling
 from agentenv.render.base import RendererProtocol
+from agentenv.runner.at_once import episodes_at_once
 from agentenv.runner.condense import Condenser
 from agentenv.runner.elsewhere import Elsewhere, Playing
 from agentenv.runner.groups import play_groups
@@ -31,6 +33,8 @@ from agentenv.runner.users import UserLike
 from agentenv.runner.watchdog import Watchdog
 
 __all__ = ["Runner"]
+
+log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -49,6 +53,7 @@ class Runner:
         condenser: shortens conversations that come near the context's limit; it replaces that of `options`.
         full_outputs: directory to which the full text of each cut tool output is written.
         elsewhere: plays the groups in other processes; see `agentenv.workers`.
+        processes: number of processes that play with runners of their own on the engine's servers.
         name: distinguishes the sessions of this runner on an engine that several runners use.
 
     Raises:
@@ -68,6 +73,7 @@ class Runner:
         condenser: Condenser | None = None,
         full_outputs: str | Path | None = None,
         elsewhere: Elsewhere | None = None,
+        processes: int = 1,
         name: str = "",
     ) -> None:
         chat = isinstance(engine, ChatEngine)
@@ -89,6 +95,9 @@ class Runner:
         self.sampling = sampling or Sampling()
         self.run_seed = run_seed
         options = options or RunnerOptions()
+        self.at_once = episodes_at_once(options.concurrency, engine, self.limits, processes=processes)
+        if self.at_once.reason:
+            log.info("%s", self.at_once.reason)
         model = PolicyModel(engine, renderer, self.sampling.adapter)
         self._parts = parts = load_parts(condenser or options.condenser, options.user, options.score, model)
         self.condenser = parts.condenser
@@ -268,7 +277,7 @@ class Runner:
             stage.jobs(tasks, round_index=round_index, repeats=repeats),
             group_size=group_size,
             policy=policy,
-            concurrency=self.options.concurrency,
+            concurrency=self.at_once.number,
             finished=finished,
             on_trajectory=on_trajectory,
         )
@@ -298,7 +307,7 @@ class Runner:
             jobs,
             group_size=group_size,
             policy=policy,
-            concurrency=self.options.concurrency,
+            concurrency=self.at_once.number,
             on_trajectory=on_trajectory,
         )
 
@@ -341,7 +350,7 @@ class Runner:
             branches_of(fitting, from_turn, self.run_seed),
             group_size=group_size,
             policy=policy,
-            concurrency=self.options.concurrency,
+            concurrency=self.at_once.number,
             on_trajectory=on_trajectory,
         )
 

@@ -28,6 +28,7 @@ from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import ChatEngine, Engine, HasServers
 from agentenv.engine.factory import LoadedModel, load_engine
 from agentenv.envs.registry import EnvSpec, spec
+from agentenv.runner.at_once import episodes_at_once
 from agentenv.runner.runner import Runner
 from agentenv.runner.watchdog import Waiting
 from agentenv.runs.eval_config import EvalConfig
@@ -110,6 +111,8 @@ class Evaluation:
                 entry.require_oracle()
         self.tasks = [_tasks_of(entry, config) for entry in self.specs]
         self._model = model or load_model(config)
+        self.at_once = episodes_at_once(config.runner.concurrency, self._model.engine, config.limits)
+        """How many episodes are played at once, and why."""
         self._options = config.runner
         self._runner: Runner | None = None
         # The wait is long, because loading apprise's services takes seconds on a busy machine.

@@ -137,9 +137,9 @@ class GRPOConfig:
     """Name of the surrogate loss. It also selects the reduction that the loss was published with; see
     `agentenv.train.objective.loss`."""
     teacher: str = ""
-    """Model that takes the place of the reference, with the same tokenizer: a directory, a Hub id or a .gguf
-    file. `loss_type="distill"` imitates it on the policy's own episodes, and `beta` keeps the policy close to
-    it. Empty means the first weights of the policy."""
+    """Model that takes the place of the reference, with the same tokenizer: a directory, a Hub id, a .gguf
+    file, or the http://HOST:PORT/v1 of vLLM servers. `loss_type="distill"` imitates it on the policy's own
+    episodes, and `beta` keeps the policy close to it. Empty means the first weights of the policy."""
     reduction: Reduction | None = None
     """Reduction to use instead of the loss type's own; None uses that of the loss type."""
     epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] | None = None
@@ -358,6 +358,16 @@ class GRPOConfig:
                 f"teacher={self.teacher!r} has no effect",
                 remedy="set loss_type='distill', or beta above 0",
             )
+        if self.teacher_is_served and self.temperature != 1:
+            raise UsageError(
+                f"the teacher {self.teacher} scores at temperature 1, not at {self.temperature:g}",
+                remedy="set temperature=1, or name the directory of the teacher",
+            )
+
+    @property
+    def teacher_is_served(self) -> bool:
+        """Whether the teacher is on servers, and not in the trainer's process."""
+        return self.teacher.startswith(("http://", "https://"))
 
     def _check_kl_weights(self) -> None:
         for weight in self.kl_weights:

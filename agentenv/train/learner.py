@@ -21,7 +21,7 @@ from agentenv.train.config import GRPOConfig
 from agentenv.train.model.blank import Unread
 from agentenv.train.model.optim import MasterOptimizer, learning_rate
 from agentenv.train.model.policy import Policy, add_lora
-from agentenv.train.model.reference import Reference, Teacher, episode_kl
+from agentenv.train.model.reference import Reference, ScoresRows, Teacher, episode_kl
 from agentenv.train.objective.loss_inputs import LossInputs
 from agentenv.train.once import OncePerGroup
 from agentenv.train.rows import Row
@@ -42,7 +42,7 @@ class Learner:
         config: the run's options.
         advantage_fn: the user's function for advantages, if any.
         loss_fn: the user's surrogate loss, if any.
-        teacher: a model in the place of the reference, if any.
+        teacher: a model in the place of the reference, or what asks one on servers, if any.
         held_still: returns a context in which no engine samples from the weights, so that they can change.
         unread: files with the weights of a model that is to be sharded and has none yet.
 
@@ -72,9 +72,9 @@ class Learner:
         self.policy = Policy(model, config, world=world)
         self._share_weights(unread)
         # Adapters are copied before `shard`, and whole models after it, part by part.
-        self.reference: Reference | Teacher | None = None
+        self.reference: ScoresRows | None = None
         if teacher is not None:
-            self.reference = Teacher(teacher, config)
+            self.reference = teacher if isinstance(teacher, ScoresRows) else Teacher(teacher, config)
         elif config.beta:
             self.reference = Reference(self.policy)
         self.policy.shard(unread)
@@ -181,7 +181,9 @@ class Learner:
             "max_length": self.policy.max_length,
             "vocab_size": self.policy.vocab_size,
         }
-        kl = reference and self._kl.get(groups, lambda new: episode_kl(reference, new, self.config, **bounds))
+        kl = None
+        if reference is not None:
+            kl = self._kl.get(groups, lambda new: episode_kl(reference, new, self.config, **bounds))
         own = self.advantage_fn
         return build_batch(
             groups,

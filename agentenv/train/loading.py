@@ -14,6 +14,7 @@ from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.render.tokenizer import ChatTokenizer
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.blank import Unread
+from agentenv.train.served_teacher import ServedTeacher
 from agentenv.train.unread import Refused, unread_model
 from agentenv.train.world import num_processes
 
@@ -73,7 +74,7 @@ def _unread_model(name: str, config: GRPOConfig) -> tuple[Any, Unread | None]:
 
 
 def find_teacher(config: GRPOConfig, student: str) -> Any:
-    """Return the model that `config.teacher` names; None if it names none.
+    """Return the model that `config.teacher` names, or what asks its server; None if it names none.
 
     Args:
         config: the run's options.
@@ -81,10 +82,13 @@ def find_teacher(config: GRPOConfig, student: str) -> Any:
 
     Raises:
         ModelNotFound: The teacher cannot be loaded.
+        EngineUnavailable: The teacher's server does not answer.
         UsageError: The teacher is only an adapter, or its tokens are not those of the student.
     """
     if not config.teacher:
         return None
+    if config.teacher_is_served:
+        return ServedTeacher(config.teacher, load_tokenizer(student) if student else None)
     require_whole(locate(config.teacher), "a teacher")
     if student and _vocabulary(config.teacher) != _vocabulary(student):
         raise UsageError(

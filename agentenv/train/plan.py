@@ -145,7 +145,7 @@ class TrainRequest:
         if plan.config.notify:
             DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
         _check_model(plan.config.model)
-        if plan.config.teacher:
+        if plan.config.teacher and not plan.config.teacher_is_served:
             locate(plan.config.teacher)
         check_workers(plan.config.workers, plan.config.ray, plan.config.engine or f"hf:{plan.config.model}")
         if plan.engine and not plan.config.engine:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -327,6 +328,32 @@ async def test_serve_starts_a_server_that_has_all_that_training_needs(remote):
     assert (report.route, report.logprobs, report.missing) == ("generate", "processed", ())
     assert remote.engine.untrainable_reason == ""
     assert remote.engine.max_context_tokens == CONTEXT
+
+
+async def test_the_server_says_how_many_episodes_its_cache_holds(remote, served):
+    (kv,) = re.findall(r"KV cache size: ([\d,]+) tokens", served.log.read_text())
+    cached = remote.engine.report.cache_tokens
+
+    assert cached == int(kv.replace(",", ""))
+    assert remote.engine.episodes_at_once(CONTEXT) == min(cached // CONTEXT, 256)
+
+
+async def test_the_server_scores_tokens_as_a_teacher(served, trainer):
+    from agentenv.engine.hf import locate
+    from agentenv.render import ChatTokenizer
+    from agentenv.train.served_teacher import ServedTeacher
+    from helpers.training import make_row
+
+    tokenizer = ChatTokenizer.load(locate(served.model).tokenizer.path)
+    teacher = await asyncio.to_thread(ServedTeacher, served.url, tokenizer)
+    ids = tokenizer.encode(LONG)
+    rows = [make_row(ids, [5, 6, len(ids) - 1]), make_row(ids[:40][::-1], [1, 39])]
+    teacher.score(rows)
+
+    score = scorer(trainer)
+    for row in rows:
+        truth = score(row.token_ids[:1], row.token_ids[1:])
+        assert row.ref_n.tolist() == pytest.approx([truth[place - 1] for place in row.positions_n], abs=1e-3)
 
 
 async def test_greedy_tool_episodes_through_the_server_are_those_of_transformers(remote, expected):

@@ -37,6 +37,8 @@ class FakeVLLM:
     """Whether completions are streamed on request; False ignores the request, None refuses it."""
     max_model_len: int = 64
     model_path: str = "/srv/model"
+    metrics: str = ""
+    """What `/metrics` answers; a server without metrics has no such route."""
     plan: list[object] = field(default_factory=list)
     seen: list[dict] = field(default_factory=list)
     sessions: list[str | None] = field(default_factory=list)
@@ -81,6 +83,8 @@ class FakeVLLM:
         app.router.add_get("/health", self.note({}))
         app.router.add_get("/weight_info", self.info)
         app.router.add_get("/v1/models", self.models)
+        if self.metrics:
+            app.router.add_get("/metrics", self.tell_metrics)
         return app
 
     @web.middleware
@@ -94,6 +98,9 @@ class FakeVLLM:
         return web.json_response(
             {"data": [base, *({"id": name, "parent": "base"} for name in self.adapters)]}
         )
+
+    async def tell_metrics(self, _):
+        return web.Response(text=self.metrics)
 
     async def info(self, _):
         return web.json_response({"weight_version": self.version})
@@ -288,6 +295,19 @@ class FakeVLLM:
         """Start again, at the same address."""
         self.forget()
         await self.start(int(self.url.rsplit(":", 1)[1]))
+
+
+def cache_metrics(*engines: dict[str, object]) -> str:
+    """Return the text of `/metrics` of a server, with the labels of the cache of each of its engines."""
+    lines = ["# TYPE vllm:cache_config_info gauge"]
+    for number, labels in enumerate(engines):
+        told = {"cache_dtype": "auto", "engine": number, "gpu_memory_utilization": 0.92, **labels}
+        lines.append(
+            "vllm:cache_config_info{"
+            + ",".join(f'{name}="{value}"' for name, value in told.items())
+            + "} 1.0"
+        )
+    return "\n".join([*lines, 'vllm:num_requests_running{engine="0",model_name="base"} 0.0', ""])
 
 
 FAULTS = {429: web.HTTPTooManyRequests, 503: web.HTTPServiceUnavailable, 500: web.HTTPInternalServerError}

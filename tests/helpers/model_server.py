@@ -3,22 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM
 
-from helpers.fake_vllm import FakeVLLM
+from agentenv.render import ChatTokenizer
+from helpers.fake_vllm import FAULTS, FakeVLLM
 
 
+@dataclass
 class ModelServer(FakeVLLM):
     """Samples each token with the seed of its request, so that equal requests have equal answers."""
 
     model: Any = None
+    tokenizer: ChatTokenizer | None = None
+    """Tokenizer of `/tokenize`; without one there is no such route."""
+
+    def app(self):
+        app = super().app()
+        if self.tokenizer is not None:
+            app.router.add_post("/tokenize", self.tokenize)
+        return app
+
+    async def tokenize(self, request):
+        assert self.tokenizer is not None
+        tokens = self.tokenizer.encode((await request.json())["prompt"])
+        return web.json_response({"tokens": tokens, "count": len(tokens)})
+
+    async def completions(self, request):
+        """Score the prompt if `prompt_logprobs` asks for it, as vLLM does; `plan` holds faults."""
+        body = await request.json()
+        if body.get("prompt_logprobs") is None:
+            return await super().completions(request)
+        self.seen.append(body)
+        fault = self.plan.pop(0) if self.plan else None
+        if isinstance(fault, int):
+            raise FAULTS[fault](text=json.dumps({"error": {"message": f"fault {fault}", "code": fault}}))
+        ids = list(body["prompt"])
+        with torch.no_grad():
+            logprobs = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        if fault == "other ids":
+            ids = [*ids[:-1], ids[-1] + 1]
+        scored: list[Any] = [
+            {str(token): {"logprob": float(logprobs[place, token]), "rank": 1, "decoded_token": "x"}}
+            for place, token in enumerate(ids[1:])
+        ]
+        choice = {"text": "x", "finish_reason": "length", "prompt_logprobs": [None, *scored]}
+        return web.json_response({"choices": [{} if fault == "empty" else choice]})
 
     async def rpc(self, request):
         answer = await super().rpc(request)
@@ -56,9 +94,9 @@ class ModelServer(FakeVLLM):
 
 
 @contextmanager
-def model_server(path: str) -> Generator[ModelServer]:
+def model_server(path: str, **options: Any) -> Generator[ModelServer]:
     """Serve the model of a directory from a thread, and yield the server."""
-    server = ModelServer(model_path=path, max_model_len=512)
+    server = ModelServer(model_path=path, max_model_len=512, **options)
     server.model = AutoModelForCausalLM.from_pretrained(path).eval()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="model server")

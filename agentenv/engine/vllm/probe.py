@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ PROBE_IDS = (5, 9, 14, 20, 27, 35)
 """Prompt of the probe; any ids will do that every vocabulary has."""
 TOP = 5
 """Number of likeliest tokens whose log-probabilities are compared."""
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 QUICK_S = 20.0
 """Time limit in seconds of requests that do not sample."""
 
@@ -60,6 +62,8 @@ class ServerReport:
     """Label of the present weights; None if the server stores none."""
     checksums: bool = False
     """Whether the server computes checksums of its weights."""
+    cache_tokens: int | None = None
+    """Number of tokens whose keys and values its cache holds; None if the server does not say."""
     detail: str = ""
     """Why the server does not return token ids; empty if it does."""
 
@@ -106,12 +110,25 @@ class Asker:
             EngineUnavailable: The server cannot be reached.
             EngineError: The server refuses the request, or its answer is not JSON.
         """
+        content = self.read(path, body)
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise EngineError(f"the answer of {path} is not JSON: {content[:80]!r}") from None
+
+    def read(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """Send a request and return the answer as it is.
+
+        Raises:
+            EngineUnavailable: The server cannot be reached.
+            EngineError: The server refuses the request.
+        """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers)  # noqa: S310
         try:
             limit = self._timeout_s if body is not None else min(self._timeout_s, QUICK_S)
             with self._opener.open(request, timeout=limit) as reply:
-                content = reply.read()
+                return reply.read()
         except urllib.error.HTTPError as error:
             with error:
                 content = error.read()
@@ -122,10 +139,6 @@ class Asker:
                 f"no server answers at {self.url}: {reason}",
                 remedy="check the address, or start a server with `agentenv serve MODEL`",
             ) from None
-        try:
-            return json.loads(content)
-        except ValueError:
-            raise EngineError(f"the answer of {path} is not JSON: {content[:80]!r}") from None
 
 
 def probe(
@@ -167,6 +180,7 @@ def probe(
         base=chosen.get("parent"),
         weights_label=_weights_label(asker) if "/weight_info" in paths else None,
         checksums="/weight_checker" in paths,
+        cache_tokens=_cache_tokens(asker),
         detail=detail,
     )
 
@@ -202,6 +216,28 @@ def _weights_label(asker: Asker) -> str | None:
     answer = asker.ask("/weight_info")
     label = answer.get("weight_version") if isinstance(answer, dict) else None
     return None if label is None else str(label)
+
+
+def _cache_tokens(asker: Asker) -> int | None:
+    """Return the size of the cache that vLLM publishes as labels of a metric; None if it cannot be read."""
+    try:
+        text = asker.read("/metrics").decode(errors="replace")
+    except EngineError:
+        return None
+    lines = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    sizes = [_cache_size(dict(_LABEL.findall(line)), len(lines)) for line in lines]
+    return min(sizes, default=0) or None
+
+
+def _cache_size(labels: Mapping[str, str], engines: int) -> int:
+    """Return the size of the whole cache, which one of the server's engines names; 0 if it names none."""
+    # vLLM's own count is that of one engine. It is right for models too whose layers keep different numbers
+    # of tokens, where blocks are not. The number of blocks is the sum over all engines.
+    own = labels.get("kv_cache_size_tokens", "")
+    if own.isdigit():
+        return int(own) * engines
+    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else 0
 
 
 def _version(asker: Asker) -> str:

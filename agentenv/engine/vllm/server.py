@@ -76,6 +76,7 @@ class VLLMServerEngine:
         self.report = report
         self.name = f"{report.url}/v1"
         self.max_context_tokens = report.max_context_tokens
+        self._concurrency = concurrency
         self._pool = ServerPool(
             urls,
             concurrency=concurrency,
@@ -106,6 +107,14 @@ class VLLMServerEngine:
         return [
             {**server.facts(), "version": version if server.alive else None} for server in self._pool.servers
         ]
+
+    def episodes_at_once(self, context_tokens: int) -> int | None:
+        """Return how many episodes of this length the servers hold; see `agentenv.engine.base.HasCache`."""
+        cached = self.report.cache_tokens
+        if cached is None:
+            return None
+        # Each server gets the same number of episodes, and further requests would wait.
+        return self.num_servers * max(1, min(cached // context_tokens, self._concurrency))
 
     @property
     def weights_directory(self) -> Path | None:
@@ -425,12 +434,14 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
     if len(set(labels)) > 1:
         _log.warning("the servers have different weights (%s); those with the newest are used", labels)
     limits = [other.max_context_tokens for other in reports if other.max_context_tokens is not None]
+    caches = [other.cache_tokens for other in reports if other.cache_tokens is not None]
     return replace(
         report,
         max_context_tokens=min(limits, default=None),
         dev_mode=all(other.dev_mode for other in reports),
         lora=all(other.lora for other in reports),
         checksums=all(other.checksums for other in reports),
+        cache_tokens=min(caches) if len(caches) == len(reports) else None,
         weights_label=None if None in labels else newest.weights_label,
     )
 

@@ -158,7 +158,7 @@ class PartialBatches:
 
     async def _play_slice(self, size: int) -> None:
         rollouts = self._rollouts
-        room = asyncio.Semaphore(rollouts.runner.options.concurrency)
+        room = asyncio.Semaphore(rollouts.runner.at_once.number)
         async with AsyncExitStack() as stack:
             stages = {
                 owner: await stack.enter_async_context(rollouts.runner.stage(rollouts.mixture.specs[owner]))

@@ -191,6 +191,7 @@ class Rollouts:
             ),
             run_seed=self.config.seed,
             elsewhere=options.crew,
+            processes=learner.world.size,
         )
         self.left_out: frozenset[tuple[str, str]] = frozenset()
         """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""

@@ -133,7 +133,7 @@ class GroupStream:
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._feeds = [JobFeed(self._begun) for _ in rollouts.mixture.specs]
-        self._room = asyncio.Semaphore(max(1, rollouts.runner.options.concurrency // self._size))
+        self._room = asyncio.Semaphore(max(1, rollouts.runner.at_once.number // self._size))
         self._tasks: set[asyncio.Task[None]] = set()
         for dealt in place.untrained:
             self._add_again(dealt)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TrajectoryGroup
@@ -20,11 +20,20 @@ from agentenv.train.objective.loss_inputs import kl_factors
 from agentenv.train.rows import Row, fit_rows, make_row
 from agentenv.train.update import score_rows
 
-__all__ = ["Reference", "Teacher", "episode_kl"]
+__all__ = ["Reference", "ScoresRows", "Teacher", "episode_kl"]
 
 log = logging.getLogger(__name__)
 
 ADAPTER = "agentenv_reference"
+
+
+@runtime_checkable
+class ScoresRows(Protocol):
+    """What can take the place of the reference."""
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Set `ref_n` of the rows, the log-probabilities of their trained tokens."""
+        ...
 
 
 class Reference:
@@ -119,7 +128,7 @@ class Teacher:
 
 
 def episode_kl(
-    reference: Reference | Teacher,
+    reference: ScoresRows,
     groups: Sequence[TrajectoryGroup],
     config: GRPOConfig,
     *,

@@ -43,7 +43,7 @@ class Player:
 
     def __init__(self, random: Random, room: int) -> None:
         self.random, self.room = random, room
-        self.options = SimpleNamespace(concurrency=room)
+        self.at_once = SimpleNamespace(number=room)
 
     async def run_jobs(self, spec, feed, size, *, on_trajectory=None):
         running: list[list] = []
