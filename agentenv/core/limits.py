@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from agentenv.core.bounds import NonNegativeInt, PositiveInt, PositiveSeconds, check_bounds
 
-__all__ = ["DonePolicy", "RunLimits", "least", "max_tokens_left"]
+__all__ = ["DEFAULT_MAX_TURNS", "DonePolicy", "RunLimits", "least", "max_tokens_left"]
 
 DonePolicy: TypeAlias = Literal["stop", "explain"]
 """What the runner does when `is_done()` is true: it stops, or it tells the model and lets it answer once."""
 
+DEFAULT_MAX_TURNS = 16
+"""Assistant turns of an episode where neither the run nor the environment limits them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Limits of an episode; `None` means no limit.
+    """Limits of an episode; `None` means no limit, except for `max_turns`.
 
     The environment's spec and the run may both set a limit; the stricter one holds.
 
@@ -23,8 +26,10 @@ class RunLimits:
         UsageError: A limit is negative, zero where nothing could run, or not a number.
     """
 
-    max_turns: PositiveInt | None = 16
-    """Largest number of assistant turns. Tool calls made on the last turn are not run."""
+    max_turns: PositiveInt | None = None
+    """Largest number of assistant turns; `None` means the environment's number, or 16 if it has none. Tool
+    calls made on the last turn are not run. A captured conversation, which no environment ends, has no limit
+    if this is `None`."""
     max_user_turns: NonNegativeInt | None = None
     """Largest number of turns of a simulated user; tool rounds do not count."""
     max_tool_calls: NonNegativeInt | None = None
@@ -81,6 +86,10 @@ class RunLimits:
             else:
                 merged[field.name] = min(mine, theirs)
         return RunLimits(**merged)  # pyright: ignore[reportArgumentType]
+
+    def with_turns(self) -> RunLimits:
+        """Return these limits with the default number of turns, if they have none."""
+        return self if self.max_turns is not None else replace(self, max_turns=DEFAULT_MAX_TURNS)
 
 
 def least(*bounds: int | None) -> int | None:

@@ -146,7 +146,7 @@ def _verifiers(name: str) -> EnvSpec:
 
 
 def _bfcl(category: str) -> EnvSpec:
-    from agentenv.envs.adapters.bfcl import BfclMultiTurn, BfclSingleTurn
+    from agentenv.envs.adapters.bfcl import MAX_TURNS, BfclMultiTurn, BfclSingleTurn
     from agentenv.envs.adapters.bfcl_data import MULTI_TURN, check_category, rows
 
     check_category(category)
@@ -154,12 +154,13 @@ def _bfcl(category: str) -> EnvSpec:
         f"bfcl/{category}-v0",
         BfclMultiTurn if category in MULTI_TURN else BfclSingleTurn,
         tasks={"test": partial(rows, category)},
+        max_turns=MAX_TURNS,
         description=f"{category} of the Berkeley Function-Calling Leaderboard",
     )
 
 
 def _tau2(domain: str) -> EnvSpec:
-    from agentenv.envs.adapters.tau2 import Tau2, check_domain, rows, splits
+    from agentenv.envs.adapters.tau2 import MAX_TURNS, Tau2, check_domain, rows, splits
 
     check_domain(domain)
     return EnvSpec.of(
@@ -167,6 +168,7 @@ def _tau2(domain: str) -> EnvSpec:
         Tau2,
         kwargs={"domain": domain},
         tasks={split: partial(rows, domain, split) for split in splits(domain)},
+        max_turns=MAX_TURNS,
         description=f"customer service of tau2, {domain}",
     )
 

@@ -149,7 +149,7 @@ class Runner:
         template = Plan(
             env_id=spec.id,
             run_seed=self.run_seed,
-            limits=self.limits.stricter(spec.limits).stricter(limits),
+            limits=self.limits.stricter(spec.limits).stricter(limits).with_turns(),
             sampling=sampling or self.sampling,
             done_policy=done_policy or self.options.done_policy or spec.done_policy,
             score=score or self._parts.score,

@@ -32,7 +32,10 @@ from agentenv.envs.adapters.bfcl_data import (
 from agentenv.envs.adapters.calls import message_with_calls
 from agentenv.envs.env import Env
 
-__all__ = ["BfclMultiTurn", "BfclSingleTurn"]
+__all__ = ["MAX_TURNS", "BfclMultiTurn", "BfclSingleTurn"]
+
+MAX_TURNS = 200
+"""Turns of an episode; the leaderboard limits only the steps after each message of the user."""
 
 MAX_STEPS = 20
 """Steps with calls in one user turn; one more ends the episode, as the leaderboard's MAXIMUM_STEP_LIMIT."""

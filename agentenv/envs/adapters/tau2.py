@@ -31,7 +31,10 @@ from agentenv.envs.tool_env import ToolEnv
 from agentenv.tools.tool import Tool
 from agentenv.tools.toolbox import Toolbox
 
-__all__ = ["Tau2", "check_domain", "rows", "splits"]
+__all__ = ["MAX_TURNS", "Tau2", "check_domain", "rows", "splits"]
+
+MAX_TURNS = 200
+"""Turns of the agent in one episode, as many as tau2 allows steps."""
 
 MAX_EXCHANGES = 100
 """Messages of the agent to the user in one episode; inspect-evals has the same limit."""

@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.core import RunLimits, StopReason, Trajectory
 from agentenv.engine import ScriptedEngine
-from agentenv.envs import Env, ToolEnv
+from agentenv.envs import Env, EnvSpec, ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import FunctionUser, Runner, RunnerOptions, ScriptedUser, User, UserTurn
 from agentenv.testing import tool_call
@@ -167,6 +167,22 @@ async def test_a_model_that_always_calls_is_stopped_by_max_turns():
         "assistant",
         "tool",
     ]
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_environment", "turns"),
+    [(None, None, 16), (None, 20, 20), (18, 20, 18), (16, 20, 16), (20, 3, 3), (18, None, 18)],
+)
+async def test_the_turns_are_the_stricter_limit_and_16_where_nobody_has_one(of_run, of_environment, turns):
+    engine = ScriptedEngine([tool_call("tick")] * 21, tokenizer=TOKENIZER)
+    runner = Runner(engine, RENDERER, RunLimits(max_turns=of_run))
+    spec = EnvSpec.of("test/Counter-v0", Counter, max_turns=of_environment)
+    async with runner.stage(spec) as stage:
+        (job,) = stage.jobs([{}])
+        record = await stage.play(job)
+
+    assert record.stop_reason is StopReason.MAX_TURNS
+    assert len(record.turns) == turns
 
 
 async def test_the_last_turn_s_text_is_a_final_answer_and_a_last_step_counts():
