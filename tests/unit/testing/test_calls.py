@@ -16,7 +16,7 @@ class Names(ae.ToolEnv):
         self.heard: list[str] = []
         return "Name them."
 
-    @ae.tool
+    @ae.tool(parallel=False)
     def name(self, name: str) -> str:
         """Take a name."""
         self.heard.append(name)
