@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import traceback
@@ -45,6 +46,7 @@ def peak_of(work: Callable[[], object]) -> int:
     """Return the most bytes that a function holds at once on the CPU, beyond what is there before it."""
     from torch.profiler import ProfilerActivity, profile
 
+    gc.collect()  # what an earlier measurement left would be freed within this one, and lower its peak
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     held = peak = 0
