@@ -43,7 +43,7 @@ $(VENV)/.peers: $(VENV)/.dev
 # A file's tests stay in one process, so that they share its fixtures. `coverage report -m` shows what is not covered.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report= --timeout 180 \
-	  -m 'not slow and not engine and not gpu'
+	  -m 'not slow and not engine and not gpu and not exhaustive'
 
 # Two lanes: most of these tests use one core.
 test-engines: $(VENV)/.peers
