@@ -142,7 +142,7 @@ async def episodes(
     engine: Any, renderer: Renderer | None, text: str, count: int, concurrency: int, turns: int
 ) -> None:
     """Play episodes and check that all of them are complete."""
-    limits = RunLimits(max_turns=None, max_tool_output_tokens=8192)
+    limits = RunLimits(max_turns=1_000, max_tool_output_tokens=8192)
     runner = Runner(engine, renderer, limits, options=RunnerOptions(concurrency=concurrency, retries=0))
     spec = EnvSpec.of("bench/Pages-v0", lambda: Pages(text))
     played = 0
