@@ -164,7 +164,7 @@ class Policy:
         """
         if micro.routed_TLK is None or self.routers is None or not self.config.router_replay:
             return nullcontext()
-        return self.routers.replayed(micro.routed_TLK.to(self.device))
+        return self.routers.replayed(micro.routed_TLK, self.device)
 
     def _score_in_chunks(
         self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor

@@ -119,8 +119,11 @@ class Routers:
             for name, module in decoder.named_modules()
             if isinstance(module, kind) and (part is None or part in name)
         }
+        if not modules:
+            return None
         config = decoder.config.get_text_config()
-        probe = _probe(next(iter(modules.values())), config.hidden_size) if modules else ()
+        router = next(iter(modules.values()))
+        probe = _returned(router, next(router.parameters()).new_zeros(2, config.hidden_size))
         whole = [at for at, one in enumerate(probe) if not one.is_floating_point()]
         if len(whole) != 1:
             return None
@@ -141,7 +144,7 @@ class Routers:
                 hook.remove()
 
     @contextmanager
-    def replayed(self, routed_TLK: Tensor) -> Generator[None]:
+    def replayed(self, routed_TLK: Tensor, device: torch.device) -> Generator[None]:
         """Send the tokens of the passes inside this context to given experts.
 
         A backward pass belongs into the context, too, because checkpointed layers are computed again in it.
@@ -149,11 +152,12 @@ class Routers:
         Args:
             routed_TLK: ids of the experts, for each layer that has a router or for all layers; -1 where the
                 router chooses.
+            device: device of the passes. The ids are checked before they go there, which needs no wait.
 
         Raises:
             UsageError: The ids are those of another model.
         """
-        routed_TLK = self._fitting(routed_TLK)
+        routed_TLK = self._fitting(routed_TLK).to(device)
         before = [module.__dict__.get("forward") for module in self._modules]
         for layer, module in enumerate(self._modules):
             setattr(module, "forward", _Replay(module.forward, routed_TLK[:, layer].long(), self.num_experts))  # noqa: B010 - a type checker refuses the assignment
@@ -189,10 +193,18 @@ class Routers:
         weight = next(router.parameters())
         if weight.device.type == "meta" or isinstance(weight, FakeTensor):
             return True  # a model without numbers, of which another copy was tried or nothing is replayed
-        given_TK = torch.arange(self.num_choices, device=weight.device).flip(0)[None].expand(2, -1)
-        with torch.no_grad(), _Chosen(given_TK, self.num_experts):
-            output = _probe(router, self._hidden_size)
-        return bool(output) and torch.equal(output[self._choices_at], given_TK)
+        experts = torch.arange(self.num_experts, device=weight.device)
+        step = max(1, self.num_experts // self.num_choices)  # experts of different groups, if there are any
+        given_TK = torch.stack([experts.roll(-step * one) for one in range(self.num_choices)], -1)
+        draw = torch.Generator().manual_seed(0)
+        hidden = torch.randn(self.num_experts, self._hidden_size, generator=draw).to(weight)
+        with _Chosen(given_TK, self.num_experts):
+            output = _returned(router, hidden)
+        if not output or not torch.equal(output[self._choices_at], given_TK):
+            return False
+        # A router that drops whole groups would give experts of other groups no weight.
+        weights = [one for one in output if one.is_floating_point() and one.shape == given_TK.shape]
+        return all(bool((one.isfinite() & (one != 0)).all()) for one in weights)
 
     def _keep(self, passed: RouterPass, layer: int, _: nn.Module, __: Any, output: Any) -> None:
         passed.logits[layer] = output[self._logits_at]
@@ -255,12 +267,10 @@ def has_balance_loss(base: Any) -> bool:
 
 
 @torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
-def _probe(router: nn.Module, hidden_size: int) -> tuple[Tensor, ...]:
-    """Return what a router returns for two tokens; nothing if that is no tuple of matrices."""
-    weight = next(router.parameters())
-    given = torch.zeros(2, hidden_size, dtype=weight.dtype, device=weight.device)
+def _returned(router: nn.Module, hidden: Tensor) -> tuple[Tensor, ...]:
+    """Return what a router returns for hidden states; nothing if that is no tuple of matrices."""
     try:
-        output = router(given)
+        output = router(hidden)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return ()
     matrices = isinstance(output, tuple) and all(isinstance(one, Tensor) and one.dim() == 2 for one in output)

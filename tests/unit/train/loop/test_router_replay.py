@@ -9,7 +9,7 @@ from agentenv.core import UsageError
 from agentenv.engine import MockEngine, TransformersEngine
 from agentenv.envs import Env, EnvSpec
 from agentenv.render import byte_tokenizer
-from agentenv.train import GRPOConfig, GRPOTrainer
+from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
 from helpers.moe import tiny_moe
 from helpers.training import group, trainer_of
 
@@ -44,7 +44,12 @@ def make_trainer(path, *, engine=None, **settings):
     return trainer, kept
 
 
-@pytest.mark.parametrize("way", [{}, {"asynchronous": True}, {"partial_turns": 1, "max_steps": 4}])
+LORA = LoraOptions(r=2, target_modules=("q_proj", "v_proj"))
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"lora": LORA}, {"asynchronous": True}, {"partial_turns": 1, "max_steps": 4}]
+)
 def test_episodes_carry_the_engines_choices_to_the_step(tmp_path, way):
     trainer, kept = make_trainer(tmp_path, **way)
 
@@ -61,7 +66,7 @@ def test_episodes_carry_the_engines_choices_to_the_step(tmp_path, way):
     trained = [metrics for metrics in history if metrics["tokens/trained"]]
     assert trained
     assert all(1 < metrics["moe/load/max"] <= 3 and metrics["moe/aux_loss"] > 0 for metrics in trained)
-    if not way:  # the engine samples from the weights that the step begins with
+    if not way or "lora" in way:  # the engine samples from the weights that the step begins with
         assert all(metrics["mismatch/k3"] < 1e-6 for metrics in trained)
 
 

@@ -219,6 +219,27 @@ def test_routers_that_choose_in_another_way_are_refused():
         policy_of(model)
 
 
+def test_routers_that_give_no_weight_to_some_experts_are_refused():
+    model = tiny_moe("deepseek-v3")
+
+    def masked(router):
+        """Choose by a `topk` of scores in which the experts of one group have none."""
+
+        def forward(hidden):
+            logits = functional.linear(hidden.float(), router.weight.float())
+            scores = logits.sigmoid().clone()
+            scores[:, 2:4] = 0
+            return logits, *torch.topk(scores, CHOSEN)
+
+        return forward
+
+    for router in routers_of(model):
+        router.forward = masked(router)
+
+    with pytest.raises(UsageError, match="has routers that choose in another way"):
+        policy_of(model)
+
+
 DRIVER = """
 import sys
 import torch
