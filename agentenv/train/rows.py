@@ -11,6 +11,7 @@ from torch import Tensor
 
 from agentenv.core.errors import UsageError
 from agentenv.core.trajectory import TokenSequence
+from agentenv.train.supports import TokenSupports
 
 __all__ = ["Row", "fit_rows", "make_row"]
 
@@ -48,6 +49,8 @@ class Row:
     new_n: Tensor | None = None
     """Log-probabilities under the weights of the latest pass of the update; None before it."""
     entropy_n: Tensor | None = None
+    supports: TokenSupports | None = None
+    """What the trained tokens were sampled from; None if all of them from the whole vocabulary."""
 
     @property
     def num_trained(self) -> int:
@@ -120,6 +123,8 @@ def make_row(
         demonstration=demonstration,
         turns_n=turns_n,
         attempts_n=torch.tensor(attempts)[turns_n] if any(attempts) else None,
+        # Imitation raises the probability of a token among all others, whatever it was sampled from.
+        supports=None if demonstration else TokenSupports.of_spans(sequence.spans, mask),
     )
 
 
@@ -140,9 +145,10 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
         return "rows_without_trained_tokens"
     if max_length is not None and len(row.token_ids) > max_length:
         return "rows_too_long"
-    if vocab_size is not None and max(row.token_ids) >= vocab_size:
+    highest = max(row.token_ids) if row.supports is None else max(*row.token_ids, row.supports.highest)
+    if vocab_size is not None and highest >= vocab_size:
         raise UsageError(
-            f"token id {max(row.token_ids)} is outside the model's vocabulary of {vocab_size}: "
+            f"token id {highest} is outside the model's vocabulary of {vocab_size}: "
             "the trajectories were made with another tokenizer"
         )
     return ""

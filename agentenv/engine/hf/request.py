@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from agentenv.core.errors import EngineError
+from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
 
@@ -41,6 +42,8 @@ class GenerationRequest:
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Each weights version, with the index of the first token that it sampled."""
+    supports: SupportsBuilder | None = None
+    """The supports of the tokens; None if the request does not want them."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""
 
@@ -101,6 +104,8 @@ class GenerationRequest:
                 ranges,
                 queue_s=started - self.created,
                 vocab_size=self.vocab_size,
+                supports=None if self.supports is None else self.supports.freeze(),
+                no_supports="" if self.supports is None else self.supports.reason,
             )
         )
 
