@@ -323,7 +323,7 @@ class Stage:
     async def _close(self, held: _Held) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.
         close, user, env, lease = self._closing.close, held.user, held.env, held.lease
-        if held.seats is not None:
+        if held.seats is not None and held.seats.opened:
             await close("seats", held.seats.stop)
         await close("release", held.conversation.release)
         if user is not None:
