@@ -5,11 +5,30 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+
+def run_driver(code: str, *arguments: str | Path) -> None:
+    """Run a program that may fork and may import `helpers`, because a process with threads must not fork."""
+    tests = str(Path(__file__).parents[1])
+    paths = [tests, *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=560,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def play(work: Callable[[], None], size: int) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from agentenv.core.errors import UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.train.capacity.shape import ModelShape, empty_model, layers_of, model_shape, shortened
 from agentenv.train.capacity.tracker import MemoryTracker
 from agentenv.train.config import GRPOConfig
@@ -84,9 +85,7 @@ def _run(config: Any, train: GRPOConfig, tokens: int, ranks: int) -> dict[str, i
                 for last in (False, True):
                     _pass(policy, micro, tracker, last=last)
         except (NotImplementedError, RuntimeError) as error:
-            raise UsageError(
-                f"{type(config).__name__} cannot be planned: {str(error).splitlines()[0]}"
-            ) from error
+            raise UsageError(f"{type(config).__name__} cannot be planned: {first_line_of(error)}") from error
         return tracker.peaks
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -17,6 +14,7 @@ from hypothesis import strategies as st
 
 from agentenv.train.balance import destinations
 from agentenv.train.model.packing import plan
+from helpers.ranks import run_driver
 from helpers.training import make_row
 
 Lengths = list[list[int]]
@@ -151,19 +149,7 @@ for size in (2, 4):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("balance")
-    root = Path(__file__).parents[3]
-    paths = [str(root / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(out)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_driver(DRIVER, out)
     return out
 
 

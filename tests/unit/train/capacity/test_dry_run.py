@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from agentenv.train import GRPOConfig, LoraOptions
 from agentenv.train.capacity import dry_run
+from helpers.ranks import run_driver
 
 pytestmark = pytest.mark.slow
 
@@ -118,21 +115,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     out = tmp_path_factory.mktemp("peaks")
     cases = {name_of(case): (MODELS[case[0]].to_dict(), OPTIONS[case[1]], case[2], case[3]) for case in CASES}
     (out / "cases.json").write_text(json.dumps(cases))
-    tests = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(out)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")]),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_driver(DRIVER, out)
     return json.loads((out / "peaks-1.json").read_text()) | json.loads((out / "peaks-2.json").read_text())
 
 

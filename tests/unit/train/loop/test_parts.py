@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from helpers.ranks import run_driver
 
 pytestmark = pytest.mark.slow
 
@@ -151,21 +150,7 @@ play(failures, 2)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("parts")
-    tests = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(out)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")]),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_driver(DRIVER, out)
     return out
 
 

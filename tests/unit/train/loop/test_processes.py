@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from helpers.ranks import run_driver
 
 pytestmark = pytest.mark.slow
 
@@ -360,16 +359,7 @@ for how in ("synchronous", "asynchronous", "stream", "sharded", "sharded asynchr
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("processes")
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(out), *REDUCTIONS],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_driver(DRIVER, out, *REDUCTIONS)
     return out
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from helpers.ranks import run_driver
 
 pytestmark = pytest.mark.slow
 
@@ -136,21 +135,7 @@ play(peaks, 2)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sharded")
-    tests = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(out)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")]),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_driver(DRIVER, out)
     return out
 
 

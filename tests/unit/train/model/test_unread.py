@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from agentenv.engine.hf.load import locate
 from agentenv.train import GRPOConfig
 from agentenv.train.unread import Refused, unread_model
+from helpers.ranks import run_driver
 
 # The packages are imported once, here; every rank is a fork of this process, and computes all its cases.
 DRIVER = """
@@ -132,21 +130,7 @@ play(peaks, 2)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("unread")
-    tests = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(out)],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")]),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_driver(DRIVER, out)
     return out
 
 
