@@ -6,7 +6,8 @@ ancestors, and its position is its depth, so every row is computed exactly as if
 
 The layout is chosen by cost, in units of one token's pass through the weights: tokens + attention * pairs of
 a query and a key + overhead of the pass. A causal kernel skips half of the pairs of a padded row. Attention
-over the tree computes only pairs in which the query sees the key, and a block mask computes all pairs.
+over the tree computes only pairs in which the query sees the key, flex attention whole blocks of pairs, and a
+mask all pairs.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from agentenv.train.model.attention import Node
+from agentenv.train.model.attention import BLOCK, Node, Way
 from agentenv.train.rows import Row
 from agentenv.train.supports import TokenSupports
 
-__all__ = ["CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
+__all__ = ["MOST_MASKED", "CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
 
 Layout = Literal["auto", "shared", "padded"]
 
 MOST_MASKED = 4096
-"""Most tokens of a pack whose attention takes a block mask, which holds a value for each pair of tokens. A
-longer row is alone, and plain causal attention needs no mask for it."""
+"""Most tokens of a pack whose attention takes a mask of all pairs of tokens. A longer row is alone, and plain
+causal attention needs no mask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,17 @@ class CostModel:
     """Fixed cost of a pass, because small matrix products are slow."""
     branch: float = 1.0
     """Cost of each row of a tree, because each branch has attention calls of its own."""
-    block_mask: bool = False
-    """Whether a pack's attention computes all pairs, including those that the mask hides."""
+    way: Way = "tree"
+    """How attention over a pack is computed, which decides how many pairs are."""
 
     def packed(self, tokens: int, pairs: float, rows: int) -> float:
         """Return the cost of one pack, in which `pairs` queries see a key."""
-        if self.block_mask:
+        if self.way == "mask":
             return tokens + self.attention * tokens * tokens + self.overhead
+        if self.way == "flex":
+            # A query also computes the rest of the block in which its row begins, and of that in which it is
+            # itself, half a block each on average.
+            return tokens + self.attention * (pairs + BLOCK * tokens) + self.overhead
         return tokens + self.attention * pairs + self.branch * rows + self.overhead
 
     def padded(self, rows: int, width: int) -> float:
@@ -122,7 +127,7 @@ def plan(
         return []
     if layout == "padded":
         return [pad_rows(part) for part in _padded_parts(rows, max_tokens)]
-    packs = _packs(rows, min(max_tokens, MOST_MASKED) if cost.block_mask else max_tokens, cost)
+    packs = _packs(rows, min(max_tokens, MOST_MASKED) if cost.way == "mask" else max_tokens, cost)
     if layout == "auto":
         parts = _padded_parts(rows, max_tokens)
         cost_padded = sum(cost.padded(len(part), max(len(r.token_ids) - 1 for r in part)) for part in parts)
