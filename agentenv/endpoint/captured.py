@@ -186,6 +186,7 @@ def _frozen(sequence: OpenSequence, index_of: Mapping[int, int], out: Mapping[in
         builder.append_completion(
             token_ids, completion.logprobs, ranges, turn=index, supports=completion.supports
         )
+        builder.route(completion.routed_experts)
     return builder.freeze()
 
 

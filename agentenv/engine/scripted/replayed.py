@@ -238,6 +238,9 @@ def _completion(record: Trajectory, turn: Turn) -> Completion:
         ranges.append((span.weights_version or 0, start, start + len(span)))
         start += len(span)
     logprobs = tuple(sequence.logprobs[turn.start : turn.end])
+    routed = sequence.routed_experts
+    if routed is not None:
+        routed = routed.part(0, turn.end - 1) if len(routed) >= turn.end - 1 else None
     supports = sequence.supports_of(turn.start, turn.end)
     return Completion(
         ids,
@@ -245,6 +248,7 @@ def _completion(record: Trajectory, turn: Turn) -> Completion:
         turn.finish_reason,
         tuple(ranges),
         replayed=True,
+        routed_experts=routed,
         supports=supports,
         no_supports=NOT_KEPT if supports is None and _was_cut(turn.sampling) else "",
     )

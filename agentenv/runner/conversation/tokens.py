@@ -118,6 +118,7 @@ class TokenConversation:
         self._builder.append_completion(
             ids, completion.logprobs, ranges, turn=turn, supports=completion.supports
         )
+        self._builder.route(completion.routed_experts)
         self.untrainable_reason = self.untrainable_reason or completion.unfit_for_training(self._asked)
         self.has_policy_tokens = True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
 from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
 from agentenv.train.model.products import faster_linear
+from agentenv.train.model.routers import Routers, has_balance_loss, refuse_replay
 from agentenv.train.model.shards import as_forward, reshard
 from agentenv.train.rows import Row
 from agentenv.train.supports import TokenSupports
@@ -84,7 +85,8 @@ class Policy:
             launch, and the device of the model.
 
     Raises:
-        UsageError: The model is no causal language model, or its attention ignores the cap of its scores.
+        UsageError: The model is no causal language model, its attention ignores the cap of its scores, or an
+            option needs routers that it does not have.
     """
 
     def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
@@ -107,6 +109,12 @@ class Policy:
             keep_freed_memory()
             faster_linear(model)
             keep_less(model)
+        self.routers = Routers.of(self.decoder)
+        """The routers of a mixture of experts; None for other models."""
+        if config.router_aux_loss_coef:
+            _refuse_unbalanced(self.base, self.routers)
+        if config.router_replay:
+            refuse_replay(self.base, self.routers)
         self.window = _window(text)
         _refuse_lost_soft_cap(text)
         self.packable, self.pack_reason = _may_pack(self.base, text)
@@ -148,6 +156,16 @@ class Policy:
                 return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
         finally:
             self.model.eval()
+
+    def replayed(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        """Return a context in which tokens are sent to the experts that the engine chose, if it told them.
+
+        Args:
+            micro: the micro-batch that is scored in the context. Its backward pass belongs there, too.
+        """
+        if micro.routed_TLK is None or self.routers is None or not self.config.router_replay:
+            return nullcontext()
+        return self.routers.replayed(micro.routed_TLK, self.device)
 
     def _score_in_chunks(
         self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
@@ -369,6 +387,19 @@ def _refuse_lost_soft_cap(text: Any) -> None:
             f"the attention {name!r} ignores the soft cap of this model's attention scores",
             remedy="load the model with attn_implementation='eager'",
         )
+
+
+def _refuse_unbalanced(base: Any, routers: Routers | None) -> None:
+    """Refuse a model for which there is no load balancing loss."""
+    if routers is not None and has_balance_loss(base):
+        return
+    why = "has no routers whose logits can be read"
+    if routers is not None:
+        why = "has routers for which transformers has no load balancing loss"
+    raise UsageError(
+        f"router_aux_loss_coef is set, but {type(base).__name__} {why}",
+        remedy="set router_aux_loss_coef to 0",
+    )
 
 
 def _plain_head(head: Any, text: Any) -> bool:
