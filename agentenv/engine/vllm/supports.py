@@ -27,7 +27,7 @@ from agentenv.engine.exact import LOWEST_LOGPROB
 __all__ = ["MOST_LOGPROBS", "allowed_logprobs", "num_logprobs", "with_supports"]
 
 WITHOUT_TOP_K = 256
-"""Number of tokens that are asked for if top-k does not bound a support. Each costs about 40 bytes of the
+"""Number of tokens that are asked for if top-k does not bound a support. Each costs about 60 bytes of the
 answer for each sampled token."""
 MOST_LOGPROBS = MOST_TOKENS + MOST_TOKENS // 4
 """The `--max-logprobs` of the servers that we start. It only limits what a request may ask for."""
