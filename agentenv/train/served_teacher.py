@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,8 @@ TEXT = (
 class ServedTeacher:
     """A model on vLLM servers in the place of the reference.
 
+    If the environment variable `VLLM_API_KEY` is set, its value is sent as the servers' key.
+
     Args:
         address: address of a server, or several with commas between.
         tokenizer: tokenizer of the policy; None leaves out its comparison with that of the servers.
@@ -34,7 +37,7 @@ class ServedTeacher:
     """
 
     def __init__(self, address: str, tokenizer: ChatTokenizer | None) -> None:
-        self._scorer = PromptScorer(address)
+        self._scorer = PromptScorer(address, api_key=os.environ.get("VLLM_API_KEY"))
         if tokenizer is not None:
             self._require_tokens(tokenizer)
 

@@ -25,12 +25,25 @@ class ModelServer(FakeVLLM):
     model: Any = None
     tokenizer: ChatTokenizer | None = None
     """Tokenizer of `/tokenize`; without one there is no such route."""
+    key: str = ""
+    """Key without which paths below `/v1` and `/inference` are refused, as vLLM does with `--api-key`."""
 
     def app(self):
         app = super().app()
+        app.middlewares.append(self.guard)
         if self.tokenizer is not None:
             app.router.add_post("/tokenize", self.tokenize)
         return app
+
+    @web.middleware
+    async def guard(self, request, handler):
+        if (
+            self.key
+            and request.path.startswith(("/v1", "/inference"))
+            and request.headers.get("Authorization") != f"Bearer {self.key}"
+        ):
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
 
     async def tokenize(self, request):
         assert self.tokenizer is not None

@@ -24,14 +24,17 @@ class PromptScorer:
         url: address of a server, or several with commas between.
         concurrency: most requests in flight to each server; further requests wait.
         retry_s: seconds for which a request is retried after its first failure.
+        api_key: key that is sent as a bearer token.
 
     Raises:
         EngineUnavailable: A server does not answer.
         EngineError: A server is not OpenAI-compatible, or the servers have different models.
     """
 
-    def __init__(self, url: str, *, concurrency: int = 64, retry_s: float = 120.0) -> None:
-        reports = [probe(part.strip()) for part in url.split(",") if part.strip()]
+    def __init__(
+        self, url: str, *, concurrency: int = 64, retry_s: float = 120.0, api_key: str | None = None
+    ) -> None:
+        reports = [probe(part.strip(), api_key=api_key) for part in url.split(",") if part.strip()]
         names = sorted({report.model for report in reports})
         if len(names) > 1:
             raise EngineError(
@@ -45,7 +48,8 @@ class PromptScorer:
         # The server must have room for a token of its own, because it always samples one.
         self.max_tokens = min(limits) - 1 if limits else None
         """Length of the longest sequence that can be scored; None if it is not known."""
-        self._pool = ServerPool(self._urls, concurrency=concurrency, retry_s=retry_s)
+        self._key = api_key
+        self._pool = ServerPool(self._urls, concurrency=concurrency, retry_s=retry_s, api_key=api_key)
 
     def encode(self, text: str) -> list[list[int]]:
         """Return the token ids of a text by the tokenizer of each server; this blocks.
@@ -55,7 +59,7 @@ class PromptScorer:
             EngineError: A server has no `/tokenize`.
         """
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        askers = [Asker(url, None, self._pool.request_timeout_s) for url in self._urls]
+        askers = [Asker(url, self._key, self._pool.request_timeout_s) for url in self._urls]
         answers = [asker.ask("/tokenize", body) for asker in askers]
         return [list(answer.get("tokens") or ()) if isinstance(answer, dict) else [] for answer in answers]
 

@@ -114,6 +114,19 @@ def test_a_server_that_is_busy_is_asked_again_and_other_failures_are_errors(larg
                 teacher.score([make_row([5, 9, 14], [2])])
 
 
+def test_the_key_of_the_servers_is_read_from_the_environment(large, monkeypatch):
+    (row,) = rows = [make_row([5, 9, 14], [2])]
+    with model_server(large, tokenizer=byte_tokenizer(), key="secret") as server:
+        monkeypatch.delenv("VLLM_API_KEY", raising=False)
+        with pytest.raises(EngineError, match="401"):
+            ServedTeacher(server.url, byte_tokenizer())
+        monkeypatch.setenv("VLLM_API_KEY", "secret")
+
+        ServedTeacher(server.url, byte_tokenizer()).score(rows)
+
+    assert row.ref_n is not None
+
+
 def test_a_row_that_leaves_the_server_no_room_is_refused(large):
     with model_server(large, tokenizer=byte_tokenizer()) as server:
         teacher = ServedTeacher(server.url, byte_tokenizer())
