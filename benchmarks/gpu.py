@@ -3,10 +3,11 @@
     python benchmarks/gpu.py [--into build/gpu]         # as `make gpu` does
     python benchmarks/gpu.py --device cpu --quick       # tries the same parts without a GPU, in small
 
-The parts run one after another: the tests marked `gpu`; a trainer step against a plain padded one and TRL's;
-vLLM in this process against vLLM alone; a whole GRPO step with vLLM in process; and full weights brought to a
-server through a directory and over connections. A part that fails, lacks a package or runs out of time says
-so on the page, and the others run all the same.
+The parts run one after another: the tests marked `gpu`; attention over packs by flex attention and under a
+mask of all pairs; a trainer step against a plain padded one and TRL's; vLLM in this process against vLLM
+alone; a whole GRPO step with vLLM in process; and full weights brought to a server through a directory and
+over connections. A part that fails, lacks a package or runs out of time says so on the page, and the others
+run all the same.
 
 The exit code is 0 if every part has its figures, 1 if one has none, and 3 without a GPU.
 """
@@ -76,6 +77,11 @@ def parts(options: argparse.Namespace) -> dict[str, Part]:
             [*tests, str(HERE.parent / "tests"), f"--junitxml={options.into / 'tests.xml'}"],
             ("pytest",),
             {"AGENTENV_TEST_DEVICE": options.device},
+        ),
+        "packs": Part(
+            "Attention over packs: flex attention, a mask of all pairs, padded rows",
+            script("packs", "--device", options.device, *quick),
+            ("torch", "transformers"),
         ),
         "trainer": Part(
             "A trainer step: ours, plain padded, TRL",

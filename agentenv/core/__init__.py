@@ -51,11 +51,13 @@ if TYPE_CHECKING:
     from agentenv.core.messages import ToolErrorKind as ToolErrorKind
     from agentenv.core.messages import ToolResult as ToolResult
     from agentenv.core.messages import text_of as text_of
+    from agentenv.core.routed_experts import RoutedExperts as RoutedExperts
     from agentenv.core.seeds import derive_seed as derive_seed
     from agentenv.core.sequence import SequenceBuilder as SequenceBuilder
     from agentenv.core.sequence import Source as Source
     from agentenv.core.sequence import TokenSequence as TokenSequence
     from agentenv.core.sequence import TokenSpan as TokenSpan
+    from agentenv.core.supports import Supports as Supports
     from agentenv.core.task import Task as Task
     from agentenv.core.trajectory import EpisodeError as EpisodeError
     from agentenv.core.trajectory import Rewrite as Rewrite
@@ -106,8 +108,10 @@ __all__ = door(
             "ToolResult",
             "text_of",
         ],
+        "routed_experts": ["RoutedExperts"],
         "seeds": ["derive_seed"],
         "sequence": ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"],
+        "supports": ["Supports"],
         "task": ["Task"],
         "trajectory": ["EpisodeError", "Rewrite", "StopReason", "Trajectory", "TrajectoryGroup", "Turn"],
     },

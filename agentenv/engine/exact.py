@@ -8,6 +8,7 @@ from math import isfinite
 from typing import cast
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
+from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.base import Completion, FinishReason
 
 __all__ = [
@@ -59,6 +60,7 @@ def exact_completion(
     ranges: tuple[tuple[int, int, int], ...],
     vocab_size: int | None = None,
     queue_s: float = 0.0,
+    routed_experts: RoutedExperts | None = None,
 ) -> Completion:
     """Check the output of an engine and return it as a completion.
 
@@ -88,6 +90,7 @@ def exact_completion(
         ranges,
         queue_s=queue_s,
         vocab_size=vocab_size,
+        routed_experts=routed_experts,
     )
 
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
+from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.trajectory import TokenSequence
+from agentenv.train.supports import TokenSupports
 
 __all__ = ["Row", "fit_rows", "make_row"]
 
@@ -48,6 +50,10 @@ class Row:
     new_n: Tensor | None = None
     """Log-probabilities under the weights of the latest pass of the update; None before it."""
     entropy_n: Tensor | None = None
+    routed_experts: RoutedExperts | None = None
+    """Experts that the tokens but the last are sent to; None if the routers choose."""
+    supports: TokenSupports | None = None
+    """What the trained tokens were sampled from; None if all of them from the whole vocabulary."""
 
     @property
     def num_trained(self) -> int:
@@ -82,6 +88,7 @@ def make_row(
     demonstration: bool = False,
     attempts: Sequence[int] = (),
     oldest_version: int | None = None,
+    replay: bool = False,
 ) -> Row | None:
     """Return the row of a sequence; None if it has no token to train.
 
@@ -93,6 +100,10 @@ def make_row(
         demonstration: whether it is trained by cross entropy.
         attempts: the attempt that each turn of the episode belongs to.
         oldest_version: tokens that older weights sampled are not trained.
+        replay: whether the row takes over the experts that the engine chose.
+
+    Raises:
+        UsageError: There is not one advantage for each token, or the engine told no experts.
     """
     mask = torch.tensor(_trained(sequence, oldest_version), dtype=torch.bool)
     mask[:1] = False  # the first token has no prediction
@@ -120,7 +131,24 @@ def make_row(
         demonstration=demonstration,
         turns_n=turns_n,
         attempts_n=torch.tensor(attempts)[turns_n] if any(attempts) else None,
+        routed_experts=_routed(sequence, len(token_ids) - 1) if replay else None,
+        # Imitation raises the probability of a token among all others, whatever it was sampled from.
+        supports=None if demonstration else TokenSupports.of_spans(sequence.spans, mask),
     )
+
+
+def _routed(sequence: TokenSequence, length: int) -> RoutedExperts:
+    """Return the experts of the first tokens of a sequence."""
+    routed = sequence.routed_experts
+    if routed is None or len(routed) < length:
+        known = 0 if routed is None else len(routed)
+        raise UsageError(
+            f"router_replay is set, but the engine told the experts of {known} of the {length} tokens of an "
+            "episode",
+            remedy="sample with an engine that tells them (return_routed_experts=True), or set "
+            "router_replay=False",
+        )
+    return routed.part(0, length)
 
 
 def _trained(sequence: TokenSequence, oldest_version: int | None) -> list[bool]:
@@ -140,9 +168,10 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
         return "rows_without_trained_tokens"
     if max_length is not None and len(row.token_ids) > max_length:
         return "rows_too_long"
-    if vocab_size is not None and max(row.token_ids) >= vocab_size:
+    highest = max(row.token_ids) if row.supports is None else max(*row.token_ids, row.supports.highest)
+    if vocab_size is not None and highest >= vocab_size:
         raise UsageError(
-            f"token id {max(row.token_ids)} is outside the model's vocabulary of {vocab_size}: "
+            f"token id {highest} is outside the model's vocabulary of {vocab_size}: "
             "the trajectories were made with another tokenizer"
         )
     return ""

@@ -86,7 +86,7 @@ def apply_soft_cap(model: PreTrainedModel) -> None:
     text: Any = model.config.get_text_config()
     name: str = text._attn_implementation  # noqa: SLF001 - transformers has no public getter
     # Eager, flash and flex attention apply the cap. Those built on sdpa, ours among them, do not.
-    applied = name == "eager" or "flash" in name or "flex" in name
+    applied = name.startswith("eager") or "flash" in name or "flex" in name
     if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
         model.set_attn_implementation("eager")
 
@@ -99,7 +99,7 @@ def use_grouped_attention(model: PreTrainedModel) -> bool:
     """
     apply_soft_cap(model)
     config: Any = model.config
-    eager = config._attn_implementation == "eager"  # noqa: SLF001 - transformers has no public getter
+    eager = config._attn_implementation.startswith("eager")  # noqa: SLF001 - transformers has no public getter
     if eager or not getattr(model, "_supports_sdpa", False):
         return False
     AttentionInterface.register(ATTENTION_NAME, grouped_decode_attention)

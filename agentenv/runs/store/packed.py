@@ -3,7 +3,11 @@
 Nearly all of a long episode are token ids and log-probabilities. Writing them as text takes several times as
 long as all the rest of a line, and the log-probabilities take twice the room. A packed sequence is a JSON
 object with the ids of all spans as 32-bit integers and the log-probabilities as 64-bit floats, both in
-little-endian order and base64, so nothing is rounded. What is not such numbers stays unpacked.
+little-endian order and base64, so nothing is rounded. What is not such numbers stays unpacked. The experts
+that an engine told are written in the same way, as one or two bytes for each.
+
+A sequence with supports (`agentenv.core.supports`) has two more arrays in `supports`: the number of tokens in
+the support of each sampled token, 0 for tokens of spans without supports, and the ids of all supports.
 """
 
 from __future__ import annotations
@@ -11,16 +15,19 @@ from __future__ import annotations
 import sys
 from array import array
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice, repeat
 from typing import Any
 
+from agentenv.core.routed_experts import RoutedExperts
+from agentenv.core.supports import Supports
 from agentenv.core.trajectory import TokenSequence, TokenSpan
 
-__all__ = ["pack_sequence", "unpack_sequence"]
+__all__ = ["pack_routed", "pack_sequence", "unpack_routed", "unpack_sequence"]
 
 _IDS, _LOGPROBS = "I", "d"
 """Type codes of `array`: 32-bit unsigned integers and 64-bit floats."""
+_ROUTED = ("layers", "choices", "width")
 
 
 def pack_sequence(sequence: TokenSequence) -> dict[str, Any] | None:
@@ -32,7 +39,36 @@ def pack_sequence(sequence: TokenSequence) -> dict[str, Any] | None:
         return None
     # One row for each span; it has as many logprobs as tokens exactly if the source is the model.
     spans = [(span.source, len(span), span.turn, span.weights_version) for span in sequence.spans]
-    return {"token_ids": ids, "logprobs": logprobs, "spans": spans}
+    packed: dict[str, Any] = {"token_ids": ids, "logprobs": logprobs, "spans": spans}
+    if any(span.supports is not None for span in sequence.spans):
+        packed["supports"] = _pack_supports(sequence)
+    if sequence.routed_experts is not None:
+        packed |= pack_routed(sequence.routed_experts)
+    return packed
+
+
+def _pack_supports(sequence: TokenSequence) -> dict[str, str]:
+    sampled = [span for span in sequence.spans if span.source == "model"]
+    lengths = (span.supports.lengths if span.supports else repeat(0, len(span)) for span in sampled)
+    kept = [span.supports.token_ids for span in sampled if span.supports is not None]
+    return {
+        "lengths": _pack(_IDS, list(chain.from_iterable(lengths))),
+        "token_ids": _pack(_IDS, list(chain.from_iterable(kept))),
+    }
+
+
+def _unpack_supports(data: Mapping[str, str], sampled: int) -> Callable[[int], Supports | None]:
+    """Return a function that returns the supports of the next sampled span of a length."""
+    lengths, ids = _unpack(_IDS, data["lengths"]), _unpack(_IDS, data["token_ids"])
+    if len(lengths) != sampled or sum(lengths) != len(ids):
+        raise ValueError(f"{sampled} tokens are sampled, but {len(lengths)} have supports of {len(ids)} ids")
+    next_lengths, next_ids = iter(lengths), iter(ids)
+
+    def read(size: int) -> Supports | None:
+        own = list(islice(next_lengths, size))
+        return Supports.flat(islice(next_ids, sum(own)), own) if any(own) else None
+
+    return read
 
 
 def unpack_sequence(data: dict[str, Any]) -> TokenSequence:
@@ -43,18 +79,38 @@ def unpack_sequence(data: dict[str, Any]) -> TokenSequence:
         LookupError, TypeError, ValueError: The object is no packed sequence.
     """
     ids, logprobs = _unpack(_IDS, data["token_ids"]), _unpack(_LOGPROBS, data["logprobs"])
+    supports_of = _unpack_supports(data["supports"], len(logprobs)) if "supports" in data else None
     spans: list[TokenSpan] = []
     start = sampled = 0
     for source, length, turn, version in data["spans"]:
-        own = None
+        own = supports = None
         if source == "model":
             own = logprobs[sampled : sampled + length]
+            supports = None if supports_of is None else supports_of(length)
             sampled += length
-        spans.append(TokenSpan(source, ids[start : start + length], own, version, turn))
+        spans.append(TokenSpan(source, ids[start : start + length], own, version, turn, supports))
         start += length
     if (start, sampled) != (len(ids), len(logprobs)) or len(ids) != sum(map(len, spans)):
         raise ValueError(f"its spans have {start} tokens, {sampled} of them sampled, but its arrays do not")
-    return TokenSequence(tuple(spans))
+    return TokenSequence(tuple(spans), unpack_routed(data))
+
+
+def pack_routed(routed: RoutedExperts) -> dict[str, Any]:
+    """Return the experts of a sequence as a part of its JSON object."""
+    ids = b2a_base64(routed.data, newline=False).decode()
+    return {"routed_experts": {"ids": ids, **{name: getattr(routed, name) for name in _ROUTED}}}
+
+
+def unpack_routed(data: dict[str, Any]) -> RoutedExperts | None:
+    """Return the experts in the JSON object of a sequence; None if it has none.
+
+    Raises:
+        AlignmentError, LookupError, TypeError, ValueError: The object has something else in their place.
+    """
+    routed = data.get("routed_experts")
+    if routed is None:
+        return None
+    return RoutedExperts(a2b_base64(routed["ids"], strict_mode=True), *(routed[name] for name in _ROUTED))
 
 
 def _pack(code: str, numbers: Sequence[float]) -> str:

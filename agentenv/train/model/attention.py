@@ -7,24 +7,24 @@ others, 2022). One sequence with a block mask would also compute the pairs that 
 of all pairs for eight completions of 256 tokens after a prompt of 512.
 
 The two kernels are those of PyTorch's `scaled_dot_product_attention` on the CPU, called by name because
-only they return the log-sum-exp. Other devices take the block mask.
+only they return the log-sum-exp. `pack_attention` says what other devices take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Node", "block_mask", "enable_tree_attention", "tree_attention"]
+__all__ = ["BLOCK", "Node", "Way", "block_mask", "tree_attention"]
 
-SUFFIX = "+tree"
+Way = Literal["tree", "flex", "mask"]
+"""How attention over a pack is computed; see `pack_attention`."""
 
-UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
-"""Arguments by which some models change attention, and which tree attention does not support."""
+BLOCK = 128
+"""Number of queries, and of keys, that flex attention computes or leaves out together."""
 
 
 class Node(NamedTuple):
@@ -45,45 +45,6 @@ def block_mask(nodes: Sequence[Node]) -> Tensor:
         keep_TT[start:stop, start:stop] = torch.ones(own, own, dtype=torch.bool).tril()
         keep_TT[stop:end, start:stop] = True
     return keep_TT
-
-
-def enable_tree_attention(model: Any) -> None:
-    """Make a model's forward pass accept `tree=nodes`; without this argument it is unchanged.
-
-    Args:
-        model: a model from transformers, with any attention function of its interface.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    name: str = model.config._attn_implementation  # noqa: SLF001 - transformers has no public getter
-    if name.endswith(SUFFIX):
-        return
-    inner = ALL_ATTENTION_FUNCTIONS[name]
-    AttentionInterface.register(name + SUFFIX, partial(_forward, inner))
-    AttentionMaskInterface.register(name + SUFFIX, ALL_MASK_ATTENTION_FUNCTIONS[name])
-    model.set_attn_implementation(name + SUFFIX)
-
-
-def _forward(  # noqa: PLR0917 - transformers' signature
-    inner: Any,
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    tree: Sequence[Node] | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention function for transformers: inputs have heads in dimension 1, results in dimension 2."""
-    if tree is None:
-        return inner(module, query, key, value, attention_mask, **options)
-    for name in UNSUPPORTED:
-        if options.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} passes {name}, which tree attention does not support")
-    return tree_attention(query, key, value, tree, scale=options.get("scaling")), None
 
 
 def tree_attention(

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from agentenv.train.model.attention import BLOCK, Way
 from agentenv.train.model.packing import MicroBatch, pack_rows, pad_rows
 from agentenv.train.model.shards import local, reshard
 from agentenv.train.rows import Row
@@ -23,9 +24,9 @@ __all__ = [
     "Scorer",
     "depends_on_longest",
     "difference",
-    "packing_reason",
     "probe_gradients",
     "probe_rows",
+    "refuse_ways",
 ]
 
 MEMBERS = 3
@@ -37,13 +38,16 @@ MOST_LEAK = 0.01
 """Largest relative change of a row's gradients that other tokens in its neighbours may cause, in any number
 format. What is not visible contributes exact zeros: none at all was measured on the CPU, also with a mixture
 of experts. The rest is room for kernels of other devices that sum in no fixed order."""
+TAKEN: dict[Way, str] = {"tree": "tree attention", "flex": "flex attention", "mask": "a mask of all pairs"}
 
 
 class Scorer(Protocol):
     """The part of a policy that is checked."""
 
     model: Any
-    tree: bool
+    ways: tuple[Way, ...]
+    """Ways to attend over packs, of which it takes the first."""
+    max_length: int | None
     world: World
 
     def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -51,8 +55,14 @@ class Scorer(Protocol):
         ...
 
 
-def probe_rows(vocab_size: int) -> list[Row]:
-    """Return two groups of rows, each with a common prefix, and with a gap in their trained tokens."""
+def probe_rows(vocab_size: int, *, groups: int = 2, length: int = 0) -> list[Row]:
+    """Return groups of rows, each with a common prefix, and with a gap in their trained tokens.
+
+    Args:
+        vocab_size: number of different tokens.
+        groups: number of groups.
+        length: number of tokens by which both a prefix and the rest of a row are longer than a few tokens.
+    """
     generator = torch.Generator().manual_seed(0)
     top = min(vocab_size, 1000)
 
@@ -60,40 +70,63 @@ def probe_rows(vocab_size: int) -> list[Row]:
         return torch.randint(0, top, (count,), generator=generator).tolist()
 
     rows: list[Row] = []
-    for group in range(2):
-        prompt, (own,) = draw(7 + group), draw(1)
+    for group in range(groups):
+        prompt, (own,) = draw(7 + group + length), draw(1)
         for member in range(MEMBERS):
             # The first token after the prompt is different in each row, so rows share exactly the prompt.
-            ids = [*prompt, (own + member) % top, *draw(5 + member)]
+            ids = [*prompt, (own + member) % top, *draw(5 + member + length)]
             positions_n = torch.tensor([p for p in range(len(prompt), len(ids)) if p != len(prompt) + 2])
             weights_n = torch.randn(positions_n.shape, generator=generator)
             rows.append(Row(ids, positions_n, torch.zeros_like(weights_n), weights_n, member, group))
     return rows
 
 
-def packing_reason(
+def refuse_ways(
     probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float, *, vocab_size: int
-) -> str:
-    """Return why rows cannot be packed; empty if tree attention or a block mask is exact.
+) -> dict[Way, str]:
+    """Take from a probe the ways to attend over packs that come before an exact one; return why each is not.
 
-    Tree attention is switched off on the probe if only a block mask is exact.
+    Args:
+        probe: the policy that is checked, whose `ways` are shortened.
+        rows: short rows.
+        truth: their gradients as a padded batch.
+        tolerance: largest relative difference of gradients.
+        vocab_size: number of different tokens.
     """
-    try:
-        gap = difference(probe_gradients(probe, pack_rows(rows)), truth, probe.world)
-        leak = _leak(probe, rows, vocab_size)
+    refused: dict[Way, str] = {}
+    while probe.ways:
+        try:
+            reason = _reason(probe, rows, truth, tolerance, vocab_size)
+        except Exception as error:  # noqa: BLE001 - models and compilers raise what they like
+            first = (str(error).splitlines() or [""])[0]
+            reason = f"the model does not take {TAKEN[probe.ways[0]]}: {type(error).__name__}: {first}"
+            reshard(probe.model)  # the pass was broken off where some layers were whole
+        if not reason:
+            break
+        refused[probe.ways[0]] = reason
+        probe.ways = probe.ways[1:]
+    return refused
+
+
+def _reason(
+    probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float, vocab_size: int
+) -> str:
+    """Return why packs are not exact with the probe's first way; empty if they are."""
+    gap = difference(probe_gradients(probe, pack_rows(rows)), truth, probe.world)
+    if not gap <= tolerance:
+        return f"packed gradients are off by {gap:.1e} (relative)"
+    leak = _leak(probe, rows, vocab_size)
+    if not leak <= MOST_LEAK:
+        return f"the rows packed beside a row change its gradients by {leak:.1e} (relative)"
+    fits = probe.max_length is None or probe.max_length > 3 * BLOCK
+    if probe.ways[0] == "flex" and fits:
+        # Short rows fit into one block, in which every pair is looked at.
+        rows = probe_rows(vocab_size, groups=1, length=BLOCK)
+        whole = probe_gradients(probe, pad_rows(rows))
+        gap = difference(probe_gradients(probe, pack_rows(rows)), whole, probe.world)
         if not gap <= tolerance:
-            reason = f"packed gradients are off by {gap:.1e} (relative)"
-        elif not leak <= MOST_LEAK:
-            reason = f"the rows packed beside a row change its gradients by {leak:.1e} (relative)"
-        else:
-            return ""
-    except (RuntimeError, TypeError, AttributeError, KeyError, ValueError) as error:
-        reason = f"the model takes no block mask: {type(error).__name__}: {error}"
-        reshard(probe.model)  # the pass was broken off where some layers were whole
-    if probe.tree:
-        probe.tree = False
-        return packing_reason(probe, rows, truth, tolerance, vocab_size=vocab_size)
-    return reason
+            return f"packed gradients of longer rows are off by {gap:.1e} (relative)"
+    return ""
 
 
 def probe_gradients(probe: Scorer, micro: MicroBatch) -> tuple[Tensor | None, ...]:

@@ -1,14 +1,14 @@
 """The trained model, which computes the log-probabilities of a micro-batch's trained tokens.
 
 Rows are packed only if packing is exact for the model. When the trainer starts, it compares the gradients of
-a small packed batch with those of the same batch padded.
+a small packed batch with those of the same batch padded, in one way to attend over packs after the other.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,23 +20,26 @@ from agentenv.core.context_length import context_length
 from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.train.config import GRPOConfig, LoraOptions
 from agentenv.train.model.adapters import adapted, base_of
-from agentenv.train.model.attention import block_mask, enable_tree_attention
+from agentenv.train.model.attention import Node, Way
 from agentenv.train.model.blank import Unread, blank_copy, copy_parts, fill
 from agentenv.train.model.budget import TokenBudget, memory_of
 from agentenv.train.model.check import (
     depends_on_longest,
     difference,
-    packing_reason,
     probe_gradients,
     probe_rows,
+    refuse_ways,
 )
 from agentenv.train.model.lean import keep_less, recipes
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
-from agentenv.train.model.packing import CostModel, MicroBatch, pad_rows
+from agentenv.train.model.pack_attention import is_eager, pack_inputs, ways_of
+from agentenv.train.model.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
 from agentenv.train.model.products import faster_linear
+from agentenv.train.model.routers import Routers, has_balance_loss, refuse_replay
 from agentenv.train.model.shards import as_forward, reshard
 from agentenv.train.rows import Row
+from agentenv.train.supports import TokenSupports
 from agentenv.train.world import World
 
 __all__ = ["Policy", "add_lora", "reduces_each_pass"]
@@ -83,7 +86,8 @@ class Policy:
             launch, and the device of the model.
 
     Raises:
-        UsageError: The model is no causal language model, or its attention ignores the cap of its scores.
+        UsageError: The model is no causal language model, its attention ignores the cap of its scores, or an
+            option needs routers that it does not have.
     """
 
     def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
@@ -106,17 +110,23 @@ class Policy:
             keep_freed_memory()
             faster_linear(model)
             keep_less(model)
-        self.window = _window(text)
+        self.routers = Routers.of(self.decoder)
+        """The routers of a mixture of experts; None for other models."""
+        if config.router_aux_loss_coef:
+            _refuse_unbalanced(self.base, self.routers)
+        if config.router_replay:
+            refuse_replay(self.base, self.routers)
         _refuse_lost_soft_cap(text)
-        self.packable, self.pack_reason = _may_pack(self.base, text)
-        self.tree = self.packable and self.window is None and self.device.type == "cpu"
+        self._text = text
+        self.ways, self.pack_reason = ways_of(self.base, text, self.device)
+        """Ways to attend over packs, of which the first is taken, and why there is none."""
         self.fused = _plain_head(self.head, text)
         self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
         """`_score_in_chunks` of a sharded model, between whose begin and end the head's weight is whole."""
         self._blank: Any = None
         """Copy without weights of a sharded model, which itself cannot be copied."""
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        self.cost = _cost(self.decoder, text, self.device, block_mask=not self.tree)
+        self._cost = _cost(self.decoder, text, self.device)
         _tie_gradients(self.base, sparse=True)
         if config.gradient_checkpointing:
             # The second name is that of transformers before 5.23.
@@ -144,12 +154,22 @@ class Policy:
             if not self.fused:
                 score = self._score_by_logits
             with recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext():
-                return score(self._inputs(micro), index_N, labels_N)
+                return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
         finally:
             self.model.eval()
 
+    def replayed(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        """Return a context in which tokens are sent to the experts that the engine chose, if it told them.
+
+        Args:
+            micro: the micro-batch that is scored in the context. Its backward pass belongs there, too.
+        """
+        if micro.routed_TLK is None or self.routers is None or not self.config.router_replay:
+            return nullcontext()
+        return self.routers.replayed(micro.routed_TLK, self.device)
+
     def _score_in_chunks(
-        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
     ) -> tuple[Tensor, Tensor]:
         """Score with the LM head on the trained positions only, one chunk at a time."""
         hidden_BTH = self.decoder(**inputs).last_hidden_state
@@ -160,33 +180,43 @@ class Policy:
             temperature=self.temperature,
             chunk=self.config.logprob_chunk,
             softcap=self.softcap,
+            supports=supports_N,
         )
 
     def _score_by_logits(
-        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
     ) -> tuple[Tensor, Tensor]:
         """Score through the model's own logits, for heads that are not one plain matrix."""
         logits_BTV = self.base(**inputs).logits
         logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
-        return plain_logprobs(logits_NV, labels_N, temperature=self.temperature)
+        return plain_logprobs(logits_NV, labels_N, temperature=self.temperature, supports=supports_N)
+
+    @property
+    def packable(self) -> bool:
+        """Whether rows can be packed."""
+        return bool(self.ways)
+
+    @property
+    def way(self) -> Way:
+        """How attention over packs is computed."""
+        return self.ways[0] if self.ways else "mask"
+
+    @property
+    def cost(self) -> CostModel:
+        """Cost of a forward pass, by which micro-batches are laid out."""
+        return replace(self._cost, way=self.way)
 
     def _inputs(self, micro: MicroBatch) -> dict[str, Any]:
         inputs: dict[str, Any] = {"input_ids": micro.ids_BT.to(self.device), "use_cache": False}
         if micro.positions_BT is not None:
             inputs["position_ids"] = micro.positions_BT.to(self.device)
-        if micro.tree is None:
+        nodes, (count, size) = micro.tree, micro.ids_BT.shape
+        if nodes is None and count == 1 and self.way == "flex" and is_eager(self._text):
+            nodes = (Node(0, size, size),)  # the model's own attention would hold the scores of all pairs
+        if nodes is None:
             return inputs
-        if self.tree:
-            enable_tree_attention(self.base)
-            # The model makes no mask of its own if it gets one of four dimensions. Tree attention ignores it.
-            return inputs | {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "tree": micro.tree}
-        keep_TT = block_mask(micro.tree).to(self.device)
-        mask: Any = keep_TT[None, None]
-        if self.window is not None:
-            depth_T = inputs["position_ids"][0]
-            near_TT = depth_T[:, None] - depth_T[None, :] < self.window
-            mask = {"full_attention": mask, "sliding_attention": (keep_TT & near_TT)[None, None]}
-        return inputs | {"attention_mask": mask}
+        depths_BT = inputs.get("position_ids", torch.arange(size, device=self.device)[None])
+        return inputs | pack_inputs(self.base, self._text, self.way, nodes, depths_BT[0])
 
     def check(self) -> list[str]:
         """Compare scoring and packing with the model's own logits on a padded batch.
@@ -198,29 +228,40 @@ class Policy:
             UsageError: The numbers of a row depend on the longest row of a forward pass.
         """
         rows = probe_rows(self.vocab_size)
-        refused: list[str] = []
+        findings: list[str] = []
+        refused: dict[Way, str] = {}
         for probe, tolerance in self._probes():
-            probe.fused, probe.tree = self.fused, self.tree  # an earlier probe may have refused one
-            if not self._check_with(probe, rows, tolerance):
-                refused.append("the LM head is not one plain matrix, so the model computes the logits itself")
+            probe.fused, probe.ways = self.fused, self.ways  # an earlier probe may have refused some
+            plain, not_exact = self._check_with(probe, rows, tolerance)
+            if not plain:
+                findings.append(
+                    "the LM head is not one plain matrix, so the model computes the logits itself"
+                )
+            refused |= not_exact
         if not self.packable:
-            refused.append(f"rows are padded, not packed: {self.pack_reason}")
-        return refused
+            self.pack_reason = "; ".join(refused.values()) or self.pack_reason
+            findings.append(f"rows are padded, not packed: {self.pack_reason}")
+        elif refused:
+            (why,) = refused.values()  # the last way is not refused, and there are at most two
+            findings.append(
+                f"packs have at most {MOST_MASKED:,} tokens, and a mask of all their pairs: {why}"
+            )
+        return findings
 
-    def _check_with(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> bool:
-        """Check packing; return whether the head was not refused."""
+    def _check_with(
+        self, probe: Policy, rows: Sequence[Row], tolerance: float
+    ) -> tuple[bool, dict[Way, str]]:
+        """Return whether the chunked head was not refused, and which ways to attend over packs were."""
         fused, probe.fused = probe.fused, False
         padded = pad_rows(rows)
         truth = probe_gradients(probe, padded)
-        self._refuse_dependence(probe, rows, tolerance)
         probe.fused = fused
         plain = not fused or difference(probe_gradients(probe, padded), truth, probe.world) <= tolerance
         self.fused = probe.fused = fused and plain
-        if self.packable:
-            self.pack_reason = packing_reason(probe, rows, truth, tolerance, vocab_size=self.vocab_size)
-            self.packable = not self.pack_reason
-            self.tree, self.cost = probe.tree, replace(self.cost, block_mask=not probe.tree)
-        return plain
+        refused = refuse_ways(probe, rows, truth, tolerance, vocab_size=self.vocab_size)
+        self.ways = probe.ways
+        self._refuse_dependence(probe, rows, tolerance)  # last, because a row alone may take a way of a pack
+        return plain, refused
 
     def _refuse_dependence(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> None:
         if self.max_length is None or self.max_length < 16:
@@ -268,8 +309,7 @@ class Policy:
         model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
         twin = Policy(model if dtype is None else model.to(dtype), self.config, world=self.world)
         # The results of a check are valid for a copy, too.
-        twin.fused, twin.packable, twin.pack_reason = self.fused, self.packable, self.pack_reason
-        twin.tree, twin.cost = self.tree, self.cost
+        twin.fused, twin.ways, twin.pack_reason = self.fused, self.ways, self.pack_reason
         if self._blank is not None:
             twin._shard()
             fill(twin.model, copy_parts(self.model))
@@ -338,35 +378,28 @@ def _decoder(base: Any) -> nn.Module:
     return decoder
 
 
-def _window(text: Any) -> int | None:
-    """Return the size of the sliding window if some layer has one, else None."""
-    kinds: set[str] = set(getattr(text, "layer_types", None) or ())
-    return text.sliding_window if "sliding_attention" in kinds else None
-
-
-def _may_pack(base: Any, text: Any) -> tuple[bool, str]:
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        return False, f"layers of kind {sorted(kinds)} cannot keep the rows of a pack apart by a mask"
-    if getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None):
-        return False, "a sliding window without layer_types replaces the block mask"
-    if text._attn_implementation == "eager":  # noqa: SLF001
-        capped = getattr(text, "attn_logit_softcapping", None) is not None
-        able = getattr(base, "_supports_sdpa", False) and not capped
-        reason = "eager attention takes no block mask and keeps the scores of all pairs of tokens"
-        return False, f"{reason}; load the model with sdpa" if able else reason
-    return True, ""
-
-
 def _refuse_lost_soft_cap(text: Any) -> None:
     """Refuse an attention that ignores the cap of its scores, which every engine applies (Gemma 2)."""
     name: str = text._attn_implementation  # noqa: SLF001
-    applied = name == "eager" or "flash" in name or "flex" in name
+    applied = is_eager(text) or "flash" in name or "flex" in name
     if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
         raise UsageError(
             f"the attention {name!r} ignores the soft cap of this model's attention scores",
             remedy="load the model with attn_implementation='eager'",
         )
+
+
+def _refuse_unbalanced(base: Any, routers: Routers | None) -> None:
+    """Refuse a model for which there is no load balancing loss."""
+    if routers is not None and has_balance_loss(base):
+        return
+    why = "has no routers whose logits can be read"
+    if routers is not None:
+        why = "has routers for which transformers has no load balancing loss"
+    raise UsageError(
+        f"router_aux_loss_coef is set, but {type(base).__name__} {why}",
+        remedy="set router_aux_loss_coef to 0",
+    )
 
 
 def _plain_head(head: Any, text: Any) -> bool:
@@ -387,7 +420,7 @@ def _tie_gradients(base: Any, *, sparse: bool) -> None:
         embeddings.sparse = sparse
 
 
-def _cost(decoder: nn.Module, text: Any, device: torch.device, *, block_mask: bool) -> CostModel:
+def _cost(decoder: nn.Module, text: Any, device: torch.device) -> CostModel:
     embeddings = decoder.get_input_embeddings() if hasattr(decoder, "get_input_embeddings") else None  # pyright: ignore[reportCallIssue]
     held = embeddings.weight.numel() if embeddings is not None else 0
     body = max(1, sum(parameter.numel() for parameter in decoder.parameters()) - held)
@@ -396,4 +429,4 @@ def _cost(decoder: nn.Module, text: Any, device: torch.device, *, block_mask: bo
     # Measured on one core: 90 GFLOP/s, and in each layer 10 us more per token and 0.3 ms more per branch.
     branch = 3e-4 * layers / (6 * body / 9e10 + 1e-5 * layers)
     overhead = 2048.0 if device.type == "cuda" else 32.0
-    return CostModel(attention=per_pair, overhead=overhead, branch=branch, block_mask=block_mask)
+    return CostModel(attention=per_pair, overhead=overhead, branch=branch)

@@ -10,13 +10,18 @@ import os
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GptOssConfig, MistralConfig
 
 from agentenv.engine import Sampling, TransformersEngine
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer
+from agentenv.train.model import Policy, pack_rows
 from agentenv.train.model.budget import FIRST_TOKENS, CudaMemory
+from agentenv.train.model.packing import pad_rows
 from agentenv.train.sums import Meter
 from agentenv.train.update import accumulate, assign_weights
+from helpers.moe import CHOSEN, rows_with_experts, tiny_moe
+from helpers.rope import SHAPE
 from helpers.training import group, make_row, tiny
 
 DEVICE = os.environ.get("AGENTENV_TEST_DEVICE", "cuda")
@@ -30,9 +35,31 @@ pytestmark = [
 cuda_only = pytest.mark.skipif(DEVICE != "cuda", reason="this is about the memory of a CUDA device")
 
 
+VOCABULARY = SHAPE["vocab_size"]
+SPECIAL = {
+    "mistral": MistralConfig(**SHAPE, head_dim=16, sliding_window=60, max_position_embeddings=1024),
+    "gemma3": Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=60, max_position_embeddings=1024),
+    "gemma2": Gemma2Config(**SHAPE, head_dim=16, sliding_window=60, attn_logit_softcapping=2.0),
+    "gpt-oss": GptOssConfig(
+        **SHAPE,
+        head_dim=16,
+        sliding_window=60,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        max_position_embeddings=1024,
+    ),
+}
+
+
+def special(name: str):
+    torch.manual_seed(0)
+    attention = "eager" if name in {"gemma2", "gpt-oss"} else "sdpa"
+    return AutoModelForCausalLM.from_config(SPECIAL[name], attn_implementation=attention).eval()
+
+
 def trainer_on(device: str, dtype: torch.dtype, **options) -> GRPOTrainer:
     name = str(dtype).removeprefix("torch.")
-    model = tiny(dtype=dtype, vocab_size=300).to(device)
+    model = tiny(dtype=dtype, vocab_size=300, hidden_size=64).to(device)
     return GRPOTrainer(GRPOConfig(dtype=name, device=device, learning_rate=1e-3, **options), model=model)
 
 
@@ -58,6 +85,70 @@ def test_the_check_at_the_start_finds_packing_and_chunks_exact(dtype):
 
     assert policy.packable, policy.pack_reason
     assert policy.fused
+
+
+def packed_rows(length: int, members: int = 6):
+    """Return rows of one group, half of whose tokens are the prompt."""
+    draw = torch.Generator().manual_seed(length)
+    ids = torch.randint(1, VOCABULARY, (length * (members + 1),), generator=draw).tolist()
+    rows = [[*ids[:length], member, *ids[length * (member + 1) :][:length]] for member in range(members)]
+    return [make_row(row, list(range(length + 1, len(row), 7))) for row in rows]
+
+
+def gradient_of_packs(model, way: str, rows) -> torch.Tensor:
+    policy = Policy(model, GRPOConfig())
+    policy.ways = (way,)
+    model.zero_grad()
+    policy.score(pack_rows(rows) if way != "padded" else pad_rows(rows))[0].sum().backward()
+    return torch.cat([one.grad.flatten().float() for one in model.parameters() if one.grad is not None])
+
+
+@cuda_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packs_take_flex_attention(dtype):
+    policy = trainer_on(DEVICE, dtype).learner.policy
+    assert policy.way == "flex", policy.pack_reason
+
+
+@cuda_only
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.bfloat16, 0.15)])
+def test_flex_attention_has_the_gradient_of_a_mask_of_all_pairs(dtype, most):
+    model = tiny(dtype=dtype, hidden_size=128, max_position_embeddings=4096).to(DEVICE)
+    for length in (40, 128, 300, 77, 411, 256, 190, 333, 500, 61):  # most of them are lengths of no version
+        rows = packed_rows(length)
+        truth = gradient_of_packs(model, "mask", rows)
+        assert (gradient_of_packs(model, "flex", rows) - truth).norm() <= most * truth.norm(), length
+
+
+@cuda_only
+@pytest.mark.parametrize("name", sorted(SPECIAL))
+def test_windows_soft_caps_and_sinks_have_the_gradient_of_padded_rows(name):
+    model = special(name).to(DEVICE)
+    rows = packed_rows(150, members=3)
+    truth = gradient_of_packs(model, "padded", rows)
+
+    assert (gradient_of_packs(model, "flex", rows) - truth).norm() <= 1e-3 * truth.norm()
+    policy = Policy(model, GRPOConfig())
+    assert policy.check() == []
+    assert policy.way == "flex"
+
+
+@cuda_only
+def test_a_long_pack_holds_nothing_for_pairs_of_tokens():
+    from agentenv.train.capacity import dry_run
+
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    model = tiny(dtype=torch.bfloat16, max_position_embeddings=32_768, **sizes).to(DEVICE)
+    rows, memory = packed_rows(8192, members=3), CudaMemory(torch.device("cuda"))
+    gradient_of_packs(model, "flex", rows)
+    model.zero_grad()
+    torch.cuda.empty_cache()
+    memory.reset()
+    before = memory.held
+    gradient_of_packs(model, "flex", rows)
+    planned = dry_run(model.config, GRPOConfig(dtype="bfloat16"), tokens=32_768)
+
+    assert memory.peak - before <= 1.1 * planned, "a plan counts nothing for pairs of tokens"
 
 
 @pytest.mark.parametrize("saving", [False, True])
@@ -88,6 +179,41 @@ def test_the_transformers_engine_reports_the_logprobs_of_a_fresh_pass():
         want = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
         assert (want - torch.tensor(done.logprobs)).abs().max() <= 5e-5
     engine.shutdown()
+
+
+@pytest.mark.parametrize("packing", ["shared", "padded"])
+def test_experts_are_replayed_and_balanced_as_on_the_cpu_in_float64(packing):
+    def trained(device: str, packing: str) -> tuple[torch.Tensor, dict[str, float]]:
+        options = {"packing": packing, "router_replay": True, "router_aux_loss_coef": 0.1}
+        config = GRPOConfig(dtype="float64", device=device, **options)
+        learner = GRPOTrainer(config, model=tiny_moe().to(device)).learner
+        rows, meter = rows_with_experts(9, 3, 6), Meter()
+        assign_weights(rows, config)
+        accumulate(learner.policy, rows, meter)
+        return torch.cat([one.grad.flatten() for one in learner.optimizer.masters]).cpu(), meter.result()
+
+    truth, wanted = trained("cpu", packing)
+    ours, metrics = trained(DEVICE, packing)
+
+    assert (ours - truth).norm() <= 1e-6 * truth.norm()  # norms and routers compute in float32
+    assert metrics["moe/load/max"] == pytest.approx(wanted["moe/load/max"])
+    assert metrics["moe/aux_loss"] == pytest.approx(wanted["moe/aux_loss"], rel=1e-5)
+
+
+def test_the_engine_tells_the_experts_of_a_fresh_pass():
+    model = tiny_moe(dtype=torch.float32).to(DEVICE)
+    engine = TransformersEngine(model, return_routed_experts=True)
+    prompt = list(range(5, 30))
+    done = asyncio.run(engine.generate(prompt, Sampling(max_tokens=8, seed=0), stop_token_ids=()))
+    engine.shutdown()
+
+    ids = torch.tensor([[*prompt, *done.token_ids[:-1]]], device=DEVICE)
+    with torch.no_grad():
+        logits = torch.stack(model(input_ids=ids, output_router_logits=True).router_logits, 1)
+    told = torch.from_numpy(done.routed_experts.array().astype("int64")).to(DEVICE)
+    # Nearly equal experts may change places, so the logits of the told ones are compared.
+    best = logits.topk(CHOSEN).values.sum(-1)
+    assert (best - logits.gather(-1, told).sum(-1)).max() <= 1e-3
 
 
 @cuda_only

@@ -492,10 +492,9 @@ def test_a_frozen_reference_keeps_what_the_check_of_the_policy_found():
     torch.manual_seed(0)
     config = FalconConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     trainer = trainer_of(FalconForCausalLM(config).double().eval(), beta=0.1, packing="shared")
-    assert trainer.learner.policy.packable
-    assert not trainer.learner.policy.tree
+    assert trainer.learner.policy.ways == ("mask",)
 
-    assert not trainer.learner.reference._frozen.tree
+    assert trainer.learner.reference._frozen.ways == ("mask",)
     assert trainer.step([group("a", [0.0, 1.0, 0.3])])["kl"] == pytest.approx(0.0, abs=1e-9)
 
 

@@ -20,7 +20,7 @@ from transformers import (
 from agentenv.core import StopReason, TrajectoryGroup, UsageError
 from agentenv.train import GRPOConfig
 from agentenv.train.batch import build_batch
-from agentenv.train.model import CostModel, Policy, pack_rows
+from agentenv.train.model import CostModel, Policy, pack_attention, pack_rows
 from agentenv.train.model.attention import Node
 from agentenv.train.model.packing import pad_rows, plan
 from agentenv.train.sums import Meter
@@ -49,8 +49,8 @@ def test_packed_equals_padded(sequences, seed, tree):
         trained = [p for p in range(1, len(ids)) if torch.rand(1, generator=draw) < 0.6] or [len(ids) - 1]
         rows.append(make_row(ids[: trained[-1] + 1], trained))
     policy = Policy(tiny_gpt2(), GRPOConfig())
-    assert policy.tree
-    policy.tree = tree
+    assert policy.ways == ("tree", "mask")
+    policy.ways = policy.ways if tree else ("mask",)
 
     packed = gradient_of(policy, pack_rows(rows))
     padded = gradient_of(policy, pad_rows(rows))
@@ -112,7 +112,7 @@ def test_a_plan_holds_every_row_once_and_keeps_its_bound(sequences, bound, layou
         ]
 
 
-def test_a_model_that_leaks_between_rows_is_not_packed():
+def test_a_model_that_leaks_between_rows_is_not_packed(monkeypatch):
     config = Qwen2Config(
         vocab_size=61,
         hidden_size=32,
@@ -128,10 +128,9 @@ def test_a_model_that_leaks_between_rows_is_not_packed():
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config).double().eval()
     policy = Policy(model, GRPOConfig())
-    assert policy.window == 4
     assert policy.check() == []  # the window's own mask makes it exact
 
-    policy.window = None
+    monkeypatch.setattr(pack_attention, "_sliding_layers", lambda text: False)
     assert "packed gradients are off" in policy.check()[0]
     assert not policy.packable
 

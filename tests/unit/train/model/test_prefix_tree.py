@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.train import GRPOConfig
 from agentenv.train.model import CostModel, Policy, pack_rows
-from agentenv.train.model.attention import Node, block_mask, enable_tree_attention, tree_attention
+from agentenv.train.model.attention import Node, block_mask, tree_attention
+from agentenv.train.model.pack_attention import enable_packs
 from agentenv.train.model.packing import plan
 from agentenv.train.rows import Row
 
@@ -87,10 +88,10 @@ def test_a_model_without_a_tree_computes_what_it_computed_before():
     ids = torch.tensor([[5, 6, 7, 8]])
     before = model(ids).logits
 
-    enable_tree_attention(model)
-    enable_tree_attention(model)
+    enable_packs(model)
+    enable_packs(model)
 
-    assert model.config._attn_implementation == "sdpa+tree"
+    assert model.config._attn_implementation == "sdpa+packs"
     assert torch.equal(model(ids).logits, before)
 
 
@@ -101,13 +102,14 @@ def test_attention_with_an_argument_that_the_tree_does_not_take_falls_back_to_a_
             lambda module, args, given: (args, given | {"sliding_window": 5}), with_kwargs=True
         )
     policy = Policy(model, GRPOConfig())
-    assert policy.tree
+    assert policy.ways == ("tree", "mask")
 
-    policy.check()
+    (finding,) = policy.check()
 
-    assert policy.packable
-    assert not policy.tree
-    assert policy.cost.block_mask
+    assert policy.ways == ("mask",)
+    assert policy.cost.way == "mask"
+    assert finding.startswith("packs have at most 4,096 tokens")
+    assert "passes sliding_window, which tree attention does not support" in finding
 
 
 def test_gradient_checkpointing_computes_the_same_over_a_tree():
@@ -121,13 +123,11 @@ def test_gradient_checkpointing_computes_the_same_over_a_tree():
     torch.testing.assert_close(gradient(gradient_checkpointing=True), gradient(), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("block_mask", "packs"), [(False, 1), (True, 8)])
-def test_rows_with_nothing_in_common_share_a_pass_only_where_their_pairs_are_not_computed(block_mask, packs):
+@pytest.mark.parametrize(("way", "packs"), [("tree", 1), ("mask", 8)])
+def test_rows_with_nothing_in_common_share_a_pass_only_where_their_pairs_are_not_computed(way, packs):
     rows = [row([n] * 100) for n in range(8)]
 
-    micros = plan(
-        rows, layout="shared", max_tokens=4096, cost=CostModel(attention=0.01, block_mask=block_mask)
-    )
+    micros = plan(rows, layout="shared", max_tokens=4096, cost=CostModel(attention=0.01, way=way))
 
     assert len(micros) == packs
 
@@ -148,21 +148,19 @@ def test_gradients_are_dense_and_the_same_whether_or_not_the_embeddings_are_the_
         torch.testing.assert_close(ours.grad, truth.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_packs_with_a_block_mask_stay_small_whatever_a_pass_may_hold():
+def test_packs_with_a_mask_of_all_pairs_stay_small_whatever_a_pass_may_hold():
     prompt = [1] * 1500
     rows = [row([*prompt, 2 + number, *[3] * 1000]) for number in range(6)]
     rows.append(row([9] * 6000))
 
     sizes = {
-        masked: [
+        way: [
             (len(micro.rows), micro.ids_BT.numel(), micro.tree is not None)
-            for micro in plan(
-                rows, layout="shared", max_tokens=16_000, cost=CostModel(1e-6, block_mask=masked)
-            )
+            for micro in plan(rows, layout="shared", max_tokens=16_000, cost=CostModel(1e-6, way=way))
         ]
-        for masked in (False, True)
+        for way in ("tree", "flex", "mask")
     }
 
-    assert sizes[False] == [(7, 1500 + 6 * 1000 + 5999, True)]
-    assert [size for _, size, tree in sizes[True] if tree] == [3500, 3500, 3500]
-    assert (1, 5999, False) in sizes[True]  # alone, with plain causal attention and no mask
+    assert sizes["tree"] == sizes["flex"] == [(7, 1500 + 6 * 1000 + 5999, True)]
+    assert [size for _, size, tree in sizes["mask"] if tree] == [3500, 3500, 3500]
+    assert (1, 5999, False) in sizes["mask"]  # alone, with plain causal attention and no mask
