@@ -4,16 +4,21 @@
     python benchmarks/compare.py build/bench/before build/bench/after
 
 A benchmark that fails, or takes longer than its share of the time, is named at the end, and the others run
-all the same. With `--quick` all of them together take about five minutes on two idle cores.
+all the same. The last table says what part of the time each took, and which scripts were left out and why.
+With `--quick` all of them together take about five minutes on two idle cores; on a busy machine the processor
+time says how long they would take on an idle one. `all.json` in the folder holds the times.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import subprocess
 import sys
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,10 +38,13 @@ SCRIPTS = {
     "simulate": [],
     "stream": [],
     "engines": [],
-    "trainer": ["--without", "trl", "--no-truth"],
-    "grpo_step": ["--without", "trl"],
+    "trainer": ["--without", "trl", "saving", "--no-truth", "--threads", "1"],
+    "grpo_step": ["--without", "trl", "--threads", "1"],
 }
-"""Every script that measures without a server of its own, with options that leave the slowest peers out."""
+"""Every script that measures without a server of its own, with options that leave the slowest peers out.
+
+All have one thread, because two wait for each other and so measure what else the machine does.
+"""
 LEFT_OUT = {
     "agent_learning": "it needs openai-agents beside torch and trains for half an hour",
     "capacity": "it computes and measures nothing",
@@ -49,25 +57,55 @@ LEFT_OUT = {
 """Scripts that write figures and do not run with the others, and why."""
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one benchmark took."""
+
+    script: str
+    wall_s: float
+    cpu_s: float
+    failed: str | None = None
+    """Why it has no figures; None if it has."""
+
+
 def cpu_seconds() -> float:
     """Return the processor time of all processes that ended."""
     spent = os.times()
     return spent.children_user + spent.children_system
 
 
-def run(name: str, options: argparse.Namespace) -> str:
-    """Run one benchmark; return why it failed, or an empty text."""
-    command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(options.into / f"{name}.json")]
+def run(name: str, options: argparse.Namespace) -> Share:
+    """Run one benchmark; a figure of an earlier run is not left in the folder."""
+    figures = options.into / f"{name}.json"
+    figures.unlink(missing_ok=True)
+    command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(figures)]
     command += [*(["--quick"] if options.quick else []), *SCRIPTS[name]]
     print(f"\n== {name}", flush=True)
     began, cpu_began = time.perf_counter(), cpu_seconds()
+    failed = None
     try:
-        code = subprocess.run(command, timeout=options.limit, check=False).returncode
+        variables = {"OMP_NUM_THREADS": "1", **os.environ}
+        if code := subprocess.run(command, env=variables, timeout=options.limit, check=False).returncode:
+            failed = f"it ended with the exit code {code}"
+        elif not figures.exists():
+            failed = "it wrote no file"
     except subprocess.TimeoutExpired:
-        return f"it took longer than {options.limit:.0f} s"
-    cpu = cpu_seconds() - cpu_began
-    print(f"== {name} took {time.perf_counter() - began:.0f} s and {cpu:.0f} CPU-s", flush=True)
-    return f"it ended with the exit code {code}" if code else ""
+        failed = f"it took longer than {options.limit:.0f} s"
+    share = Share(name, round(time.perf_counter() - began, 1), round(cpu_seconds() - cpu_began, 1), failed)
+    print(f"== {name} took {share.wall_s:.0f} s and {share.cpu_s:.0f} CPU-s", flush=True)
+    return share
+
+
+def show(shares: list[Share]) -> None:
+    """Print what part of the time each benchmark took, what failed, and what was left out."""
+    wall, cpu = sum(share.wall_s for share in shares), sum(share.cpu_s for share in shares)
+    print("\n| benchmark | s | CPU-s | of the CPU time |\n|---|---|---|---|")
+    for share in sorted(shares, key=lambda share: -share.cpu_s):
+        part = share.cpu_s / cpu if cpu else 0.0
+        print(f"| {share.script} | {share.wall_s:.0f} | {share.cpu_s:.0f} | {part:.0%} |")
+    print(f"| all {len(shares)} | {wall:.0f} | {cpu:.0f} | |\n\nLeft out:")
+    for name, reason in LEFT_OUT.items():
+        print(f"- {name}: {reason}")
 
 
 def main() -> int:
@@ -83,12 +121,20 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="most time of a script")
     options = parser.parse_args()
     options.into.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    failed = {name: reason for name in options.only if (reason := run(name, options))}
-    took = time.perf_counter() - began
-    print(f"\n{len(options.only)} benchmarks took {took:.0f} s; the figures are in {options.into}")
-    for name, reason in failed.items():
-        print(f"{name} has no figures: {reason}", file=sys.stderr)
+    load = os.getloadavg()[0]
+    shares = [run(name, options) for name in options.only]
+    show(shares)
+    kept = {
+        "machine": f"{platform.platform()}, {os.cpu_count()} cores",
+        "load": load,
+        "shares": [asdict(share) for share in shares if not share.failed],
+        "failed": {share.script: share.failed for share in shares if share.failed},
+    }
+    (options.into / "all.json").write_text(json.dumps(kept, indent=1) + "\n")
+    print(f"\nThe figures are in {options.into}; the load was {load:.1f} at the beginning.")
+    failed = [share for share in shares if share.failed]
+    for share in failed:
+        print(f"{share.script} has no figures: {share.failed}", file=sys.stderr)
     return int(bool(failed))
 
 

@@ -1,7 +1,8 @@
-"""Bare aiohttp clients that hold the conversations of `runner.py` and `chat.py`, as floors for their figures.
+"""The least that a turn of `runner.py` and `chat.py` can cost, as floors for their figures.
 
-A bare client writes a request, reads the answer and appends what the next request needs. It renders nothing,
-keeps no log-probabilities, runs no tool and records nothing.
+A bare aiohttp client writes a request, reads the answer and appends what the next request needs. It renders
+nothing, keeps no log-probabilities, runs no tool and records nothing. Without a wire, the floor encodes each
+result of a tool and appends its ids, the completion and its log-probabilities to lists.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import aiohttp
 from runner_peers import QUESTION
+
+from agentenv.render import ChatTokenizer
 
 Converse = Callable[[aiohttp.ClientSession], Awaitable[None]]
 
@@ -68,6 +71,33 @@ def tokens(
             prompt += [*choice["token_ids"], *more]
 
     return lambda: _all(converse, count, at_once)
+
+
+def appended(
+    tokenizer: ChatTokenizer, sampled: Sequence[int], text: str, turns: int, count: int
+) -> Callable[[], Awaitable[None]]:
+    """Return a function that only appends tokens, as an episode without a wire must.
+
+    Args:
+        tokenizer: encodes the results of the tool.
+        sampled: ids of each completion.
+        text: output of the tool.
+        turns: number of tool calls of an episode.
+        count: number of episodes.
+    """
+
+    async def play() -> None:
+        for _ in range(count):
+            ids: list[int] = []
+            logprobs: list[float] = []
+            for turn in range(turns + 1):
+                ids += sampled
+                logprobs += [-0.5] * len(sampled)
+                if turn < turns:
+                    ids += tokenizer.encode(text)
+                    logprobs += [0.0] * (len(ids) - len(logprobs))
+
+    return play
 
 
 async def _all(converse: Converse, count: int, at_once: int) -> None:

@@ -1,5 +1,7 @@
 """Measure whole evaluations without a model, including start-up, and reading runs back.
 
+Beside the first evaluation stands what importing the packages alone takes that every evaluation needs.
+
     python benchmarks/evaluate.py [--quick] [--json PATH] [--peers PYTHON]
 
 Inspect runs the same number of episodes of a similar task with its own mock model, if the interpreter named
@@ -65,6 +67,9 @@ samples = [Sample(input=f"What is {i} + 1?", target=str(i + 1)) for i in range(C
 job = Task(dataset=samples, solver=[use_tools(add()), generate()], scorer=includes())
 eval(job, model="mockllm/model", display="none")
 '''
+
+
+LIBRARIES = "import asyncio, gymnasium, jinja2.sandbox, pydantic, tokenizers, typer"
 
 
 def seconds(spent: Spent) -> dict[str, float]:
@@ -149,6 +154,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as root, fresh_processes() as fresh:
         done("first score", evaluation(fresh, 20, 1, root, runs=5))
+        done("only its packages", seconds(fresh.median([sys.executable, "-c", LIBRARIES], 5)))
         done("40 mock episodes, start-up included", evaluation(fresh, 10, 4, root))
         beside = peer(fresh, options.peers, 40, root)
         if beside:

@@ -2,7 +2,8 @@
 
 Each figure is the best of its repeats, with the median beside it: on a shared machine, the best shows the
 cost of the work itself, and the median also shows the influence of other processes. The peer renders and
-encodes the whole conversation with transformers' `apply_chat_template` in the same run.
+encodes the whole conversation with transformers' `apply_chat_template` in the same run. "encode" is what
+encoding the new text alone takes, which no rendering can do without.
 
     python benchmarks/rendering.py [--quick] [--json PATH]
 """
@@ -83,6 +84,7 @@ def measure(family: str, lengths: tuple[int, ...], repeats: int) -> list[dict]:
         lambda history=history: renderer.extend(sampled, [call], [result], history=history)
         for history in histories
     ]
+    encoding = min(interleaved_ms([lambda: tokenizer.encode(result["content"])], repeats)[0])
     rows = []
     for history, costs in zip(histories, interleaved_ms(appends, repeats), strict=True):
         row = {
@@ -91,6 +93,7 @@ def measure(family: str, lengths: tuple[int, ...], repeats: int) -> list[dict]:
             "new_tokens": len(appends[0]()),
             "append_ms": min(costs),
             "append_median_ms": statistics.median(costs),
+            "encode_ms": encoding,
         }
         if (full := full_render(family, history)) is not None:
             row["full_render_ms"] = min(interleaved_ms([full], 3)[0])
@@ -137,11 +140,11 @@ def main() -> int:
     rows = [row for family in families for row in measure(family, lengths, 30 if options.quick else 200)]
     if importlib.util.find_spec("transformers") is None:
         print("transformers is not installed: no figure beside ours")
-    heads = ("conversation", "new", "append ms", "median", "full ms", "ratio")
+    heads = ("conversation", "new", "append ms", "median", "encode ms", "full ms", "ratio")
     print(f"{'family':16}" + "".join(f"{head:>14}" for head in heads))
     for row in rows:
         cells = [f"{row['conversation_tokens']}", f"{row['new_tokens']}"]
-        cells += [f"{row['append_ms']:.2f}", f"{row['append_median_ms']:.2f}"]
+        cells += [f"{row['append_ms']:.2f}", f"{row['append_median_ms']:.2f}", f"{row['encode_ms']:.2f}"]
         if "ratio" in row:
             cells += [f"{row['full_render_ms']:.1f}", f"{row['ratio']:.0f}x"]
         print(f"{row['family']:16}" + "".join(f"{cell:>14}" for cell in cells))

@@ -7,9 +7,10 @@
 A turn is one model call. An episode has T turns with a tool call and an answer at the end; each tool
 result has S tokens. Without HTTP, the model is a function that returns prepared completions. With HTTP, a
 mock server on loopback answers token requests at once from another process, whose CPU time is not counted.
-The figures are CPU milliseconds of this process for each turn, as medians of the repeats. The bare clients
-beside them do nothing but post JSON: `tokens_bare_ms` the same token requests, `chat_bare_ms` the same
-conversation as texts over a chat API.
+The figures are CPU milliseconds of this process for each turn, as medians of the repeats. Beside them stands
+the least that a turn can cost. The bare clients do nothing but post JSON: `tokens_bare_ms` the same token
+requests, `chat_bare_ms` the same conversation as texts over a chat API. `append_ms` encodes the same results
+of tools and appends the tokens to a list.
 """
 
 from __future__ import annotations
@@ -186,10 +187,12 @@ def without_wire(renderer: Renderer, quick: bool) -> list[dict[str, Any]]:
         async def run(text: str = text, turns: int = turns, count: int = count) -> None:
             await episodes(Stub(renderer, turns), renderer, text, count, 8, turns)
 
-        ms = cpu_ms(run, (turns + 1) * count, 1 if quick else 3)
+        sampled = [*renderer.tokenizer.encode(CALL), renderer.stop_token_ids[0]]
+        ways = {"ms": run, "append_ms": bare.appended(renderer.tokenizer, sampled, text, turns, count)}
+        found = cpu_ms_in_turns(ways, (turns + 1) * count, 1 if quick else 3)
         trl = trl_ms(renderer, text, turns, count)
-        ratio = None if trl is None else trl / ms
-        rows.append({"what": f"{turns} x {tokens}", "ms": ms, "trl_ms": trl, "trl / ours": ratio})
+        ratio = None if trl is None else trl / found["ms"]
+        rows.append({"what": f"{turns} x {tokens}", **found, "trl_ms": trl, "trl / ours": ratio})
     return rows
 
 
