@@ -17,7 +17,7 @@ from torch import Tensor
 from agentenv.train.model.attention import Node, Way, block_mask, tree_attention
 from agentenv.train.model.flex import PackMask, attend, pack_mask
 
-__all__ = ["enable_packs", "is_eager", "pack_inputs", "ways_of"]
+__all__ = ["enable_packs", "holds_pairs", "is_eager", "pack_inputs", "ways_of"]
 
 SUFFIX = "+packs"
 EAGER = "eager_attention_forward"
@@ -56,6 +56,14 @@ def ways_of(base: Any, text: Any, device: torch.device) -> tuple[tuple[Way, ...]
 def is_eager(text: Any) -> bool:
     """Return whether a model's own attention computes the scores of all pairs of tokens as a matrix."""
     return text._attn_implementation.removesuffix(SUFFIX) == "eager"  # noqa: SLF001
+
+
+def holds_pairs(text: Any) -> bool:
+    """Return whether a model's own attention over one row holds something for each pair of its tokens.
+
+    With a sliding window that is a mask, which transformers makes.
+    """
+    return is_eager(text) or bool(getattr(text, "sliding_window", None))
 
 
 def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: Tensor) -> dict[str, Any]:

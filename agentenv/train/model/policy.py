@@ -33,7 +33,7 @@ from agentenv.train.model.check import (
 from agentenv.train.model.lean import keep_less, recipes
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
-from agentenv.train.model.pack_attention import is_eager, pack_inputs, ways_of
+from agentenv.train.model.pack_attention import holds_pairs, is_eager, pack_inputs, ways_of
 from agentenv.train.model.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
 from agentenv.train.model.products import faster_linear
 from agentenv.train.model.shards import as_forward, reshard
@@ -191,8 +191,8 @@ class Policy:
         if micro.positions_BT is not None:
             inputs["position_ids"] = micro.positions_BT.to(self.device)
         nodes, (count, size) = micro.tree, micro.ids_BT.shape
-        if nodes is None and count == 1 and self.way == "flex" and is_eager(self._text):
-            nodes = (Node(0, size, size),)  # the model's own attention would hold the scores of all pairs
+        if nodes is None and count == 1 and self.way == "flex" and holds_pairs(self._text):
+            nodes = (Node(0, size, size),)
         if nodes is None:
             return inputs
         depths_BT = inputs.get("position_ids", torch.arange(size, device=self.device)[None])
