@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+
+from fresh import Fresh, Spent, fresh_processes
 
 from agentenv.core import StopReason, TokenSequence, TokenSpan, Trajectory, Turn
 from agentenv.runs.store import EPISODES, INDEX, Run, RunWriter, index_line
@@ -66,16 +67,12 @@ eval(job, model="mockllm/model", display="none")
 '''
 
 
-def timed(command: list[str], cwd: str) -> dict[str, float]:
+def seconds(spent: Spent) -> dict[str, float]:
     """Return the wall-clock and CPU seconds of a process."""
-    before, began = os.times(), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, cwd=cwd)
-    after = os.times()
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"wall_s": round(time.perf_counter() - began, 2), "cpu_s": round(spent, 2)}
+    return {"wall_s": round(spent.wall_s, 3), "cpu_s": round(spent.cpu_s, 3)}
 
 
-def evaluation(tasks: int, size: int, root: str) -> dict[str, float]:
+def evaluation(fresh: Fresh, tasks: int, size: int, root: str, runs: int = 1) -> dict[str, float]:
     (Path(root) / "env.py").write_text(ENV)
     command = [
         sys.executable,
@@ -90,15 +87,15 @@ def evaluation(tasks: int, size: int, root: str) -> dict[str, float]:
         "-k",
         str(size),
     ]
-    return timed(command, root)
+    return seconds(fresh.median(command, runs, root))
 
 
-def peer(python: str, episodes: int, root: str) -> dict[str, float] | None:
+def peer(fresh: Fresh, python: str, episodes: int, root: str) -> dict[str, float] | None:
     if subprocess.run([python, "-c", "import inspect_ai"], capture_output=True, check=False).returncode:
         print(f"inspect_ai is not installed in {python}, skipped")
         return None
     (Path(root) / "peer.py").write_text(PEER.replace("COUNT", str(episodes)))
-    return timed([python, "peer.py"], root)
+    return seconds(fresh.median([python, "peer.py"], 1, root))
 
 
 def stored_run(root: str, episodes: int, tokens: int) -> Path:
@@ -150,16 +147,16 @@ def main() -> None:
         rows[name] = row
         print(f"{name:<40} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
-    with tempfile.TemporaryDirectory() as root:
-        done("first score", evaluation(20, 1, root))
-        done("40 mock episodes, start-up included", evaluation(10, 4, root))
-        beside = peer(options.peers, 40, root)
+    with tempfile.TemporaryDirectory() as root, fresh_processes() as fresh:
+        done("first score", evaluation(fresh, 20, 1, root, runs=5))
+        done("40 mock episodes, start-up included", evaluation(fresh, 10, 4, root))
+        beside = peer(fresh, options.peers, 40, root)
         if beside:
             done("Inspect, 40 mock samples", beside)
         episodes = 1_000 if options.quick else 10_000
         done(f"read a run of {episodes:,} x 3,000 tokens", reading(root, episodes, 3_000))
         if not options.quick:
-            done("2,000 mock episodes", evaluation(500, 4, root))
+            done("2,000 mock episodes", evaluation(fresh, 500, 4, root))
     if options.json:
         options.json.write_text(json.dumps({"machine": platform.platform(), "rows": rows}, indent=1))
 

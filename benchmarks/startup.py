@@ -1,4 +1,4 @@
-"""Measure the cost of importing agentenv and of `--help`: CPU seconds of fresh processes, and loaded modules.
+"""Measure the cost of importing agentenv and of `--help`: CPU seconds of fresh processes.
 
     python benchmarks/startup.py [--quick] [--json PATH] [--peers DIR]
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from fresh import Fresh, fresh_processes
 
 OURS = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -33,24 +33,21 @@ PEERS = {
 LIMITS_S = {"import agentenv": 0.15, "agentenv --help": 0.3}
 
 
-def cpu_seconds(command: list[str]) -> tuple[float, int]:
-    """Return the user plus system CPU seconds of one process, and its lines of output."""
-    before = os.times()
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    after = os.times()
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return spent, len(done.stdout.splitlines())
-
-
-def measure(name: str, command: list[str], runs: int) -> dict[str, object]:
+def measure(fresh: Fresh, name: str, command: list[str], runs: int) -> dict[str, object]:
     """Return the median of several processes, after one that fills the caches."""
-    cpu_seconds(command)
-    found = [cpu_seconds(command) for _ in range(runs)]
-    return {
-        "what": name,
-        "cpu_s": round(statistics.median(spent for spent, _ in found), 3),
-        "lines": found[0][1],
-    }
+    spent = fresh.median(command, runs)
+    return {"what": name, "cpu_s": round(spent.cpu_s, 3), "lines": len(spent.output.splitlines())}
+
+
+def measure_all(fresh: Fresh, peers: Path, runs: int) -> list[dict[str, object]]:
+    """Measure our programs, and those of the peers that are in a directory."""
+    rows = [measure(fresh, name, command, runs) for name, command in OURS.items()]
+    for name, command in PEERS.items():
+        try:
+            rows.append(measure(fresh, name, [str(peers / command[0]), *command[1:]], runs))
+        except (OSError, subprocess.CalledProcessError):
+            print(f"{name}: not installed in {peers}, skipped")
+    return rows
 
 
 def main() -> None:
@@ -59,13 +56,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peers", type=Path, default=Path(sys.executable).parent)
     options = parser.parse_args()
-    runs = 3 if options.quick else 11
-    rows = [measure(name, command, runs) for name, command in OURS.items()]
-    for name, command in PEERS.items():
-        try:
-            rows.append(measure(name, [str(options.peers / command[0]), *command[1:]], runs))
-        except (OSError, subprocess.CalledProcessError):
-            print(f"{name}: not installed in {options.peers}, skipped")
+    with fresh_processes() as fresh:
+        rows = measure_all(fresh, options.peers, 3 if options.quick else 11)
     for row in rows:
         limit = LIMITS_S.get(str(row["what"]))
         note = "" if limit is None else f"   limit {limit}"

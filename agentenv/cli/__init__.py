@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from agentenv.cli.errors import report_error
 from agentenv.core.by_name import did_you_mean
+from agentenv.core.collector import collect_rarely
 from agentenv.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,10 +103,16 @@ def _root(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit; this is the entry point of the `agentenv` script."""
+    """Run the command line and exit; this is the entry point of the `agentenv` script.
+
+    Args:
+        arguments: the words after `agentenv`; None takes those of the process, which then is all ours.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    if arguments is None:
+        collect_rarely(one_run=words[:1] == ["eval"])
     try:
         code = app(words or ["--help"], standalone_mode=False)
     except KeyboardInterrupt:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from agentenv.core.messages import ToolErrorKind as ToolErrorKind
     from agentenv.core.messages import ToolResult as ToolResult
     from agentenv.core.messages import text_of as text_of
+    from agentenv.core.routed_experts import RoutedExperts as RoutedExperts
     from agentenv.core.seeds import derive_seed as derive_seed
     from agentenv.core.sequence import SequenceBuilder as SequenceBuilder
     from agentenv.core.sequence import Source as Source
@@ -106,6 +107,7 @@ __all__ = door(
             "ToolResult",
             "text_of",
         ],
+        "routed_experts": ["RoutedExperts"],
         "seeds": ["derive_seed"],
         "sequence": ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"],
         "task": ["Task"],

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-__all__ = ["class_of", "message_of", "must_pass", "traceback_of"]
+__all__ = ["class_of", "first_line_of", "message_of", "must_pass", "traceback_of"]
 
 
 def must_pass(error: BaseException) -> bool:
@@ -44,6 +44,11 @@ def class_of(error: BaseException) -> str:
 def message_of(error: BaseException) -> str:
     """Return the text of an exception, also if its `__str__` raises."""
     return _told(lambda: str(error), f"<str() of this {class_of(error)} failed>")
+
+
+def first_line_of(error: BaseException) -> str:
+    """Return the first line with text of an exception's message; its class if the message is empty."""
+    return next(filter(str.strip, message_of(error).splitlines()), "") or class_of(error)
 
 
 def traceback_of(error: BaseException, frames: TracebackType | None = None, limit: int | None = None) -> str:

@@ -11,12 +11,13 @@ The types keep these invariants, and `tests/property/test_trajectory.py` tests t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from math import isfinite
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentenv.core.errors import AlignmentError
+from agentenv.core.routed_experts import RoutedExperts
 
 __all__ = ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"]
 
@@ -84,6 +85,9 @@ class TokenSequence:
     """Spans in order; token ids, loss mask, logprobs and turn indices are all derived from them."""
 
     spans: tuple[TokenSpan, ...]
+    routed_experts: RoutedExperts | None = None
+    """Experts that the engine chose for the first tokens, usually for all but the last; None if it told
+    none. Each token has the choices of the first request that saw it; see `SequenceBuilder.route`."""
 
     def __len__(self) -> int:
         return sum(map(len, self.spans))
@@ -127,7 +131,9 @@ class TokenSequence:
                 break
             kept.append(span if len(span) <= length else _cut_span(span, length))
             length -= len(span)
-        return TokenSequence(tuple(kept))
+        sequence = TokenSequence(tuple(kept))
+        routed = self.routed_experts
+        return sequence if routed is None else replace(sequence, routed_experts=routed.part(0, len(sequence)))
 
     def _spread(self, view: Callable[[TokenSpan], Iterator[_T] | Sequence[_T]]) -> list[_T]:
         return list(chain.from_iterable(map(view, self.spans)))
@@ -151,11 +157,14 @@ class SequenceBuilder:
     """
 
     # Invariant: `token_ids` is the concatenation of the token ids of `_spans`.
+    # Invariant: `_routed` holds the experts of the first `_num_routed` tokens, part by part.
 
-    __slots__ = ("_spans", "token_ids")
+    __slots__ = ("_num_routed", "_routed", "_spans", "token_ids")
 
     def __init__(self) -> None:
         self._spans: list[TokenSpan] = []
+        self._routed: list[RoutedExperts] = []
+        self._num_routed = 0
         self.token_ids: list[int] = []
 
     def __len__(self) -> int:
@@ -225,6 +234,31 @@ class SequenceBuilder:
                 self._spans.append(span)
                 self.token_ids.extend(span.token_ids)
 
+    def route(self, routed: RoutedExperts | None) -> None:
+        """Record the experts that the engine chose in a request, of which all tokens so far are the result.
+
+        A token keeps the choices of the first request that told some. These are the choices with which its
+        keys and values were computed, as long as the engine keeps them between the requests of an episode.
+
+        Args:
+            routed: the experts of all tokens so far but the last, which no request has seen as input; None
+                if the engine told none.
+
+        Raises:
+            AlignmentError: The experts are those of another number of tokens.
+        """
+        if routed is None:
+            return
+        if len(routed) != len(self.token_ids) - 1:
+            raise AlignmentError(
+                f"the engine told the experts of {len(routed)} tokens, but prompt and completion have "
+                f"{len(self.token_ids)}, of which all but the last have experts"
+            )
+        new = routed.part(self._num_routed, len(routed))
+        self._routed.append(new)
+        self._num_routed = len(routed)
+
     def freeze(self) -> TokenSequence:
         """Return what was appended so far as an immutable sequence."""
-        return TokenSequence(tuple(self._spans))
+        routed = self._routed[0].then(self._routed[1:]) if self._routed else None
+        return TokenSequence(tuple(self._spans), routed)

@@ -175,6 +175,7 @@ def _frozen(sequence: OpenSequence, index_of: Mapping[int, int], out: Mapping[in
             continue
         ranges = completion.version_ranges or ((turn.asked_version, 0, len(token_ids)),)
         builder.append_completion(token_ids, completion.logprobs, ranges, turn=index)
+        builder.route(completion.routed_experts)
     return builder.freeze()
 
 

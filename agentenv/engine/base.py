@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from agentenv.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message
+from agentenv.core.routed_experts import RoutedExperts
 
 __all__ = [
     "ChatCompletion",
@@ -26,6 +27,7 @@ __all__ = [
     "HasCache",
     "HasServers",
     "MayBeUntrainable",
+    "MayTellExperts",
     "OnTokens",
     "Sampling",
     "StreamingEngine",
@@ -123,6 +125,9 @@ class Completion:
     """Size of the vocabulary of the model that sampled the tokens; None if the engine does not know it."""
     replayed: bool = False
     """True if the completion is from a record, so an earlier request's settings and model apply to it."""
+    routed_experts: RoutedExperts | None = None
+    """Experts that the tokens of prompt and completion were sent to, but the last one, which the model has
+    not seen as input; None if the engine does not tell them."""
 
 
 class Engine(Protocol):
@@ -249,6 +254,16 @@ class MayBeUntrainable(Protocol):
     @property
     def untrainable_reason(self) -> str:
         """Why the completions must not be trained on; empty if they may be."""
+        ...
+
+
+@runtime_checkable
+class MayTellExperts(Protocol):
+    """An engine that may tell to which experts of a mixture it sent the tokens."""
+
+    @property
+    def tells_experts(self) -> bool:
+        """Whether completions have `routed_experts`."""
         ...
 
 

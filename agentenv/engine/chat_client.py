@@ -20,6 +20,8 @@ from importlib import import_module
 from random import SystemRandom
 from time import time
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from pydantic_core import from_json, to_json
@@ -116,8 +118,10 @@ class ChatClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=secure),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s),
             headers=_headers(api_key),
-            trust_env=True,
         )
+        # Not `trust_env`, which looks for the proxy at each request anew, in a thread, and refuses our key
+        # where `.netrc` has another one.
+        self._proxy = _proxy_for(address)
 
     async def send(self, body: Mapping[str, Any], *, stream: bool) -> Any:
         """Post a request, and return the JSON of the answer; a streamed answer is joined.
@@ -130,7 +134,7 @@ class ChatClient:
         data = _encoded({**body, "stream": True} if stream else body)
         for attempt in range(self._max_retries + 1):
             try:
-                async with self._http.post(self._url, data=data) as reply:
+                async with self._http.post(self._url, data=data, proxy=self._proxy) as reply:
                     if reply.status < 400 and stream:
                         return await joined(_chunks(reply.content))
                     content = await reply.read()
@@ -236,6 +240,14 @@ def _headers(api_key: str) -> dict[str, str]:
     }
     scopes = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
     return headers | {header: value for header, name in scopes.items() if (value := os.environ.get(name))}
+
+
+def _proxy_for(address: str) -> str | None:
+    """Return the proxy that the environment (`HTTPS_PROXY`, `NO_PROXY` and so on) names for an address."""
+    parts = urlsplit(address)
+    if parts.hostname is None or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 def _ssl_context() -> ssl.SSLContext:

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import cast
 
 from agentenv.core.errors import ContextTooLong, EngineError, EngineUnavailable, UsageError
+from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.base import Completion, FinishReason
 
 __all__ = [
@@ -59,6 +60,7 @@ def exact_completion(
     ranges: tuple[tuple[int, int, int], ...],
     vocab_size: int | None = None,
     queue_s: float = 0.0,
+    routed_experts: RoutedExperts | None = None,
 ) -> Completion:
     """Check the output of an engine and return it as a completion.
 
@@ -71,7 +73,7 @@ def exact_completion(
     """
     if len(logprobs) != len(tokens):
         raise EngineError(f"{name} returned {len(tokens)} tokens, but {len(logprobs)} log-probabilities")
-    if not all(isfinite(value) and value > LOWEST_LOGPROB for value in logprobs):
+    if not all(map(isfinite, logprobs)) or min(logprobs, default=0.0) <= LOWEST_LOGPROB:
         raise EngineError(f"{name} returned a log-probability that is not finite")
     if reason not in {"stop", "length", "abort"} or (not tokens and reason != "abort"):
         raise EngineError(
@@ -88,6 +90,7 @@ def exact_completion(
         ranges,
         queue_s=queue_s,
         vocab_size=vocab_size,
+        routed_experts=routed_experts,
     )
 
 
@@ -98,6 +101,13 @@ def faulty_ids(tokens: Sequence[object], limit: int | None) -> str:
         tokens: the sampled tokens as an engine returned them.
         limit: size of the model's vocabulary; None if it is not known.
     """
+    if not tokens:
+        return ""
+    # Completions are nearly always right, so only a wrong one is looked at token by token.
+    if set(map(type, tokens)) == {int}:
+        ids = cast("Sequence[int]", tokens)
+        if min(ids) >= 0 and (limit is None or max(ids) < limit):
+            return ""
     for index, token in enumerate(tokens):
         # A boolean is an `int` to isinstance, and would be trained on as the token 0 or 1.
         if type(token) is not int:
@@ -127,8 +137,8 @@ def faulty_end(
     """
     if len(tokens) > max_tokens:
         return f"{len(tokens)} tokens, but at most {max_tokens} were asked for"
-    early = next((index for index, token in enumerate(tokens[:-1]) if token in stop), None)
-    if early is not None:
+    if not set(stop).isdisjoint(tokens[:-1]):
+        early = next(index for index, token in enumerate(tokens) if token in stop)
         return f"{len(tokens) - early - 1} tokens after the stop token {tokens[early]}"
     if reason == "stop" and tokens[-1] not in stop and not stop_strings:
         return f"the finish reason 'stop' after token {tokens[-1]}, which is not a stop token of the request"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from agentenv.core.context import Context, check_attempt
 from agentenv.core.episode_env import (
@@ -47,7 +48,6 @@ from agentenv.core.playing import Playing, playing
 from agentenv.core.seeds import derive_seed
 from agentenv.core.trajectory import StopReason, Trajectory
 from agentenv.engine.base import ChatCompletion, Completion, Sampling
-from agentenv.runner.agent import AgentRecord, OpenAgent, play_agent, session_options
 from agentenv.runner.condense import Condenser, View, with_recall
 from agentenv.runner.conversation.base import Conversation
 from agentenv.runner.conversation.fit import TurnAnswer
@@ -58,6 +58,9 @@ from agentenv.runner.plan import Plan
 from agentenv.runner.recorder import OpenTurn, Record
 from agentenv.runner.users import User, read_opening, read_turn, said_by
 from agentenv.tools.arguments import marked, mend
+
+if TYPE_CHECKING:
+    from agentenv.runner.agent import OpenAgent
 
 __all__ = ["Episode"]
 
@@ -188,6 +191,9 @@ class Episode:
         return StopReason.ENV_TERMINATED if reset.terminated else None
 
     async def _play_agent(self, env: AgentDriven) -> StopReason:
+        # The endpoint behind it is loaded with the first agent.
+        from agentenv.runner.agent import AgentRecord, play_agent, session_options
+
         name = self._context.episode_id
         with at("env"):
             if self._plan.branch is not None:

@@ -55,6 +55,11 @@ class Seats:
         self._opened: dict[str, _Seat] = {}
         self._complete = True
 
+    @property
+    def opened(self) -> bool:
+        """Whether any seat's episode was begun."""
+        return bool(self._opened)
+
     def open(self, seat: str, env: EpisodeEnv) -> SeatEpisode:
         """Begin the episode of a seat; see `agentenv.core.seats.OpenSeat`.
 

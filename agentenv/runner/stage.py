@@ -17,18 +17,16 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from agentenv.core.context import Context
 from agentenv.core.episode_env import EpisodeEnv
 from agentenv.core.limits import DonePolicy, RunLimits
 from agentenv.core.seats import seat_opener
 from agentenv.core.trajectory import Trajectory
-from agentenv.endpoint.session import SessionOptions
 from agentenv.engine.base import ChatEngine, Engine
 from agentenv.engine.scripted.replayed import ChatReplayEngine, ReplayEngine
 from agentenv.render.base import RendererProtocol
-from agentenv.runner.agent import AgentConversation
 from agentenv.runner.condense import Condenser
 from agentenv.runner.conversation.base import Conversation, Recorded
 from agentenv.runner.conversation.text import ChatConversation
@@ -42,6 +40,10 @@ from agentenv.runner.plan import Job, Plan, TaskLike, jobs_of
 from agentenv.runner.seats import Seats
 from agentenv.runner.users import User, UserLike, user_for
 from agentenv.runner.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from agentenv.endpoint.session import SessionOptions
+    from agentenv.runner.agent import AgentConversation
 
 __all__ = ["PlayableSpec", "Shared", "Stage"]
 
@@ -275,6 +277,9 @@ class Stage:
             return held.user
 
         def open_agent(options: SessionOptions) -> AgentConversation:
+            # The endpoint behind it is loaded with the first agent.
+            from agentenv.runner.agent import AgentConversation
+
             conversation = AgentConversation(self._engine(plan), shared.renderer, options)
             held.conversation = conversation
             return conversation
@@ -318,7 +323,7 @@ class Stage:
     async def _close(self, held: _Held) -> None:
         # The lambdas look up the methods inside the boundary: outside code may make them properties.
         close, user, env, lease = self._closing.close, held.user, held.env, held.lease
-        if held.seats is not None:
+        if held.seats is not None and held.seats.opened:
             await close("seats", held.seats.stop)
         await close("release", held.conversation.release)
         if user is not None:

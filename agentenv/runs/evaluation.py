@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.html import html_lines
@@ -39,11 +39,12 @@ from agentenv.runs.store.encoded import ENCODE
 from agentenv.runs.store.reader import Run
 from agentenv.runs.store.summary import EpisodeKey, EpisodeSummary, summarize
 from agentenv.runs.store.writer import RunWriter
-from agentenv.workers.crew import Crew
-from agentenv.workers.recipe import Recipe
 from agentenv.workers.reports import reporting_servers
 from agentenv.workers.servers import together
 from agentenv.workers.start import check_workers, crew_of
+
+if TYPE_CHECKING:
+    from agentenv.workers.crew import Crew
 
 __all__ = ["EvalResult", "Evaluation", "load_model"]
 
@@ -184,6 +185,8 @@ class Evaluation:
         config = self.config
         if not config.workers:
             return nullcontext()
+        from agentenv.workers.recipe import Recipe
+
         recipe = Recipe.of(
             self.specs,
             config.model,

@@ -105,7 +105,7 @@ def build_batch(
             if reason:
                 dropped[reason] += 1
                 continue
-            made = _rows_of(member, value, _Place(next(episodes), index, place), oldest)
+            made = _rows_of(member, value, _Place(next(episodes), index, place), oldest, config)
             if mixed[index] or config.trains_zero_std:
                 rows += fit_rows(made, max_length, vocab_size, dropped)
                 continue
@@ -144,7 +144,7 @@ def _stale_tokens(groups: Sequence[TrajectoryGroup], oldest_version: int | None)
 
 
 def _rows_of(
-    one: Trajectory, advantage: Advantage, place: _Place, oldest_version: int | None
+    one: Trajectory, advantage: Advantage, place: _Place, oldest_version: int | None, config: GRPOConfig
 ) -> Iterator[Row | None]:
     """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
     if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
@@ -155,7 +155,13 @@ def _rows_of(
     for number, sequence in enumerate(one.sequences):
         own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
         row = make_row(
-            sequence, own, place.episode, place.group, attempts=attempts, oldest_version=oldest_version
+            sequence,
+            own,
+            place.episode,
+            place.group,
+            attempts=attempts,
+            oldest_version=oldest_version,
+            replay=config.router_replay,
         )
         if row is not None:
             row.member, row.sequence = place.member, number

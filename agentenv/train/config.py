@@ -192,6 +192,10 @@ class GRPOConfig:
     """Multiply the KL term by the importance ratio, so that the term is unbiased on off-policy tokens."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    router_aux_loss_coef: NonNegativeFloat = 0.0
+    """Weight of the load balancing loss of a mixture of experts, over all tokens that a pass computes,
+    prompts included and padding left out; see `agentenv.train.experts`. Models are published with 0.001 to
+    0.02. 0 leaves it out, and a model without routers is refused."""
     sft_coef: NonNegativeFloat = 1.0
     """Weight of the cross entropy on the demonstrations that are passed to `step`."""
     demo_min_reward: float | None = None
@@ -216,6 +220,10 @@ class GRPOConfig:
     """Upper bound of the importance correction."""
     importance_floor: NonNegativeFloat = 0.5
     """Lower bound of the importance correction in the `_mask` modes."""
+    router_replay: bool = False
+    """Send each token of a mixture of experts to the experts that the engine chose for it (rollout routing
+    replay, R3, arXiv 2510.11370), in all passes of the policy and its reference. The routers still weight the
+    experts and are trained. The engine must tell its choices; see `agentenv.train.model.routers`."""
     off_policy_mask_threshold: float | None = None
     """OPSM: leave out sequences with a negative advantage whose mean of sampler - policy logprobs exceeds
     this."""

@@ -49,6 +49,8 @@ class Division:
     """Tokens of the longest episode, which the servers accept."""
     fsdp: bool | int = True
     """The setting of several trainers: the number that share a copy of the model, or all of them."""
+    flags: tuple[str, ...] = ()
+    """Arguments that the training needs the servers to have."""
 
     def __str__(self) -> str:
         if not self.servers:
@@ -99,7 +101,8 @@ def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None 
             f"training {model} with a context of {context:,} tokens does not fit on {machine}",
             remedy=f"the nearest that fits: {nearest} (agentenv plan says more)",
         )
-    return _numbered(plan.placement, context, train.fsdp or True)
+    flags = ("--enable-return-routed-experts",) if train.router_replay else ()
+    return replace(_numbered(plan.placement, context, train.fsdp or True), flags=flags)
 
 
 def _numbered(placement: Placement, context: int, fsdp: bool | int) -> Division:
@@ -175,9 +178,12 @@ def _servers(
     division: Division, model: str, logs: Path, serve: Serve
 ) -> Iterator[AbstractContextManager[str]]:
     for number, devices in enumerate(division.servers):
-        options = ServeOptions(port=_free_port(), max_model_len=division.context, devices=devices)
+        extra = list(division.flags)
         if len(devices) > 1:
-            options = replace(options, extra=["--tensor-parallel-size", str(len(devices))])
+            extra += ["--tensor-parallel-size", str(len(devices))]
+        options = ServeOptions(
+            port=_free_port(), max_model_len=division.context, devices=devices, extra=extra
+        )
         yield serve(model, options, logs / f"vllm-{number}.log")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from agentenv.core.errors import UsageError
+from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.trajectory import TokenSequence
 
 __all__ = ["Row", "fit_rows", "make_row"]
@@ -48,6 +49,8 @@ class Row:
     new_n: Tensor | None = None
     """Log-probabilities under the weights of the latest pass of the update; None before it."""
     entropy_n: Tensor | None = None
+    routed_experts: RoutedExperts | None = None
+    """Experts that the tokens but the last are sent to; None if the routers choose."""
 
     @property
     def num_trained(self) -> int:
@@ -82,6 +85,7 @@ def make_row(
     demonstration: bool = False,
     attempts: Sequence[int] = (),
     oldest_version: int | None = None,
+    replay: bool = False,
 ) -> Row | None:
     """Return the row of a sequence; None if it has no token to train.
 
@@ -93,6 +97,10 @@ def make_row(
         demonstration: whether it is trained by cross entropy.
         attempts: the attempt that each turn of the episode belongs to.
         oldest_version: tokens that older weights sampled are not trained.
+        replay: whether the row takes over the experts that the engine chose.
+
+    Raises:
+        UsageError: There is not one advantage for each token, or the engine told no experts.
     """
     mask = torch.tensor(_trained(sequence, oldest_version), dtype=torch.bool)
     mask[:1] = False  # the first token has no prediction
@@ -120,7 +128,22 @@ def make_row(
         demonstration=demonstration,
         turns_n=turns_n,
         attempts_n=torch.tensor(attempts)[turns_n] if any(attempts) else None,
+        routed_experts=_routed(sequence, len(token_ids) - 1) if replay else None,
     )
+
+
+def _routed(sequence: TokenSequence, length: int) -> RoutedExperts:
+    """Return the experts of the first tokens of a sequence."""
+    routed = sequence.routed_experts
+    if routed is None or len(routed) < length:
+        known = 0 if routed is None else len(routed)
+        raise UsageError(
+            f"router_replay is set, but the engine told the experts of {known} of the {length} tokens of an "
+            "episode",
+            remedy="sample with an engine that tells them (return_routed_experts=True), or set "
+            "router_replay=False",
+        )
+    return routed.part(0, length)
 
 
 def _trained(sequence: TokenSequence, oldest_version: int | None) -> list[bool]:

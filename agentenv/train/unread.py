@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from agentenv.core.faults import first_line_of
 from agentenv.engine.hf.load import ModelFiles, adapter_on, pick_device, pick_dtype
 from agentenv.train.config import GRPOConfig
 from agentenv.train.model.blank import Unread, hollow
@@ -75,7 +76,7 @@ def _build(directory: Path, dtype: torch.dtype) -> Any:
         if (directory / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(directory)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise Refused(f"it cannot be made without its weights ({str(error).splitlines()[0]})") from error
+        raise Refused(f"it cannot be made without its weights ({first_line_of(error)})") from error
     kept = [
         name
         for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")

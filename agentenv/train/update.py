@@ -11,6 +11,7 @@ import torch
 from agentenv.core.trajectory import TrajectoryGroup
 from agentenv.train.balance import Exchange
 from agentenv.train.config import GRPOConfig
+from agentenv.train.experts import ExpertLoad
 from agentenv.train.model.packing import MicroBatch, pad_rows, plan
 from agentenv.train.model.policy import Policy
 from agentenv.train.objective.loss import grpo_loss
@@ -108,12 +109,15 @@ def accumulate(
     """
     exchange = Exchange(policy.world, rows)
     micros = micro_batches(policy, exchange.rows)
+    tokens = sum(micro.num_tokens for micro in micros if not micro.idle)
+    load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
     loss = 0.0
     with policy.budget.measured([micro.ids_BT.numel() for micro in micros]):
         for number, micro in enumerate(micros, start=1):
             last = number == len(micros)
             policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
-            loss += _backward(policy, micro, meter, loss_fn, moved)
+            loss += _backward(policy, micro, meter, load, loss_fn=loss_fn, moved=moved)
+    load.tell(meter)
     scores = [(row.new_n, row.entropy_n) for row in exchange.rows]
     given = [(new_n, entropy_n) for new_n, entropy_n in scores if new_n is not None and entropy_n is not None]
     for row, (new_n, entropy_n) in zip(rows, exchange.home(given), strict=True):
@@ -125,11 +129,15 @@ def _backward(
     policy: Policy,
     micro: MicroBatch,
     meter: Meter,
+    load: ExpertLoad,
+    *,
     loss_fn: Callable[[LossInputs], torch.Tensor] | None,
     moved: bool,
 ) -> float:
-    with torch.enable_grad():
-        logprobs_N, entropy_N = policy.score(micro)
+    # Layers that are checkpointed run again in the backward pass, and must make the same choices.
+    with torch.enable_grad(), policy.replayed(micro):
+        with load.watched() as routed:
+            logprobs_N, entropy_N = policy.score(micro)
         _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
         given = _given(micro.rows, logprobs_N, recompute=policy.config.proximal == "recompute")
         shown_N = _spread(micro.rows, lambda row: float(row.demonstration), logprobs_N).bool()
@@ -146,6 +154,7 @@ def _backward(
             loss_fn=loss_fn,
         )
         loss = output.loss - (given["weights"][shown_N] * logprobs_N[shown_N]).sum()
+        loss = loss + load.loss(micro, routed, meter)
         # FSDP averages the gradients over the ranks, but the loss is a sum.
         (loss * policy.world.size if policy.world.sharded else loss).backward()
     if micro.idle:
@@ -208,7 +217,8 @@ def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
     exchange = Exchange(policy.world, rows)
     result: dict[int, torch.Tensor] = {}
     for micro in micro_batches(policy, exchange.rows):
-        logprobs_N, _ = policy.score(micro)
+        with policy.replayed(micro):
+            logprobs_N, _ = policy.score(micro)
         parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
         result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
     return [values_n for (values_n,) in exchange.home([(result[id(row)],) for row in exchange.rows])]

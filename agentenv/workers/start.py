@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from agentenv.core.errors import DependencyMissing, UsageError
-from agentenv.envs.spec import EnvSpec
-from agentenv.workers.crew import Crew
 from agentenv.workers.current import refuse_in_worker
-from agentenv.workers.local import LocalWorker
-from agentenv.workers.recipe import Recipe, require_remote
-from agentenv.workers.reports import Tell
 from agentenv.workers.servers import num_servers_of
-from agentenv.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from agentenv.envs.spec import EnvSpec
+    from agentenv.workers.crew import Crew
+    from agentenv.workers.recipe import Recipe
+    from agentenv.workers.reports import Tell
+    from agentenv.workers.worker import Worker
 
 __all__ = ["check_workers", "crew_of"]
 
@@ -36,6 +38,9 @@ def check_workers(workers: int, ray: str, model: str) -> None:
         )
     if not workers:
         return
+    # Only runs with workers load this, which costs as much as the model of a small evaluation.
+    from agentenv.workers.recipe import require_remote
+
     refuse_in_worker()
     require_remote(model)
     if ray:
@@ -61,6 +66,9 @@ def crew_of(
         tell: called from time to time with how the driver and each worker are doing.
         tell_servers: called from time to time with how each server of the engine is doing.
     """
+    from agentenv.workers.crew import Crew
+    from agentenv.workers.local import LocalWorker
+
     check_workers(workers, ray, recipe.model)
     text, num_servers = recipe.to_json(), num_servers_of(recipe.model)
     if ray:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agentenv.core.errors import AgentEnvError
-from agentenv.workers.episode_worker import Order, Played
+
+if TYPE_CHECKING:
+    from agentenv.workers.episode_worker import Order, Played
 
 __all__ = ["Worker", "WorkerLost"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -13,16 +12,12 @@ import pytest
 
 from agentenv.cli import main
 from agentenv.envs import registry
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tutorial.py"
+from helpers.scripts import BENCHMARKS, load_benchmark
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("tutorial", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("tutorial")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +66,15 @@ def test_the_checker_finds_the_leak_that_the_page_suggests(shelves: Path, capsys
 
 @pytest.mark.slow
 def test_every_command_of_the_page_works_with_a_tiny_model(tiny_model: str):
-    command = [sys.executable, SCRIPT, "--quick", "--model", f"hf:{tiny_model}", "--json", "walk.json"]
+    command = [
+        sys.executable,
+        BENCHMARKS / "tutorial.py",
+        "--quick",
+        "--model",
+        f"hf:{tiny_model}",
+        "--json",
+        "walk.json",
+    ]
 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+import numpy as np
 from aiohttp import web
 
 from agentenv.engine import Sampling, VLLMServerEngine
@@ -35,6 +38,8 @@ class FakeVLLM:
     """Path of weights while loading which the connection breaks."""
     streams: bool | None = True
     """Whether completions are streamed on request; False ignores the request, None refuses it."""
+    experts: bool = False
+    """Whether it tells to which experts it sent the tokens, of 3 layers with 2 choices each."""
     max_model_len: int = 64
     model_path: str = "/srv/model"
     metrics: str = ""
@@ -214,6 +219,7 @@ class FakeVLLM:
             "logprobs": {"content": content},
             "finish_reason": reason,
             "weight_versions": spans,
+            "routed_experts": self.told(len(body["token_ids"]) + len(tokens) - 1),
         }
         return await self.reply(request, body, choice, fault)
 
@@ -232,8 +238,17 @@ class FakeVLLM:
             "logprobs": logprobs,
             "finish_reason": reason,
             "prompt_token_ids": body["prompt"],
+            "routed_experts": self.told(len(body["prompt"]) + len(tokens) - 1),
         }
         return await self.reply(request, body, choice, fault)
+
+    def told(self, tokens):
+        """Return the experts of so many tokens as vLLM sends them: a .npy file in base64."""
+        if not self.experts:
+            return None
+        file = io.BytesIO()
+        np.save(file, experts_of(tokens), allow_pickle=False)
+        return base64.b64encode(file.getbuffer()).decode()
 
     async def reply(self, request, body, choice, fault):
         if body.get("stream") and self.streams:
@@ -270,6 +285,8 @@ class FakeVLLM:
             chunk = {"index": 0, "token_ids": [token], "logprobs": logprobs, "finish_reason": None}
             if index == last and fault != "no end":
                 chunk["finish_reason"] = choice["finish_reason"]
+                if self.route == "generate":  # vLLM streams them through this route only
+                    chunk["routed_experts"] = choice["routed_experts"]
             data = json.dumps({"choices": [chunk]}).encode()
             # The bytes of an event may arrive in several parts.
             await response.write(b"data: " + data[:20])
@@ -295,6 +312,11 @@ class FakeVLLM:
         """Start again, at the same address."""
         self.forget()
         await self.start(int(self.url.rsplit(":", 1)[1]))
+
+
+def experts_of(tokens):
+    """Return the experts that a fake server tells of so many tokens, `[tokens, layers, choices]`."""
+    return (np.arange(tokens)[:, None, None] + np.arange(6).reshape(3, 2)).astype("uint8")
 
 
 def cache_metrics(*engines: dict[str, object]) -> str:

@@ -9,6 +9,13 @@ import pytest
 
 import agentenv
 
+NOT_FOR_A_FIRST_EVALUATION = (
+    *("aiohttp", "openai", "httpx", "torch", "transformers", "pandas", "pyarrow", "rich"),
+    *("agentenv.endpoint", "agentenv.runner.agent", "agentenv.interop", "agentenv.train"),
+    *("agentenv.workers.crew", "agentenv.workers.episode_worker", "agentenv.workers.local"),
+    *("agentenv.workers.recipe", "agentenv.envs.adapters", "agentenv.engine.vllm", "agentenv.engine.hf"),
+)
+"""What an evaluation without a server, workers, an agent of its own and a terminal has no use for."""
 HEAVY = ("torch", "transformers", "vllm", "gymnasium", "numpy", "openai", "pydantic", "aiohttp", "rich")
 
 
@@ -20,13 +27,13 @@ def test_import_loads_nothing_heavy():
     assert shown.stdout.strip() == "[]"
 
 
-def test_an_evaluation_without_a_server_loads_no_web_library(tmp_path):
+def test_a_first_evaluation_loads_only_what_it_uses(tmp_path):
     code = (
         "import sys\n"
         "from agentenv.cli import main\n"
         "sys.argv = ['agentenv', 'eval', 'agentenv/Calculator-v0', '-m', 'mock', '-n', '1', '-k', '1']\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print([name for name in ('aiohttp', 'openai', 'torch') if name in sys.modules])"
+        f"print([name for name in {NOT_FOR_A_FIRST_EVALUATION!r} if name in sys.modules])"
     )
 
     shown = subprocess.run(

@@ -52,14 +52,30 @@ def grouped_decode_attention(  # noqa: PLR0917 - transformers' signature
     if segments is not None:
         return segment_attention(query, key, value, segments, scale=scaling, options=kwargs), None
     rows, heads, tokens, _ = query.shape
-    decoding = tokens == 1 and attention_mask is not None and attention_mask.shape[1] == 1
-    if not decoding or module.training or kwargs.get("position_bias") is not None:
+    grouped = tokens == 1 and not module.training and kwargs.get("position_bias") is None
+    if not grouped or attention_mask is None or attention_mask.shape[1] != 1:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     folded = query.reshape(rows, key.shape[1], heads // key.shape[1], query.shape[-1])
-    output = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    if rows > 1 and key.device.type == "cpu" and key.dtype == attention_mask.dtype == torch.float32:
+        output = _by_products(folded, key, value, attention_mask, scaling or query.shape[-1] ** -0.5)
+    else:
+        output = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
     return output.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _by_products(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Compute attention as two matrix products; with few queries sdpa's blocks are slower on the CPU.
+
+    In bfloat16 the scores between the products would be rounded, which sdpa's are not.
+    """
+    rows, heads, tokens, _ = query.shape
+    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).mul_(scale)
+    scores.view(rows, heads, tokens, -1).add_(mask)
+    return torch.bmm(scores.softmax(-1), value.flatten(0, 1)).view(rows, heads, tokens, -1)
 
 
 def apply_soft_cap(model: PreTrainedModel) -> None:

@@ -52,6 +52,9 @@ class RowBuffers(Cache):
         self._decode: tuple[torch.Tensor, torch.Tensor] | None = None
         self._prefill: tuple[tuple[int, int], ...] = ()
         self._packed = False
+        self._routed_at: int | None = None
+        """Index of the tensors that hold the choices of routers, after those of all layers."""
+        self._routed_shape = (0, 0)
 
     def plan_decode(self, device: torch.device) -> int:
         """Make room for one more token in every live row; return the width to attend over."""
@@ -105,6 +108,19 @@ class RowBuffers(Cache):
         if self._packed:
             return self.keys[layer_idx], self.values[layer_idx]
         return self.keys[layer_idx][rows, :, : self._width], self.values[layer_idx][rows, :, : self._width]
+
+    def record_routed(self, choices_B1TLK: torch.Tensor) -> None:
+        """Write the experts that the tokens of the pass were sent to, beside their keys and values."""
+        if self._routed_at is None:
+            self._routed_at = len(self.keys)
+        self._routed_shape = (choices_B1TLK.shape[3], choices_B1TLK.shape[4])
+        flat = choices_B1TLK.flatten(3)
+        self.update(flat, flat[..., :0], self._routed_at)
+
+    def routed(self, row: int) -> torch.Tensor:
+        """Return the experts that the tokens of a row were sent to, `[length, layers, choices]`."""
+        assert self._routed_at is not None
+        return self.keys[self._routed_at][row, 0, : self.lengths[row]].unflatten(-1, self._routed_shape)
 
     def _write(self, buffer: torch.Tensor, new: torch.Tensor) -> None:
         """Write the keys or values of a prefill pass; pads are not stored, so rows have no gaps."""

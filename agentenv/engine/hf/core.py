@@ -7,6 +7,7 @@ worker uses it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import inf
 from typing import Any, TypeAlias
 
@@ -14,9 +15,11 @@ import torch
 from transformers import PreTrainedModel
 
 from agentenv.core.errors import UsageError
+from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.hf.adapters import base_model
 from agentenv.engine.hf.attention import use_grouped_attention
 from agentenv.engine.hf.buffers import RowBuffers, SavedRow
+from agentenv.engine.hf.experts import ExpertRecorder
 from agentenv.engine.hf.packed import PaddingCost, segments_of
 from agentenv.engine.hf.positions import fix_frequencies
 from agentenv.engine.hf.products import Products
@@ -45,7 +48,7 @@ class ForwardCore:
             the longest row beside it.
     """
 
-    def __init__(self, model: Any, *, check: bool = True) -> None:
+    def __init__(self, model: Any, *, check: bool = True, tell_experts: bool = False) -> None:
         self.model = model
         self.config = text_config(model)
         self.device: torch.device = model.device
@@ -53,6 +56,7 @@ class ForwardCore:
         self.buffers = RowBuffers()
         self.products = Products(model)
         inner = base_model(model)
+        self.experts = ExpertRecorder(inner) if tell_experts else None
         grouped = isinstance(inner, PreTrainedModel) and use_grouped_attention(inner)
         fix_frequencies(inner)
         self.packs = grouped and self.device.type == "cpu" and self.windows == {"all": None}
@@ -159,7 +163,7 @@ class ForwardCore:
     ) -> torch.Tensor:
         if self.model.training:
             self.model.eval()
-        with self.products.on():
+        with self.products.on(), nullcontext() if self.experts is None else self.experts.recording():
             output = self.model(
                 input_ids=ids,
                 attention_mask=mask,
@@ -169,7 +173,13 @@ class ForwardCore:
                 logits_to_keep=logits_to_keep,
                 **given,
             )
+        if self.experts is not None:
+            self.buffers.record_routed(self.experts.taken(*ids.shape))
         return output.logits.float()
+
+    def routed_experts(self, row: int) -> RoutedExperts | None:
+        """Return the experts that the tokens of a row were sent to; None if they are not recorded."""
+        return None if self.experts is None else self.experts.told(self.buffers.routed(row))
 
     def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
         """Return additive masks [B, 1, T, width], with which a token sees itself and all tokens before it."""

@@ -59,6 +59,7 @@ class TransformersEngine:
         adapter: adapter of requests that leave the choice to the engine; None means the base model, which
             a request also gets with `Sampling(adapter=None)`.
         seed: seed from which requests without a seed get theirs.
+        return_routed_experts: whether completions tell to which experts of a mixture their tokens were sent.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class TransformersEngine:
         max_context_tokens: int | None = None,
         adapter: str | None = None,
         seed: int = 0,
+        return_routed_experts: bool = False,
     ) -> None:
         if max_batch < 1 or live_tokens < 1 or kept_bytes < 0:
             raise UsageError(
@@ -83,8 +85,13 @@ class TransformersEngine:
         self.model = model
         self._tokenizer = tokenizer
         self.weights_version = 0
+        self.tells_experts = return_routed_experts
         self._scheduler = Scheduler(
-            model, max_batch=max_batch, kept_bytes=kept_bytes, live_tokens=live_tokens
+            model,
+            max_batch=max_batch,
+            kept_bytes=kept_bytes,
+            live_tokens=live_tokens,
+            tell_experts=return_routed_experts,
         )
         config = self._scheduler.core.config
         self.max_context_tokens: int | None = max_context_tokens or context_limit(config)

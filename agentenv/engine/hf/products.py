@@ -22,9 +22,9 @@ from agentenv.core.processor import prefers_onednn
 
 __all__ = ["BREAK_EVEN", "Products"]
 
-BREAK_EVEN = {torch.float32: 16, torch.bfloat16: 48}
-"""Decoding passes whose savings pay for packing. For SmolLM2, 9 were measured in float32 with 8 rows, and in
-bfloat16 36 with 8 rows and 41 with one."""
+BREAK_EVEN = {torch.float32: 16, torch.bfloat16: 20}
+"""Decoding passes whose savings pay for packing. For SmolLM2 on an idle machine, 11 to 25 were measured in
+float32 with 8 rows, and in bfloat16 11 to 13 with 8 rows, 14 to 20 with one and 15 to 28 with 32."""
 SMALLEST = {torch.float32: 2_000_000, torch.bfloat16: 500_000}
 """Multiplications from which oneDNN's operator is used, a call of which costs about 10 µs more."""
 PACKED_FOR = 16
@@ -82,13 +82,13 @@ class Products:
         """Return whether packing is likely to pay, judged by the number of decoding passes.
 
         It pays if this rollout becomes as long as the last one. Otherwise the passes so far must have paid
-        for it, and the live rows must be able to go on for twice as many. After eight times as many passes
-        it is done in any case: by then it costs two per cent of the rollout at most.
+        for it, and the live rows must be able to go on for twice as many. After four times as many passes
+        it is done in any case: by then it costs three per cent of the rollout at most.
         """
         even = BREAK_EVEN[self._layers[0].dtype]
         like_before = self._passes_before - self._passes >= 2 * even
         goes_on = self._passes > even and passes >= 2 * even
-        return like_before or goes_on or self._passes >= 8 * even
+        return like_before or goes_on or self._passes >= 4 * even
 
 
 class _Layer:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from agentenv.core.errors import EngineError
+from agentenv.core.routed_experts import RoutedExperts
 from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
 
@@ -41,6 +42,8 @@ class GenerationRequest:
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Each weights version, with the index of the first token that it sampled."""
+    routed_experts: RoutedExperts | None = None
+    """Experts that the tokens were sent to, once the completion is whole; None if nobody asked for them."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""
 
@@ -101,6 +104,7 @@ class GenerationRequest:
                 ranges,
                 queue_s=started - self.created,
                 vocab_size=self.vocab_size,
+                routed_experts=self.routed_experts,
             )
         )
 

@@ -56,8 +56,10 @@ class Scheduler:
     # Invariant: `_kept_bytes` is the total size of `_kept`, whose oldest entry is the first. Together with
     # the beginnings it is at most `_kept_limit`.
 
-    def __init__(self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int) -> None:
-        self.core = ForwardCore(model)
+    def __init__(
+        self, model: Any, *, max_batch: int, kept_bytes: int, live_tokens: int, tell_experts: bool = False
+    ) -> None:
+        self.core = ForwardCore(model, tell_experts=tell_experts)
         self._adapters = AdapterSwitch(model)
         self._max_batch = max_batch
         self._kept_limit = kept_bytes
@@ -322,6 +324,7 @@ class Scheduler:
                 continue
             reason = request.add(tokens[row - first], logprob, self._version)
             if reason is not None:
+                request.routed_experts = self.core.routed_experts(row)
                 self._leave(row)
                 self._ended.append(partial(request.finish, reason))
         if failed:

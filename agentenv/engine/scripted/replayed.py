@@ -230,4 +230,7 @@ def _completion(record: Trajectory, turn: Turn) -> Completion:
         ranges.append((span.weights_version or 0, start, start + len(span)))
         start += len(span)
     logprobs = tuple(sequence.logprobs[turn.start : turn.end])
-    return Completion(ids, logprobs, turn.finish_reason, tuple(ranges), replayed=True)
+    routed = sequence.routed_experts
+    if routed is not None:
+        routed = routed.part(0, turn.end - 1) if len(routed) >= turn.end - 1 else None
+    return Completion(ids, logprobs, turn.finish_reason, tuple(ranges), replayed=True, routed_experts=routed)

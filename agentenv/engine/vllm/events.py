@@ -58,6 +58,8 @@ class JoinedStream:
         self._content: list[Any] = []
         self._logprobs: list[Any] = []
         self._reason: str | None = None
+        self._end: dict[str, Any] = {}
+        """What only the last chunk has."""
 
     def feed(self, data: bytes) -> None:
         """Read the next bytes of the answer.
@@ -84,6 +86,8 @@ class JoinedStream:
             self._content += logprobs.get("content") or ()
             self._logprobs += logprobs.get("token_logprobs") or ()
             self._reason = choice.get("finish_reason") or self._reason
+            if routed := choice.get("routed_experts"):
+                self._end["routed_experts"] = routed
 
     def answer(self) -> dict[str, Any]:
         """Return the answer as if it had not been streamed; it names no weights.
@@ -96,6 +100,6 @@ class JoinedStream:
         logprobs = {"content": self._content, "token_logprobs": self._logprobs}
         return {
             "choices": [
-                {"token_ids": self._tokens, "logprobs": logprobs, "finish_reason": self._reason},
+                {"token_ids": self._tokens, "logprobs": logprobs, "finish_reason": self._reason, **self._end},
             ]
         }

@@ -28,6 +28,7 @@ from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, version_ranges
 from agentenv.engine.hf.load import ModelFiles
 from agentenv.engine.vllm.build import find_build, sets_memory
+from agentenv.engine.vllm.experts import read_experts
 from agentenv.engine.weight_files import context_limit, require_weights, vocab_size
 
 __all__ = ["VLLMEngine"]
@@ -56,6 +57,7 @@ class VLLMEngine:
         request_timeout_s: time limit of one request; it must suffice for the longest completion.
         sleep: whether vLLM frees its memory while the trainer of a synchronous run updates, so that
             both fit on one GPU; vLLM has this on GPUs only.
+        return_routed_experts: whether completions tell to which experts of a mixture their tokens were sent.
         extra: further engine arguments for vLLM.
     """
 
@@ -71,6 +73,7 @@ class VLLMEngine:
         memory_share: float | None = None,
         request_timeout_s: float = 1800.0,
         sleep: bool = False,
+        return_routed_experts: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
@@ -96,6 +99,9 @@ class VLLMEngine:
             self._arguments["gpu_memory_utilization"] = memory_share
         if sleep:
             self._arguments["enable_sleep_mode"] = True
+        if return_routed_experts:
+            self._arguments["enable_return_routed_experts"] = True
+        self.tells_experts = return_routed_experts
         self._sleeps = sleep
         self._arguments.update(extra or {})
         self._engine: Any = None
@@ -364,6 +370,7 @@ class VLLMEngine:
             stop_strings=sampling.stop,
             ranges=version_ranges(spans, len(tokens), version, UNNAMED_LABEL),
             vocab_size=self._vocab_size,
+            routed_experts=read_experts(getattr(choice, "routed_experts", None)),
         )
 
 

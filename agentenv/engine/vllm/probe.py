@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from agentenv.core.errors import EngineError, EngineUnavailable
 from agentenv.engine.exact import version_of
@@ -64,6 +64,8 @@ class ServerReport:
     """Whether the server computes checksums of its weights."""
     cache_tokens: int | None = None
     """Number of tokens whose keys and values its cache holds; None if the server does not say."""
+    experts: bool = False
+    """Whether the server tells to which experts of a mixture it sent the tokens."""
     detail: str = ""
     """Why the server does not return token ids; empty if it does."""
 
@@ -90,6 +92,15 @@ class ServerReport:
         if not self.dev_mode:
             lacks.append("full weight updates: start it with VLLM_SERVER_DEV_MODE=1 (on a trusted network)")
         return tuple(lacks)
+
+
+class _Probed(NamedTuple):
+    """What a server answered when one token was sampled."""
+
+    top: dict[int, float]
+    """Log-probabilities of the likeliest tokens."""
+    experts: bool
+    """Whether it told the experts that the tokens were sent to."""
 
 
 class Asker:
@@ -165,7 +176,7 @@ def probe(
             f"the server {asker.url} has no model {model!r}", remedy=f"use one of its models: {names}"
         )
     paths = _paths(asker)
-    route, scale, detail = _token_route(asker, chosen["id"], paths)
+    route, scale, experts, detail = _token_route(asker, chosen["id"], paths)
     return ServerReport(
         url=asker.url,
         version=_version(asker),
@@ -181,6 +192,7 @@ def probe(
         weights_label=_weights_label(asker) if "/weight_info" in paths else None,
         checksums="/weight_checker" in paths,
         cache_tokens=_cache_tokens(asker),
+        experts=experts,
         detail=detail,
     )
 
@@ -250,35 +262,40 @@ def _version(asker: Asker) -> str:
 
 def _token_route(
     asker: Asker, model: str, paths: set[str]
-) -> tuple[Literal["generate", "completions", "chat"], LogprobScale, str]:
-    """Find a route that takes and returns token ids, and the scale of its log-probabilities."""
+) -> tuple[Literal["generate", "completions", "chat"], LogprobScale, bool, str]:
+    """Find a route that takes and returns token ids, and what else it returns."""
     if "/inference/v1/generate" in paths:
         try:
-            return "generate", _scale(*(_top_by_generate(asker, model, heat) for heat in (1.0, 0.5))), ""
+            return "generate", *_judged(*(_by_generate(asker, model, heat) for heat in (1.0, 0.5))), ""
         except EngineUnavailable:
             raise
         except (EngineError, KeyError, TypeError, IndexError) as error:
             _log.info("%s: /inference/v1/generate cannot be used: %s", asker.url, error)
     try:
-        return "completions", _scale(*(_top_by_completions(asker, model, heat) for heat in (1.0, 0.5))), ""
+        return "completions", *_judged(*(_by_completions(asker, model, heat) for heat in (1.0, 0.5))), ""
     except EngineUnavailable:
         raise
     except EngineError as error:
-        return "chat", "unknown", str(error)
+        return "chat", "unknown", False, str(error)
     except (KeyError, TypeError, IndexError, ValueError):
-        return "chat", "unknown", "/v1/completions answered without token_ids"
+        return "chat", "unknown", False, "/v1/completions answered without token_ids"
 
 
-def _top_by_generate(asker: Asker, model: str, temperature: float) -> dict[int, float]:
+def _judged(at_one: _Probed, at_half: _Probed) -> tuple[LogprobScale, bool]:
+    return _scale(at_one.top, at_half.top), at_one.experts
+
+
+def _by_generate(asker: Asker, model: str, temperature: float) -> _Probed:
     drawn = {"temperature": temperature, "max_tokens": 1, "logprobs": TOP, "seed": 0, "ignore_eos": True}
     body = {"model": model, "token_ids": list(PROBE_IDS), "sampling_params": drawn}
     choice = asker.ask("/inference/v1/generate", body)["choices"][0]
     if len(choice["token_ids"]) != 1:
         raise EngineError("/inference/v1/generate answered without token_ids")
-    return {top["token_id"]: top["logprob"] for top in choice["logprobs"]["content"][0]["top_logprobs"]}
+    top = {one["token_id"]: one["logprob"] for one in choice["logprobs"]["content"][0]["top_logprobs"]}
+    return _Probed(top, choice.get("routed_experts") is not None)
 
 
-def _top_by_completions(asker: Asker, model: str, temperature: float) -> dict[int, float]:
+def _by_completions(asker: Asker, model: str, temperature: float) -> _Probed:
     body = {
         "model": model,
         "prompt": list(PROBE_IDS),
@@ -297,7 +314,8 @@ def _top_by_completions(asker: Asker, model: str, temperature: float) -> dict[in
     if echoed is not None and list(echoed) != list(PROBE_IDS):
         raise EngineError(f"/v1/completions changed the prompt's token ids {PROBE_IDS} to {echoed}")
     top = choice["logprobs"]["top_logprobs"][0]
-    return {int(token.removeprefix("token_id:")): value for token, value in top.items()}
+    known = {int(token.removeprefix("token_id:")): value for token, value in top.items()}
+    return _Probed(known, choice.get("routed_experts") is not None)
 
 
 def _scale(at_one: dict[int, float], at_half: dict[int, float]) -> LogprobScale:

@@ -26,6 +26,7 @@ from agentenv.engine.base import ChatEngine, Completion, Engine, OnTokens, Sampl
 from agentenv.engine.exact import exact_completion, room_for, version_ranges
 from agentenv.engine.vllm.client import Server
 from agentenv.engine.vllm.events import TokenTeller
+from agentenv.engine.vllm.experts import decode_experts
 from agentenv.engine.vllm.pool import ServerPool
 from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
@@ -139,6 +140,11 @@ class VLLMServerEngine:
             f"the server's log-probabilities are {self.report.logprobs}, not at the sampling temperature; "
             "start it with --logprobs-mode processed_logprobs"
         )
+
+    @property
+    def tells_experts(self) -> bool:
+        """Whether completions tell to which experts of a mixture their tokens were sent."""
+        return self.report.experts
 
     async def generate(
         self,
@@ -351,6 +357,7 @@ class VLLMServerEngine:
             ranges=self._ranges(spans, len(tokens), expected),
             vocab_size=self._vocab_size,
             queue_s=waited,
+            routed_experts=decode_experts(choice.get("routed_experts")),
         )
 
     def _ranges(
@@ -441,6 +448,7 @@ def _of_all(reports: Sequence[ServerReport]) -> ServerReport:
         dev_mode=all(other.dev_mode for other in reports),
         lora=all(other.lora for other in reports),
         checksums=all(other.checksums for other in reports),
+        experts=all(other.experts for other in reports),
         cache_tokens=min(caches) if len(caches) == len(reports) else None,
         weights_label=None if None in labels else newest.weights_label,
     )

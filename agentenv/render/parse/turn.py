@@ -110,9 +110,12 @@ class TurnReader:
             closes = dict(THINK_TAGS)[self.thinking_open]
             position = self._end(turn, closes, 0)
             spans.append(Span(0, position))
+        first = len(turn.text) - len(turn.text.lstrip())
         while True:
             openers = [
-                (start, pair) for pair in THINK_TAGS if (start := self._opens(turn, pair[0], position)) >= 0
+                (start, pair)
+                for pair in THINK_TAGS
+                if (start := self._opens(turn, pair[0], position, first)) >= 0
             ]
             if not openers:
                 return spans
@@ -129,12 +132,11 @@ class TurnReader:
                 return [Span(0, match.end())]
         return []
 
-    def _opens(self, turn: TurnText, tag: str, position: int) -> int:
-        """Return where the thinking tag opens, or -1; a plain-text tag counts only at the beginning."""
+    def _opens(self, turn: TurnText, tag: str, position: int, first: int) -> int:
+        """Return where the thinking tag opens, or -1; a plain-text tag counts only at the `first` letter."""
         if tag in self.control:
             return turn.find(tag, position)
-        start = len(turn.text) - len(turn.text.lstrip())
-        return start if position <= start and turn.at(tag, start) else -1
+        return first if position <= first and turn.at(tag, first) else -1
 
     def _end(self, turn: TurnText, closes: str, position: int) -> int:
         end = turn.find(closes, position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from agentenv.core.arguments import MAX_ARGUMENT_CHARS, ArgumentError, decode
@@ -28,7 +28,7 @@ from agentenv.core.messages import (
     text_of,
 )
 from agentenv.core.trajectory import Rewrite, TokenSequence
-from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling
+from agentenv.engine.base import ChatCompletion, ChatEngine, Completion, Sampling, Usage
 from agentenv.engine.chat_answer import distinct_calls
 from agentenv.runner.condense import View
 from agentenv.runner.conversation.base import Reply
@@ -37,6 +37,8 @@ from agentenv.runner.conversation.fit import TurnAnswer, fit_answer
 from agentenv.runner.guard import at
 
 __all__ = ["ChatConversation"]
+
+_COUNTS = tuple(field.name for field in fields(Usage))
 
 
 class _Estimate:
@@ -109,8 +111,8 @@ class ChatConversation:
             calls = tuple(map(self._check, message.get("tool_calls") or ()))
         self._messages.append(message)
         self._used = answer.usage.prompt_tokens + answer.usage.completion_tokens
-        for name, value in asdict(answer.usage).items():
-            if value is not None:
+        for name in _COUNTS:
+            if (value := getattr(answer.usage, name)) is not None:
                 self.usage[name] = self.usage.get(name, 0.0) + value
         return Reply(message, calls, answer.finish_reason, answer.usage.completion_tokens)
 

@@ -116,6 +116,7 @@ class TokenConversation:
             return
         ranges = completion.version_ranges or ((self._asked_version, 0, len(ids)),)
         self._builder.append_completion(ids, completion.logprobs, ranges, turn=turn)
+        self._builder.route(completion.routed_experts)
         self.has_policy_tokens = True
 
     def observe(self, reply: Reply, answer: TurnAnswer) -> TurnAnswer | None:

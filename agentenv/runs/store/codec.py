@@ -27,7 +27,7 @@ from agentenv.core.trajectory import (
     Trajectory,
     Turn,
 )
-from agentenv.runs.store.packed import pack_sequence, unpack_sequence
+from agentenv.runs.store.packed import pack_routed, pack_sequence, unpack_routed, unpack_sequence
 
 __all__ = ["decode_trajectory", "dumps", "encode_line", "encode_trajectory", "loads"]
 
@@ -201,8 +201,10 @@ def encode_trajectory(trajectory: Trajectory) -> _Json:
     return out
 
 
-def _spans(sequence: TokenSequence) -> list[_Json]:
-    return [_lean(span) for span in sequence.spans]
+def _spans(sequence: TokenSequence) -> list[_Json] | _Json:
+    spans = [_lean(span) for span in sequence.spans]
+    routed = sequence.routed_experts
+    return spans if routed is None else {"unpacked": spans, **pack_routed(routed)}
 
 
 def _encode_without_tokens(trajectory: Trajectory) -> _Json:
@@ -233,7 +235,12 @@ def _span(data: _Json) -> TokenSpan:
 
 
 def _sequence(data: Any) -> TokenSequence:
-    return unpack_sequence(data) if isinstance(data, dict) else TokenSequence(tuple(map(_span, data)))
+    if not isinstance(data, dict):
+        return TokenSequence(tuple(map(_span, data)))
+    packed = cast("_Json", data)
+    if "unpacked" not in packed:
+        return unpack_sequence(packed)
+    return TokenSequence(tuple(map(_span, packed["unpacked"])), unpack_routed(packed))
 
 
 def _turn(data: _Json) -> Turn:

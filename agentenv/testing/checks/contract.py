@@ -10,6 +10,7 @@ import warnings
 from agentenv.core.context import Context
 from agentenv.core.episode_env import Action
 from agentenv.core.errors import EnvironmentMisuse, ToolDefinitionError, UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.core.task import digest
 from agentenv.envs.env import Env
 from agentenv.envs.spec import EnvSpec
@@ -126,7 +127,7 @@ async def check_gym(subject: Subject) -> str:
     try:
         warned = await asyncio.to_thread(run)
     except AssertionError as error:
-        raise Problem(f"Gymnasium's checker: {str(error).splitlines()[0]}") from error
+        raise Problem(f"Gymnasium's checker: {first_line_of(error)}") from error
     if warned:
         raise Problem(f"Gymnasium's checker warns: {warned[0].splitlines()[0]}")
     return "Gymnasium's checker passes; closing twice is allowed"

@@ -17,9 +17,11 @@ import torch.distributed as dist
 from torch import nn
 
 from agentenv.core.errors import UsageError
+from agentenv.core.faults import first_line_of
 from agentenv.train.capacity.shape import ModelShape, empty_model, layers_of, model_shape, shortened
 from agentenv.train.capacity.tracker import MemoryTracker
 from agentenv.train.config import GRPOConfig
+from agentenv.train.experts import ExpertLoad
 from agentenv.train.model.optim import MasterOptimizer
 from agentenv.train.model.packing import MicroBatch, pad_rows
 from agentenv.train.model.policy import Policy, add_lora
@@ -84,9 +86,7 @@ def _run(config: Any, train: GRPOConfig, tokens: int, ranks: int) -> dict[str, i
                 for last in (False, True):
                     _pass(policy, micro, tracker, last=last)
         except (NotImplementedError, RuntimeError) as error:
-            raise UsageError(
-                f"{type(config).__name__} cannot be planned: {str(error).splitlines()[0]}"
-            ) from error
+            raise UsageError(f"{type(config).__name__} cannot be planned: {first_line_of(error)}") from error
         return tracker.peaks
 
 
@@ -94,8 +94,10 @@ def _pass(policy: Policy, micro: MicroBatch, tracker: MemoryTracker, *, last: bo
     """Make the forward and the backward pass of one micro-batch."""
     tracker.phase = _TOP
     policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
-    logprobs_N, _ = policy.score(micro)
-    logprobs_N.sum().backward()
+    load = ExpertLoad(policy, micro.num_tokens)
+    with load.watched() as routed:
+        logprobs_N, _ = policy.score(micro)
+    (logprobs_N.sum() + load.loss(micro, routed)).backward()
 
 
 def _model(config: Any, train: GRPOConfig) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from agentenv.core.errors import ModelNotFound, UsageError
+from agentenv.core.faults import first_line_of
 
 __all__ = ["ModelShape", "empty_model", "layers_of", "model_shape", "read_config", "shortened"]
 
@@ -61,7 +62,7 @@ def read_config(model: str) -> Any:
     try:
         return AutoConfig.from_pretrained(name if Path(name).exists() else model)
     except (OSError, ValueError) as error:
-        raise ModelNotFound(f"the config of {model} cannot be read: {str(error).splitlines()[0]}") from None
+        raise ModelNotFound(f"the config of {model} cannot be read: {first_line_of(error)}") from None
 
 
 def empty_model(config: Any, dtype: torch.dtype) -> Any:

@@ -13,7 +13,7 @@ from agentenv.core.by_name import arguments_for
 from agentenv.core.errors import UsageError
 from agentenv.core.imports import import_object, name_of
 from agentenv.core.task import Task
-from agentenv.core.trajectory import TokenSequence, Trajectory, TrajectoryGroup
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
 from agentenv.engine.base import Engine, Sampling
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
@@ -124,13 +124,14 @@ def _dated_episode(episode: Trajectory, version: int) -> Trajectory:
     if all(span.weights_version is not None for span in spans if span.source == "model"):
         return episode
     sequences = tuple(
-        TokenSequence(
-            tuple(
+        replace(
+            sequence,
+            spans=tuple(
                 replace(span, weights_version=version)
                 if span.source == "model" and span.weights_version is None
                 else span
                 for span in sequence.spans
-            )
+            ),
         )
         for sequence in episode.sequences
     )

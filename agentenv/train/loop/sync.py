@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import AgentEnvError, UsageError
-from agentenv.engine.base import Engine, Sampling
+from agentenv.engine.base import Engine, MayTellExperts, Sampling
 from agentenv.engine.factory import check_options, load_engine
 from agentenv.engine.router import RouterEngine
 from agentenv.engine.weights import (
@@ -71,8 +71,27 @@ def open_engine(
 
     Raises:
         UsageError: The engine returns no tokens and log-probabilities to train on, shares a model that it
-            must not share, or does not accept an option.
+            must not share, does not accept an option, or does not tell the experts to replay.
     """
+    opened = _open(learner, engine, model_name, tokenizer, options)
+    policy = _policy_of(opened)
+    tells = isinstance(policy, MayTellExperts) and policy.tells_experts
+    if learner.config.router_replay and not tells:
+        raise UsageError(
+            f"router_replay is set, but {opened.name} does not tell to which experts it sent the tokens",
+            remedy="start a vLLM server with --enable-return-routed-experts, make the engine with "
+            "return_routed_experts=True, or set router_replay=False",
+        )
+    return opened
+
+
+def _open(
+    learner: Learner,
+    engine: Engine | None,
+    model_name: str,
+    tokenizer: ChatTokenizer | None,
+    options: Mapping[str, Any] | None,
+) -> Engine:
     config = learner.config
     if learner.world.sharded and (shares_model(engine, learner.model) or not (engine or config.engine)):
         raise UsageError(
@@ -107,7 +126,7 @@ def _own_engine(
     check_options(TransformersEngine, name, options)
     # The trainer switches adapters, masks and modes of the model, so it must not run during a decode.
     model = copy.deepcopy(learner.model) if learner.config.plays_ahead else learner.model
-    options = {"name": name, "seed": learner.config.seed, **options}
+    options = {"name": name, "seed": learner.config.seed, **_telling(learner), **options}
     engine = TransformersEngine(model, tokenizer, **options)
     engine.weights_updated(learner.weights_version)
     return engine
@@ -134,8 +153,13 @@ def _named_engine(learner: Learner, model_name: str, options: dict[str, Any]) ->
         )
     ranks = adapter_ranks(learner.model)
     lora: dict[str, Any] = {"lora": True, "max_lora_rank": max(16, *ranks)} if ranks else {}
-    loaded: Any = load_engine(name, **{**lora, **options}).engine
+    loaded: Any = load_engine(name, **{**lora, **_telling(learner), **options}).engine
     return loaded
+
+
+def _telling(learner: Learner) -> dict[str, Any]:
+    """Return the option with which an engine of this process tells the experts, if they are replayed."""
+    return {"return_routed_experts": True} if learner.config.router_replay else {}
 
 
 def _policy_of(engine: Engine | None) -> Engine | None:

@@ -72,6 +72,9 @@ class MicroBatch:
     index_N: Tensor
     """Flat position, in B * T, of the hidden state that predicts each trained token."""
     labels_N: Tensor
+    routed_TLK: Tensor | None = None
+    """Experts that each of the B * T tokens is sent to in each layer, -1 where the routers choose; None if
+    they do everywhere."""
     idle: bool = False
     """Whether the micro-batch exists only so that this rank makes as many passes as the others."""
 
@@ -79,6 +82,21 @@ class MicroBatch:
     def num_trained(self) -> int:
         """Number of trained tokens."""
         return self.labels_N.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that the pass computes, without padding."""
+        if self.tree is not None:
+            return self.ids_BT.numel()
+        return sum(len(row.token_ids) - 1 for row in self.rows)  # nothing is predicted from the last token
+
+    @property
+    def real_T(self) -> Tensor:
+        """Which of the B * T tokens are no padding."""
+        if self.tree is not None:
+            return torch.ones(self.ids_BT.numel(), dtype=torch.bool)
+        sizes = torch.tensor([len(row.token_ids) - 1 for row in self.rows])
+        return (torch.arange(self.ids_BT.shape[1]) < sizes[:, None]).flatten()
 
     @property
     def sequence_N(self) -> Tensor:
@@ -123,29 +141,30 @@ def pad_rows(rows: Sequence[Row]) -> MicroBatch:
         ids_BT[number, : len(ids) - 1] = ids[:-1]  # nothing is predicted from the last token
         index.append(number * width + row.positions_n - 1)
         labels.append(ids[row.positions_n])
-    return MicroBatch(list(rows), ids_BT, None, None, torch.cat(index), torch.cat(labels))
+    routed = _routed([(row, 0) for row in rows], width)
+    return MicroBatch(list(rows), ids_BT, None, None, torch.cat(index), torch.cat(labels), routed)
 
 
 def pack_rows(rows: Sequence[Row]) -> MicroBatch:
     """Return rows as a prefix tree in one sequence."""
-    order = sorted(range(len(rows)), key=lambda number: rows[number].token_ids)
+    order = sorted(range(len(rows)), key=lambda number: _order(rows[number]))
     flat: list[int] = []
     depths: list[Tensor] = []
     indices: dict[int, Tensor] = {}
     # Invariant: the segments of `path` cover the previous row from depth 0 to its end.
     path: list[_Segment] = []
     nodes: list[Node] = []
-    previous: list[int] = []
+    computed: list[tuple[Row, int]] = []
     for number in order:
         ids = rows[number].token_ids[:-1]
-        shared = _common_prefix(previous, ids)
+        shared = _shared(computed[-1][0], rows[number]) if computed else 0
         nodes += _cut(path, shared, len(flat))
         if shared < len(ids):
             path.append(_Segment(len(flat), shared, len(ids)))
         flat += ids[shared:]
         depths.append(torch.arange(shared, len(ids)))
         indices[number] = torch.cat([torch.arange(at, at + bottom - top) for at, top, bottom in path])
-        previous = ids
+        computed.append((rows[number], shared))
     nodes += _cut(path, 0, len(flat))
     plain = len(rows) == 1
     return MicroBatch(
@@ -155,7 +174,28 @@ def pack_rows(rows: Sequence[Row]) -> MicroBatch:
         None if plain else tuple(nodes),
         torch.cat([indices[number][row.positions_n - 1] for number, row in enumerate(rows)]),
         torch.cat([torch.tensor(row.token_ids)[row.positions_n] for row in rows]),
+        _routed(computed),
     )
+
+
+def _routed(rows: Sequence[tuple[Row, int]], width: int | None = None) -> Tensor | None:
+    """Return the experts that the tokens of rows are sent to; None if the routers choose everywhere.
+
+    Args:
+        rows: the rows in their order, each with the number of its first tokens that are left out.
+        width: number of tokens to which each row is padded; None pads none.
+    """
+    known = next((row.routed_experts for row, _ in rows if row.routed_experts is not None), None)
+    if known is None:
+        return None
+    parts: list[Tensor] = []
+    for row, start in rows:
+        size = len(row.token_ids) - 1
+        part_TLK = torch.full((width or size, known.layers, known.choices), -1, dtype=torch.int32)
+        if row.routed_experts is not None:
+            part_TLK[:size] = torch.from_numpy(row.routed_experts.array().astype("int32"))
+        parts.append(part_TLK[start:])
+    return torch.cat(parts)
 
 
 class _Segment(NamedTuple):
@@ -178,8 +218,27 @@ def _cut(path: list[_Segment], depth: int, end: int) -> list[Node]:
     return below
 
 
-def _common_prefix(left: list[int], right: list[int]) -> int:
-    """Return the number of tokens in the common prefix of two rows."""
+def _order(row: Row) -> tuple[list[int], bytes]:
+    """Return the key by which rows with equal prefixes become neighbours."""
+    routed = row.routed_experts
+    return row.token_ids, b"" if routed is None else routed.data
+
+
+def _shared(left: Row, right: Row) -> int:
+    """Return the number of first tokens of two rows that can be computed once.
+
+    Rows whose routers are replayed share tokens only as far as these were sent to the same experts. So each
+    row is computed as if it were alone, also if its prompt was computed more than once by the engine.
+    """
+    tokens = _common_prefix(left.token_ids[:-1], right.token_ids[:-1])
+    one, other = left.routed_experts, right.routed_experts
+    if one is None or other is None:
+        return tokens if one is other else 0
+    return min(tokens, _common_prefix(one.data, other.data) // one.token_bytes)
+
+
+def _common_prefix(left: list[int] | bytes, right: list[int] | bytes) -> int:
+    """Return the number of first values that two rows have in common."""
     length = min(len(left), len(right))
     if left[:length] == right[:length]:
         return length
@@ -219,16 +278,16 @@ class _Pack:
 def _packs(rows: Sequence[Row], max_tokens: int, cost: CostModel) -> list[_Pack]:
     """Fill packs in the order of the rows' tokens, so that rows with equal prefixes are neighbours."""
     packs: list[_Pack] = []
-    previous: list[int] = []
-    for row in sorted(rows, key=lambda row: row.token_ids):
-        ids = row.token_ids[:-1]
-        alone = _Pack([row], len(ids), len(ids) ** 2 / 2)
+    previous: Row | None = None
+    for row in sorted(rows, key=_order):
+        size = len(row.token_ids) - 1
+        alone = _Pack([row], size, size**2 / 2)
         packs.append(alone)
-        if len(packs) > 1:
-            joined = _joined(packs[-2], alone, _common_prefix(previous, ids))
+        if previous is not None:
+            joined = _joined(packs[-2], alone, _shared(previous, row))
             if joined.tokens <= max_tokens and joined.cost(cost) <= packs[-2].cost(cost) + alone.cost(cost):
                 packs[-2:] = [joined]
-        previous = ids
+        previous = row
     return _filled(packs, max_tokens, cost)
 
 

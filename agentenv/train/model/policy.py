@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,9 +33,10 @@ from agentenv.train.model.check import (
 from agentenv.train.model.lean import keep_less, recipes
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
-from agentenv.train.model.pack_attention import holds_pairs, is_eager, pack_inputs, ways_of
+from agentenv.train.model.pack_attention import holds_pairs, pack_inputs, refuse_lost_soft_cap, ways_of
 from agentenv.train.model.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
 from agentenv.train.model.products import faster_linear
+from agentenv.train.model.routers import Routers, has_balance_loss, refuse_replay
 from agentenv.train.model.shards import as_forward, reshard
 from agentenv.train.rows import Row
 from agentenv.train.world import World
@@ -84,7 +85,8 @@ class Policy:
             launch, and the device of the model.
 
     Raises:
-        UsageError: The model is no causal language model, or its attention ignores the cap of its scores.
+        UsageError: The model is no causal language model, its attention ignores the cap of its scores, or an
+            option needs routers that it does not have.
     """
 
     def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
@@ -107,7 +109,13 @@ class Policy:
             keep_freed_memory()
             faster_linear(model)
             keep_less(model)
-        _refuse_lost_soft_cap(text)
+        self.routers = Routers.of(self.decoder)
+        """The routers of a mixture of experts; None for other models."""
+        if config.router_aux_loss_coef:
+            _refuse_unbalanced(self.base, self.routers)
+        if config.router_replay:
+            refuse_replay(self.base, self.routers)
+        refuse_lost_soft_cap(text)
         self._text = text
         self.ways, self.pack_reason = ways_of(self.base, text, self.device)
         """Ways to attend over packs, of which the first is taken, and why there is none."""
@@ -148,6 +156,16 @@ class Policy:
                 return score(self._inputs(micro), index_N, labels_N)
         finally:
             self.model.eval()
+
+    def replayed(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        """Return a context in which tokens are sent to the experts that the engine chose, if it told them.
+
+        Args:
+            micro: the micro-batch that is scored in the context. Its backward pass belongs there, too.
+        """
+        if micro.routed_TLK is None or self.routers is None or not self.config.router_replay:
+            return nullcontext()
+        return self.routers.replayed(micro.routed_TLK, self.device)
 
     def _score_in_chunks(
         self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor
@@ -358,15 +376,17 @@ def _decoder(base: Any) -> nn.Module:
     return decoder
 
 
-def _refuse_lost_soft_cap(text: Any) -> None:
-    """Refuse an attention that ignores the cap of its scores, which every engine applies (Gemma 2)."""
-    name: str = text._attn_implementation  # noqa: SLF001
-    applied = is_eager(text) or "flash" in name or "flex" in name
-    if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
-        raise UsageError(
-            f"the attention {name!r} ignores the soft cap of this model's attention scores",
-            remedy="load the model with attn_implementation='eager'",
-        )
+def _refuse_unbalanced(base: Any, routers: Routers | None) -> None:
+    """Refuse a model for which there is no load balancing loss."""
+    if routers is not None and has_balance_loss(base):
+        return
+    why = "has no routers whose logits can be read"
+    if routers is not None:
+        why = "has routers for which transformers has no load balancing loss"
+    raise UsageError(
+        f"router_aux_loss_coef is set, but {type(base).__name__} {why}",
+        remedy="set router_aux_loss_coef to 0",
+    )
 
 
 def _plain_head(head: Any, text: Any) -> bool:

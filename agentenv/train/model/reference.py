@@ -99,7 +99,9 @@ class Teacher:
     """
 
     def __init__(self, model: Any, config: GRPOConfig) -> None:
-        self._policy = Policy(model, replace(config, gradient_checkpointing=False))
+        # The experts of another model have nothing to do with those of the policy.
+        own = replace(config, gradient_checkpointing=False, router_aux_loss_coef=0.0, router_replay=False)
+        self._policy = Policy(model, own)
         self._policy.shard()
         for finding in self._policy.check():
             log.warning("teacher: %s", finding)
@@ -157,7 +159,10 @@ def episode_kl(
         if own_reward(member) is None:
             continue
         attempts = [turn.attempt for turn in member.turns]
-        rows_of = (make_row(seq, 0.0, index, 0, attempts=attempts) for seq in member.sequences)
+        rows_of = (
+            make_row(seq, 0.0, index, 0, attempts=attempts, replay=config.router_replay)
+            for seq in member.sequences
+        )
         made = [row for row in rows_of if row is not None]
         fit = list(fit_rows(made, max_length, vocab_size, Counter()))
         if fit or not made:

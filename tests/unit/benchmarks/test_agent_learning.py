@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from random import Random
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "agent_learning.py"
+from helpers.scripts import load_benchmark
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("agent_learning", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("agent_learning")
 
 
 def pairs(script, split):

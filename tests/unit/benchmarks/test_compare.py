@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -10,17 +9,9 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from helpers.scripts import BENCHMARKS, load_benchmark
 
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-compare = load("compare")
+compare = load_benchmark("compare")
 
 ROWS = [
     {"engine": "hf", "episodes": 8, "tokens_per_s": 40.0, "turn_s": [1.0, 2.0]},
@@ -127,5 +118,5 @@ def test_every_script_that_writes_figures_runs_with_the_others():
         if re.search(r'add_argument\("--json"', path.read_text()) and "--quick" in path.read_text()
     }
 
-    together = load("all")
+    together = load_benchmark("all")
     assert writes == {*together.SCRIPTS, *together.LEFT_OUT}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,19 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.scripts import load_benchmark
 from helpers.waiting import wait_until
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-gpu = load("gpu")
+gpu = load_benchmark("gpu")
 
 
 def python(code: str) -> list[str]:
@@ -126,11 +116,11 @@ def test_a_part_is_ended_with_its_children_when_the_time_is_over():
 
 def test_the_real_parts_are_scripts_that_exist_and_take_their_options(tmp_path):
     options = argparse.Namespace(device="cpu", quick=True, into=tmp_path, model="smollm2")
-    for name, part in load("gpu").parts(options).items():
+    for name, part in load_benchmark("gpu").parts(options).items():
         if name != "tests":
             assert Path(part.command[1]).exists(), part.command
             assert f"--json {tmp_path / name}.json" in " ".join(part.command)
-    tests = load("gpu").parts(options)["tests"]
+    tests = load_benchmark("gpu").parts(options)["tests"]
     assert tests.environment == {"AGENTENV_TEST_DEVICE": "cpu"}
 
 

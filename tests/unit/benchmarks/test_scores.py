@@ -1,20 +1,16 @@
 """The command that evaluates a model on many worlds."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
+from helpers.scripts import load_benchmark
+
 
 def run(monkeypatch, *arguments):
-    path = Path(__file__).parents[3] / "benchmarks" / "scores.py"
-    spec = importlib.util.spec_from_file_location("scores", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     monkeypatch.setattr(sys, "argv", ["scores.py", *arguments])
-    return module.main()
+    return load_benchmark("scores").main()
 
 
 def test_worlds_are_scored_and_what_cannot_be_played_is_named(monkeypatch, tmp_path, capsys):

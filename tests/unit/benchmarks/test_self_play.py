@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "self_play.py"
+from helpers.scripts import load_benchmark
+
 LEARNS = "def learn(steps, seed): return [(0.4, 0.9)] + [(0.3 - 0.01 * n, 0.8 + seed) for n in range(steps)]"
 
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("self_play_benchmark", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_benchmark("self_play")
     example = tmp_path / "example.py"
     example.write_text(LEARNS)
     monkeypatch.setattr(module, "EXAMPLE", example)

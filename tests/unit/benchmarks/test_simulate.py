@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib.util
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,6 +18,7 @@ from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
 from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.watch import episode_metrics
+from helpers.scripts import load_benchmark
 from helpers.virtual_time import run_in_virtual_time
 
 TRAIN_S, HALF_LOAD, FULL_SPEED = 4.0, 16.0, 2.0
@@ -33,15 +32,7 @@ WAYS = {
 }
 
 
-def load_simulator():
-    path = Path(__file__).parents[3] / "benchmarks" / "simulate.py"
-    spec = importlib.util.spec_from_file_location("simulate", path)
-    module = sys.modules["simulate"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-simulator = load_simulator()
+simulator = load_benchmark("simulate")
 
 
 class Slow(ToolEnv):

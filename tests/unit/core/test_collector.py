@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 import agentenv as ae
-from agentenv.core.collector import THRESHOLDS, fewer_collections
+from agentenv.core.collector import THRESHOLDS, collect_rarely, fewer_collections
 from agentenv.engine import load_engine
 from agentenv.envs import EnvSpec
 from agentenv.render import Renderer
@@ -117,3 +119,50 @@ async def test_a_run_plays_its_episodes_in_such_a_block() -> None:
     assert groups[0][0].reward == 1.0
     assert Hello.seen == (True, THRESHOLDS, True)
     assert state() == (True, OURS, False)
+
+
+def test_a_program_with_one_run_leaves_out_what_was_loaded_until_it_exits(monkeypatch) -> None:
+    monkeypatch.setattr("agentenv.core.collector._for_good", False)
+    collect_rarely(one_run=True)
+    with fewer_collections():
+        pass
+
+    assert state() == (True, THRESHOLDS, True)
+
+
+def test_other_programs_only_collect_rarely(monkeypatch) -> None:
+    monkeypatch.setattr("agentenv.core.collector._for_good", False)
+    collect_rarely()
+    with fewer_collections():
+        pass
+
+    assert state() == (True, THRESHOLDS, False)
+
+
+RENTED = """
+import agentenv as ae
+from pathlib import Path
+
+class Rented(ae.ToolEnv):
+    def start(self, number: int) -> str:
+        self.me = self  # a cycle, which only the collector finds
+        self.number, self.given_back = number, Path.cwd()
+        return "Say something."
+
+    def reward(self, answer: str) -> float:
+        return 1.0
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            (self.given_back / f"{self.number}.back").touch()
+
+ae.register("collector/Rented-v0", Rented, tasks=[{"number": number} for number in range(3)])
+"""
+
+
+def test_environments_are_finalised_when_the_command_ends(tmp_path) -> None:
+    (tmp_path / "rented.py").write_text(RENTED)
+    words = ["eval", "rented.py", "-m", "scripted:Hello.", "-n", "3"]
+    subprocess.run([sys.executable, "-m", "agentenv", *words], check=True, capture_output=True, cwd=tmp_path)
+
+    assert sorted(path.name for path in tmp_path.glob("*.back")) == ["0.back", "1.back", "2.back"]

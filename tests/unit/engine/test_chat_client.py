@@ -118,6 +118,61 @@ async def test_a_request_carries_the_key_and_the_scope(monkeypatch):
     assert '"\\ud800"' in text
 
 
+async def told(handler_address: str) -> None:
+    """Post one request to an address."""
+    client = ChatClient(handler_address, "k", max_retries=0, timeout_s=30.0)
+    try:
+        await client.send({"messages": ASK}, stream=False)
+    finally:
+        await client.close()
+
+
+async def test_the_proxy_of_the_environment_is_used(monkeypatch):
+    seen = []
+
+    async def handle(request):
+        seen.append((str(request.url), request.headers.get("Proxy-Authorization")))
+        return web.json_response(HELLO)
+
+    async with server(handle) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.replace("//", "//me:secret@"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        await told("http://model.example/v1")
+
+    assert seen == [("http://model.example/v1/chat/completions", "Basic bWU6c2VjcmV0")]
+
+
+async def test_an_address_that_the_environment_excepts_is_asked_directly(monkeypatch):
+    seen = []
+
+    async def handle(request):
+        seen.append(request.path)
+        return web.json_response(HELLO)
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    async with server(handle) as address:
+        await told(f"{address}/v1")
+
+    assert seen == ["/v1/chat/completions"]
+
+
+async def test_a_password_in_netrc_does_not_take_the_place_of_the_key(monkeypatch, tmp_path):
+    seen = []
+
+    async def handle(request):
+        seen.append(request.headers["Authorization"])
+        return web.json_response(HELLO)
+
+    (tmp_path / "netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with client_on(handle) as client:
+        await client.send({"messages": ASK}, stream=False)
+
+    assert seen == ["Bearer k"]
+
+
 async def test_an_api_that_says_nothing_is_unavailable_and_asked_again(monkeypatch):
     monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
     asked = 0

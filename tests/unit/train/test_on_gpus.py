@@ -55,6 +55,16 @@ def test_gpus_are_divided_as_the_plan_says(tmp_path):
     assert division.context == 128
 
 
+def test_servers_tell_the_experts_that_the_training_replays(tmp_path, monkeypatch):
+    train, servers = GRPOConfig(tokens_per_micro_batch=64, router_replay=True), Started()
+    division = divide(tiny_config(tmp_path), train, Machine(4, 80), 128)
+    instead(monkeypatch, "pass")
+    run_divided(division, "model", [], tmp_path / "logs", serve=servers)
+
+    assert all("--enable-return-routed-experts" in one.extra for one in servers.options)
+    assert servers.options
+
+
 def test_a_single_gpu_does_both(tmp_path):
     division = divide(tiny_config(tmp_path), GRPOConfig(tokens_per_micro_batch=64), Machine(1, 80))
 

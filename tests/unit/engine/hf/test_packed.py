@@ -42,6 +42,19 @@ def prefilled(core: ForwardCore, entries, prefill) -> tuple[torch.Tensor, list]:
     return torch.cat([logits, decoded]), saved
 
 
+def shapes_of_passes(core: ForwardCore, monkeypatch) -> list[tuple[int, ...]]:
+    """Return a list that gets the shape of the token ids of each pass."""
+    passes: list[tuple[int, ...]] = []
+    inner = core.model.forward
+
+    def watched(*args, **given):
+        passes.append(tuple(given["input_ids"].shape))
+        return inner(*args, **given)
+
+    monkeypatch.setattr(core.model, "forward", watched)
+    return passes
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("lengths", [(1, 9, 30), (12, 3), (5, 5, 5), (40,)])
 def test_a_packed_row_has_the_numbers_of_padded_rows_and_of_single_ones(name, lengths):
@@ -83,14 +96,8 @@ def test_rows_of_bfloat16_are_packed_too():
 
 def test_rows_of_all_lengths_share_a_pass_without_padding(monkeypatch):
     core = core_of(CONFIGS["llama"])
-    passes: list[tuple[int, int]] = []
-    inner = core.model.forward
+    passes = shapes_of_passes(core, monkeypatch)
 
-    def watched(*args, **given):
-        passes.append(tuple(given["input_ids"].shape))
-        return inner(*args, **given)
-
-    monkeypatch.setattr(core.model, "forward", watched)
     core.prefill([(None, 0, tokens(length, 1)) for length in (1, 200, 1800)])
 
     assert passes == [(1, 2001)]
@@ -100,9 +107,11 @@ def test_rows_of_all_lengths_share_a_pass_without_padding(monkeypatch):
 
 def test_equal_rows_are_not_packed(monkeypatch):
     core = core_of(CONFIGS["llama"])
-    monkeypatch.setattr(core, "_packed_pass", None)
+    passes = shapes_of_passes(core, monkeypatch)
 
     core.prefill([(None, 0, tokens(30, 1)), (None, 0, tokens(30, 2))])
+
+    assert passes == [(2, 30)]
 
 
 def test_models_with_a_window_pad_their_rows():

@@ -97,7 +97,7 @@ def test_in_bfloat16_only_packed_weights_are_used(used):
 
     with made.on():
         before = logits_of(model)
-    for _ in range(8 * BREAK_EVEN[torch.bfloat16]):
+    for _ in range(4 * BREAK_EVEN[torch.bfloat16]):
         made.expect(0)
     with made.on():
         packed = logits_of(model)
@@ -178,7 +178,7 @@ def passes_until_packed(made: Products, left: int, most: int = 1000) -> int | No
         (EVEN, EVEN, None),  # a short rollout does not pack
         (1000, 1000, EVEN + 1),  # a long one packs once the passes so far would have paid for it
         (2 * EVEN, 2 * EVEN, None),  # this one ends too soon after that
-        (0, 1000, 8 * EVEN),  # many short ones with the same weights
+        (0, 1000, 4 * EVEN),  # many short ones with the same weights
     ],
 )
 def test_packing_waits_until_it_pays(left, most, after):

@@ -78,15 +78,16 @@ def test_common_prefix_is_the_longest(left, right):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_folded_heads_attend_like_repeated_ones(dtype):
+@pytest.mark.parametrize("additive", [True, False])
+def test_folded_heads_attend_like_repeated_ones(dtype, additive):
     torch.manual_seed(0)
     module = torch.nn.Module().eval()
     query = torch.randn(3, 6, 1, 8, dtype=dtype)
-    key, value = torch.randn(2, 3, 2, 11, 8, dtype=dtype)
+    key, value = torch.randn(2, 3, 2, 20, 8, dtype=dtype)[..., :11, :]  # as in buffers, which are longer
     mask = torch.zeros(3, 1, 1, 11, dtype=dtype)
     mask[1, ..., 5:] = torch.finfo(dtype).min
 
-    got, _ = grouped_decode_attention(module, query, key, value, mask, scaling=0.3)
+    got, _ = grouped_decode_attention(module, query, key, value, mask if additive else mask == 0, scaling=0.3)
 
     repeated = (part.repeat_interleave(3, dim=1).double() for part in (key, value))
     keys, values = repeated

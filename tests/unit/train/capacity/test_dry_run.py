@@ -36,6 +36,7 @@ OPTIONS = {
     "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True, "reduce_gradients": "micro_batch"},
     "offload": {"dtype": "bfloat16", "optimizer_offload": True},
     "lora": {"dtype": "bfloat16", "lora": {"r": 4}},
+    "balanced": {"dtype": "bfloat16", "router_aux_loss_coef": 0.01},
 }
 CASES = [
     ("qwen3", "float32", 1, 512),
@@ -46,6 +47,7 @@ CASES = [
     ("llama-tied", "bfloat16", 1, 512),
     ("llama-tied", "checkpointing", 1, 512),
     ("moe", "bfloat16", 1, 512),
+    ("moe", "balanced", 1, 512),
     ("qwen3", "bfloat16", 2, 512),
     ("qwen3", "checkpointing", 2, 2048),
     ("qwen3", "each-pass", 2, 2048),
@@ -64,6 +66,7 @@ from agentenv.core.settings import build
 from agentenv.train import GRPOConfig
 from agentenv.train.model import MasterOptimizer, Policy, add_lora, policy, products
 from agentenv.train.capacity.dry_run import _micro_batch
+from agentenv.train.experts import ExpertLoad
 from helpers.ranks import peak_of, play
 
 # What is done on the CPU alone is not done on a GPU, and neither in a dry run.
@@ -92,7 +95,10 @@ def measure(size):
         def passes():
             for number in (1, 2):
                 policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=number == 2)
-                policy.score(micro)[0].sum().backward()
+                load = ExpertLoad(policy, micro.num_tokens)
+                with load.watched() as routed:
+                    logprobs_N, _ = policy.score(micro)
+                (logprobs_N.sum() + load.loss(micro, routed)).backward()
 
         passes()
         optimizer.zero_grad()
