@@ -102,16 +102,14 @@ def _options(config: GRPOConfig, machine: Machine) -> Iterator[GRPOConfig]:
     """Yield configs that need less and less memory."""
     changed = config
     several = machine.gpus > 1
+    kept = {"reduce_gradients": config.reduce_gradients, "optim": config.optim}
     steps: list[dict[str, Any]] = [
         {"gradient_checkpointing": True},
         # The states of bitsandbytes are not sharded.
         {"reduce_gradients": "micro_batch"} if several else {"optim": "bitsandbytes.optim:AdamW8bit"},
-        {"optim": config.optim, "optimizer_offload": True},
-        {
-            "reduce_gradients": config.reduce_gradients,
-            "optimizer_offload": config.optimizer_offload,
-            "lora": LoraOptions(),
-        },
+        {**kept, "optimizer_offload": True},
+        {"reduce_gradients": "micro_batch"} if several else {},
+        {**kept, "optimizer_offload": config.optimizer_offload, "lora": LoraOptions()},
     ]
     for step in steps:
         changed = replace(changed, **step)

@@ -148,6 +148,10 @@ def test_a_step_in_main_memory_takes_longer():
     assert copies.main_memory == 16 * 8_190_735_360 // 2
 
 
+def test_gradients_that_are_added_in_each_pass_are_named_only_where_that_is_needed():
+    assert plan("2x80").alternatives[0].change == "-o train.optimizer_offload=true"
+
+
 def test_where_not_even_that_fits_adapters_are_named():
     assert plan("1x40").alternatives[0].change == "-o train.lora.r=16"
 
