@@ -101,19 +101,20 @@ def _renderer(info: Any, tokenizer: str) -> tuple[Any, str]:
         return None, str(error)
 
 
-def _score(model: str) -> Callable[[Sequence[int], Sequence[Any]], list[list[float]]]:
+def _score(model: str) -> Callable[[Any, Sequence[Any]], list[list[float]]]:
     """Load a model; return the function that computes the log-probabilities of turns."""
     from agentenv.engine.base import Sampling
     from agentenv.engine.hf.score import TokenScorer
 
     scorer = TokenScorer.load(model)
 
-    def score(token_ids: Sequence[int], turns: Sequence[Any]) -> list[list[float]]:
+    def score(sequence: Any, turns: Sequence[Any]) -> list[list[float]]:
         names = ("temperature", "top_p", "top_k", "min_p")
         settings = [{name: turn.sampling[name] for name in names if name in turn.sampling} for turn in turns]
         parts = [
-            (turn.start, turn.end, Sampling(**given)) for turn, given in zip(turns, settings, strict=True)
+            (turn.start, turn.end, Sampling(**given), sequence.supports_of(turn.start, turn.end))
+            for turn, given in zip(turns, settings, strict=True)
         ]
-        return scorer.score(token_ids, parts)
+        return scorer.score(sequence.token_ids, parts)
 
     return score

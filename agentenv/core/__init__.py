@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from agentenv.core.sequence import Source as Source
     from agentenv.core.sequence import TokenSequence as TokenSequence
     from agentenv.core.sequence import TokenSpan as TokenSpan
+    from agentenv.core.supports import Supports as Supports
     from agentenv.core.task import Task as Task
     from agentenv.core.trajectory import EpisodeError as EpisodeError
     from agentenv.core.trajectory import Rewrite as Rewrite
@@ -110,6 +111,7 @@ __all__ = door(
         "routed_experts": ["RoutedExperts"],
         "seeds": ["derive_seed"],
         "sequence": ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"],
+        "supports": ["Supports"],
         "task": ["Task"],
         "trajectory": ["EpisodeError", "Rewrite", "StopReason", "Trajectory", "TrajectoryGroup", "Turn"],
     },

@@ -6,6 +6,8 @@ The types keep these invariants, and `tests/property/test_trajectory.py` tests t
 2. `token_ids`, `loss_mask`, `logprobs` and `turn_index` of a sequence have the same length.
 3. `loss_mask[i]` is true exactly for tokens that the policy sampled; other tokens have the logprob 0.0.
 4. Cutting a sequence keeps a prefix of each of them. Appending never changes earlier tokens.
+5. A model span has supports if its tokens were sampled from a cut distribution that was kept: then each token
+   has one, and is in it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Literal, TypeAlias, TypeVar, cast
 
 from agentenv.core.errors import AlignmentError
 from agentenv.core.routed_experts import RoutedExperts
+from agentenv.core.supports import Supports
 
 __all__ = ["SequenceBuilder", "Source", "TokenSequence", "TokenSpan"]
 
@@ -49,6 +52,8 @@ class TokenSpan:
     """Version of the weights that sampled the span; None unless the source is `model`."""
     turn: int = -1
     """Index of the assistant turn that the span belongs to; -1 for the first prompt."""
+    supports: Supports | None = None
+    """The tokens that each token was sampled from; None if from all, or if they were not kept."""
 
     def __post_init__(self) -> None:
         if self.source not in _SOURCES:
@@ -60,11 +65,15 @@ class TokenSpan:
         if self.source != "model":
             if self.logprobs is not None:
                 raise AlignmentError(f"a {self.source} span must not have logprobs")
+            if self.supports is not None:
+                raise AlignmentError(f"a {self.source} span must not have supports")
             return
         if self.logprobs is None:
             raise AlignmentError("a model span needs the engine's logprobs, one for each token")
         if len(self.logprobs) != len(self.token_ids):
             raise AlignmentError(f"{len(self.token_ids)} sampled tokens but {len(self.logprobs)} logprobs")
+        if self.supports is not None:
+            self.supports.require(self.token_ids)
         if _all_logprobs(self.logprobs):
             return
         for index, logprob in enumerate(cast("tuple[object, ...]", self.logprobs)):
@@ -135,6 +144,19 @@ class TokenSequence:
         routed = self.routed_experts
         return sequence if routed is None else replace(sequence, routed_experts=routed.part(0, len(sequence)))
 
+    def supports_of(self, start: int, end: int) -> Supports | None:
+        """Return the supports of the tokens from `start` to before `end`; None if one of them has none."""
+        parts: list[Supports] = []
+        first = 0
+        for span in self.spans:
+            last = first + len(span)
+            if first < end and start < last:
+                if span.supports is None:
+                    return None
+                parts.append(span.supports.cut(max(start - first, 0), min(end, last) - first))
+            first = last
+        return Supports.joined(parts)
+
     def _spread(self, view: Callable[[TokenSpan], Iterator[_T] | Sequence[_T]]) -> list[_T]:
         return list(chain.from_iterable(map(view, self.spans)))
 
@@ -146,7 +168,10 @@ def _all_logprobs(values: tuple[float, ...]) -> bool:
 
 def _cut_span(span: TokenSpan, length: int) -> TokenSpan:
     logprobs = None if span.logprobs is None else span.logprobs[:length]
-    return TokenSpan(span.source, span.token_ids[:length], logprobs, span.weights_version, span.turn)
+    supports = None if span.supports is None else span.supports.cut(0, length)
+    return TokenSpan(
+        span.source, span.token_ids[:length], logprobs, span.weights_version, span.turn, supports
+    )
 
 
 class SequenceBuilder:
@@ -183,6 +208,7 @@ class SequenceBuilder:
         logprobs: Sequence[float] | None = None,
         weights_version: int | None = None,
         turn: int = -1,
+        supports: Supports | None = None,
     ) -> None:
         """Append one span.
 
@@ -190,7 +216,7 @@ class SequenceBuilder:
             AlignmentError: The span breaks an invariant. Nothing is appended in this case.
         """
         flat = None if logprobs is None else tuple(logprobs)
-        span = TokenSpan(source, tuple(token_ids), flat, weights_version, turn)
+        span = TokenSpan(source, tuple(token_ids), flat, weights_version, turn, supports)
         if span.token_ids:
             self._spans.append(span)
             self.token_ids.extend(span.token_ids)
@@ -202,6 +228,7 @@ class SequenceBuilder:
         version_ranges: Sequence[tuple[int, int, int]],
         *,
         turn: int,
+        supports: Supports | None = None,
     ) -> None:
         """Append a completion, as one span for each version of the weights that sampled a part of it.
 
@@ -210,6 +237,7 @@ class SequenceBuilder:
             logprobs: one logprob for each id.
             version_ranges: `(weights_version, start, end)` of each part; together they cover all ids.
             turn: index of the assistant turn.
+            supports: the support of each id, if it was kept.
 
         Raises:
             AlignmentError: The lengths differ, or the ranges do not cover the ids.
@@ -226,7 +254,14 @@ class SequenceBuilder:
                 f"turn {turn}: weight versions {list(version_ranges)} do not cover {len(token_ids)} tokens"
             )
         spans = [
-            TokenSpan("model", tuple(token_ids[start:end]), tuple(logprobs[start:end]), version, turn)
+            TokenSpan(
+                "model",
+                tuple(token_ids[start:end]),
+                tuple(logprobs[start:end]),
+                version,
+                turn,
+                None if supports is None else supports.cut(start, end),
+            )
             for version, start, end in version_ranges
         ]
         for span in spans:

@@ -106,6 +106,8 @@ class Captured:
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of sampled tokens that are not trained, by cause."""
     has_policy_tokens: bool = False
+    untrainable_reason: str = ""
+    """Why tokens that would be trained must not be; empty if they may."""
     sampling: tuple[Sampling, ...] = ()
     """Sampling settings of each turn."""
 
@@ -135,7 +137,14 @@ def capture(sequences: Sequence[OpenSequence], choice: Choice = "main") -> Captu
         left_out={name: sum(size for cause, size in causes if cause == name) for name, _ in causes},
         sampling=tuple(turn.sampling for turn in _turns_of(ordered)),
         has_policy_tokens=any(sequence.num_trained_tokens for sequence in frozen),
+        untrainable_reason=next(
+            filter(None, (_unfit(turn) for turn in _turns_of(ordered) if turn.number not in out)), ""
+        ),
     )
+
+
+def _unfit(turn: CapturedTurn) -> str:
+    return "" if turn.completion is None else turn.completion.unfit_for_training(turn.sampling)
 
 
 def _turns_of(sequences: Sequence[OpenSequence]) -> list[CapturedTurn]:
@@ -174,7 +183,9 @@ def _frozen(sequence: OpenSequence, index_of: Mapping[int, int], out: Mapping[in
             builder.append("other", token_ids, turn=index)
             continue
         ranges = completion.version_ranges or ((turn.asked_version, 0, len(token_ids)),)
-        builder.append_completion(token_ids, completion.logprobs, ranges, turn=index)
+        builder.append_completion(
+            token_ids, completion.logprobs, ranges, turn=index, supports=completion.supports
+        )
         builder.route(completion.routed_experts)
     return builder.freeze()
 

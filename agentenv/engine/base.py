@@ -16,6 +16,7 @@ from agentenv.core.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, 
 from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.routed_experts import RoutedExperts
+from agentenv.core.supports import Supports
 
 __all__ = [
     "ChatCompletion",
@@ -36,6 +37,16 @@ __all__ = [
 
 OWN_ADAPTER = ""
 """Value of `Sampling.adapter` in requests that leave the choice to the engine."""
+
+NOT_KEPT = (
+    "sampled from a cut distribution (top_p, top_k or min_p) whose supports were not kept, so that "
+    "importance ratios would be biased: sample with keep_support=true"
+)
+"""Why completions without supports must not be trained on."""
+NOT_RETURNED = (
+    "sampled from a cut distribution (top_p, top_k or min_p), and the engine does not return its supports, "
+    "so that importance ratios would be biased: use hf: or vLLM, or leave top_p, top_k and min_p out"
+)
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 """Why a completion ended: `stop` (a stop token or a stop string), `length` (the limit), or `abort` (the
@@ -61,6 +72,9 @@ class Sampling:
     """Sample from this many likeliest tokens; 0 means no limit."""
     min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Leave out tokens less likely than this share of the likeliest token; 0 leaves out none."""
+    keep_support: bool = False
+    """Whether the engine returns with each token those that top-p, top-k and min-p left, as training needs.
+    It changes nothing where they cut nothing. Records become larger, and vLLM slower."""
     max_tokens: PositiveInt = 1024
     """Most tokens of the completion; the runner lowers it to what the budgets leave."""
     stop: tuple[str, ...] = ()
@@ -86,12 +100,23 @@ class Sampling:
 
     @property
     def untrainable_reason(self) -> str:
-        """Why completions sampled with these settings must not be trained on; empty if they may be."""
+        """Why completions sampled with these settings must not be trained on; empty if they may be.
+
+        Those of a cut distribution may be if they have supports; see `Completion.unfit_for_training`.
+        """
         if self.temperature == 0:
             return "sampled at temperature 0: a greedy sample has no gradient estimate"
-        if self.top_p < 1 or self.top_k > 0 or self.min_p > 0:
-            return "sampled from a cut distribution (top_p, top_k or min_p): importance ratios are biased"
         return ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether top-p, top-k or min-p may leave out tokens."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def wants_support(self) -> bool:
+        """Whether the engine should return the support of each token."""
+        return self.keep_support and self.is_cut
 
     def adapter_or(self, own: str | None) -> str | None:
         """Return the adapter to sample with, or None for the base model.
@@ -128,6 +153,23 @@ class Completion:
     routed_experts: RoutedExperts | None = None
     """Experts that the tokens of prompt and completion were sent to, but the last one, which the model has
     not seen as input; None if the engine does not tell them."""
+    supports: Supports | None = None
+    """The tokens that each token was sampled from; None if from the whole vocabulary, or if the request did
+    not ask for them, or the engine cannot return them."""
+    no_supports: str = ""
+    """Why there are no supports although the tokens were sampled from a cut distribution."""
+
+    def unfit_for_training(self, asked: Sampling) -> str:
+        """Return why missing supports forbid to train on the tokens; empty if they may be trained on.
+
+        Args:
+            asked: the settings of the request. A replayed completion had others.
+        """
+        if self.supports is not None or not self.sampled_by_policy:
+            return ""
+        if self.no_supports or self.replayed or not asked.is_cut:
+            return self.no_supports
+        return NOT_KEPT if not asked.keep_support else NOT_RETURNED
 
 
 class Engine(Protocol):

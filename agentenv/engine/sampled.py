@@ -41,6 +41,8 @@ def checked(sampled: object, asked: Sampling, renderer: _Vocabulary, *, turn: in
     # Models pad the vocabulary of their tokenizer, so its size is only a guess at that of the model.
     limit = sampled.vocab_size or padded(renderer.vocab_size)
     fault = faulty_ids(ids, None if sampled.replayed else limit)
+    if not fault and sampled.supports is not None and not sampled.replayed:
+        fault = faulty_ids((sampled.supports.highest,), limit)
     if not fault and sampled.sampled_by_policy and not sampled.replayed:
         fault = _faulty_end(ids, reason, asked, renderer)
     if fault:

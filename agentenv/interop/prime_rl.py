@@ -19,6 +19,7 @@ from agentenv.core.messages import Message, text_of
 from agentenv.core.trajectory import StopReason, TokenSequence, Trajectory, Turn
 from agentenv.interop.facts import facts_of
 from agentenv.interop.prime_rl_read import read_trace
+from agentenv.interop.split import refuse_supports
 from agentenv.interop.tokens import spans_of
 
 __all__ = ["from_prime_rl", "to_prime_rl"]
@@ -44,8 +45,12 @@ def to_prime_rl(trajectories: Iterable[Trajectory], *, model: str = "") -> Itera
     Args:
         trajectories: the episodes.
         model: name of the model that played them.
+
+    Raises:
+        UsageError: An episode was sampled with top_p, top_k or min_p, which a record cannot say.
     """
     for trajectory in trajectories:
+        refuse_supports(trajectory, "prime-rl")
         task = {
             "type": trajectory.env_id,
             "data": {"id": trajectory.task_id, "task": dict(trajectory.task)},

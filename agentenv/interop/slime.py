@@ -14,7 +14,7 @@ from typing import Any, cast
 from agentenv.core.messages import JsonValue, Message
 from agentenv.core.trajectory import TokenSequence, Trajectory, TrajectoryGroup
 from agentenv.interop.facts import facts_of
-from agentenv.interop.split import split_sequence, trained_sequences
+from agentenv.interop.split import refuse_supports, split_sequence, trained_sequences
 from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_slime", "slime_samples"]
@@ -36,11 +36,15 @@ def slime_samples(
     Args:
         groups: groups of episodes.
         decode: function that returns the text of token ids, special tokens included.
+
+    Raises:
+        UsageError: An episode was sampled with top_p, top_k or min_p, which samples cannot say.
     """
     index = rollout_id = 0
     for group_index, group in enumerate(groups):
         entries: list[dict[str, JsonValue] | list[dict[str, JsonValue]]] = []
         for trajectory in group:
+            refuse_supports(trajectory, "slime")
             samples = [
                 {
                     "group_index": group_index,

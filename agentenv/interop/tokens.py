@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from agentenv.core.errors import AgentEnvError, UsageError
 from agentenv.core.messages import JsonValue, Message
+from agentenv.core.supports import Supports
 from agentenv.core.trajectory import SequenceBuilder, TokenSequence, Trajectory, Turn
 from agentenv.interop.facts import episode_of, turn_facts
 
@@ -22,6 +23,10 @@ NO_LOGPROBS = "imported from rows without logprobs of the sampled tokens"
 
 Decode: TypeAlias = Callable[[list[int]], str]
 """Returns the text of token ids, special tokens included."""
+
+
+_Span: TypeAlias = tuple[Any, int, int, int | None, Any]
+"""Source, turn, length, weights version and supports of a span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +46,21 @@ class TokenRow:
 
 
 def spans_of(sequence: TokenSequence, length: int) -> dict[str, JsonValue]:
-    """Return source, turn, length and weights version of the spans of the first `length` tokens."""
+    """Return what is known of the spans of the first `length` tokens.
+
+    That is their source, turn, length, weights version and, where a cut was kept, the support of each token.
+    """
     spans = [span for span in sequence.cut(length).spans if len(span)]
-    return {
+    facts: dict[str, JsonValue] = {
         "source": [span.source for span in spans],
         "turn": [span.turn for span in spans],
         "length": [len(span) for span in spans],
         "weights_version": [span.weights_version for span in spans],
     }
+    if any(span.supports for span in spans):
+        kept = [None if span.supports is None else span.supports.tolist() for span in spans]
+        facts["supports"] = cast("JsonValue", kept)
+    return facts
 
 
 def cut_spans(spans: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -57,7 +69,10 @@ def cut_spans(spans: Mapping[str, Any], length: int) -> dict[str, Any]:
     for size in spans["length"]:
         sizes.append(min(size, length))
         length -= sizes[-1]
-    return {**spans, "length": sizes}
+    cut = {**spans, "length": sizes}
+    if "supports" in spans:
+        cut["supports"] = [kept and kept[:size] for kept, size in zip(spans["supports"], sizes, strict=True)]
+    return cut
 
 
 def sequence_of(row: TokenRow, where: str) -> TokenSequence:
@@ -75,7 +90,7 @@ def sequence_of(row: TokenRow, where: str) -> TokenSequence:
     spans = row.facts.get("spans")
     try:
         parts = list(_recorded(spans)) if isinstance(spans, dict) else list(_runs(row))
-        described = sum(length for _, _, length, _ in parts)
+        described = sum(length for _, _, length, _, _ in parts)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{where} has `spans` that cannot be read: {error!r}") from error
     if described != total:
@@ -83,27 +98,34 @@ def sequence_of(row: TokenRow, where: str) -> TokenSequence:
     ids = [*row.prompt_ids, *row.response_ids]
     logprobs = [*[0.0] * len(row.prompt_ids), *given]
     builder = SequenceBuilder()
-    for source, turn, length, version in parts:
+    for source, turn, length, version, supports in parts:
         start = len(builder)
         values = logprobs[start : start + length] if source == "model" else None
         builder.append(
-            source, ids[start : start + length], logprobs=values, weights_version=version, turn=turn
+            source,
+            ids[start : start + length],
+            logprobs=values,
+            weights_version=version,
+            turn=turn,
+            supports=None if supports is None or not length else Supports.of(supports),
         )
     return builder.freeze()
 
 
-def _recorded(spans: Mapping[str, Any]) -> Iterator[tuple[Any, int, int, int | None]]:
-    yield from zip(spans["source"], spans["turn"], spans["length"], spans["weights_version"], strict=True)
+def _recorded(spans: Mapping[str, Any]) -> Iterator[_Span]:
+    names = ("source", "turn", "length", "weights_version")
+    supports = spans.get("supports") or [None] * len(spans["source"])
+    yield from zip(*(spans[name] for name in names), supports, strict=True)
 
 
-def _runs(row: TokenRow) -> Iterator[tuple[Any, int, int, int | None]]:
+def _runs(row: TokenRow) -> Iterator[_Span]:
     if row.prompt_ids:
-        yield "prompt", -1, len(row.prompt_ids), None
+        yield "prompt", -1, len(row.prompt_ids), None, None
     sampled = "other" if row.logprobs is None else "model"
     turn = -1
     for trained, run in groupby(map(bool, row.mask)):
         turn += trained
-        yield sampled if trained else "env", turn, len(list(run)), None
+        yield sampled if trained else "env", turn, len(list(run)), None, None
 
 
 def turns_of(

@@ -33,7 +33,7 @@ from agentenv.engine.base import Completion, Engine, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.envs.spec import EnvSpec
 from agentenv.interop.facts import facts_of
-from agentenv.interop.split import split_sequence, trained_sequences
+from agentenv.interop.split import refuse_supports, split_sequence, trained_sequences
 from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 from agentenv.interop.trl_methods import TrlEnvironment, environment_class
 from agentenv.render.renderer import Renderer
@@ -50,6 +50,10 @@ __all__ = [
 ]
 
 MARK = "agentenv task "
+CUT = (
+    "TRL trains probabilities among the whole vocabulary, which cannot be compared with those of tokens that "
+    "were sampled from a cut distribution (top_p, top_k or min_p)"
+)
 IGNORED = -100
 """Label of a token that does not count in the loss."""
 COLUMNS = (
@@ -81,10 +85,14 @@ def trl_samples(trajectories: Iterable[Trajectory]) -> Iterator[dict[str, Any]]:
     `env_reward`, `stop_reason`, `truncated`, `turn_rewards`) and, for `SFTTrainer` on the exact tokens,
     `input_ids` with `labels`. The others are what `from_trl` needs to read the episode back; task and named
     rewards are JSON texts, so that every column has one type.
+
+    Raises:
+        UsageError: An episode was sampled with top_p, top_k or min_p, which the rows cannot say.
     """
     for trajectory in trajectories:
         if not trajectory.trainable or trajectory.reward is None:
             continue
+        refuse_supports(trajectory, "TRL")
         facts = facts_of(trajectory)
         facts = {**facts, "task": _json(facts["task"]), "rewards": _json(facts["rewards"])}
         del facts["reward"]
@@ -269,8 +277,8 @@ def _sampling(args: Any) -> Sampling:
     sampling = Sampling(
         temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or 0, min_p=args.min_p or 0.0
     )
-    if sampling.untrainable_reason:
-        raise UsageError(sampling.untrainable_reason, remedy="leave these out of TRL's GRPOConfig")
+    if reason := sampling.untrainable_reason or (sampling.is_cut and CUT):
+        raise UsageError(reason, remedy="leave these out of TRL's GRPOConfig")
     length = args.max_completion_length
     return sampling if length is None else replace(sampling, max_tokens=length)
 

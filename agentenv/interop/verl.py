@@ -16,7 +16,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.messages import JsonValue
 from agentenv.core.trajectory import Trajectory
 from agentenv.interop.facts import facts_of
-from agentenv.interop.split import split_sequence, trained_sequences
+from agentenv.interop.split import refuse_supports, split_sequence, trained_sequences
 from agentenv.interop.tokens import Decode, TokenRow, episodes_of, spans_of
 
 __all__ = ["from_verl", "verl_samples"]
@@ -39,11 +39,13 @@ def verl_samples(
         response_length: verl's `data.max_response_length`.
 
     Raises:
-        UsageError: A sample is longer than a limit; verl would cut it silently.
+        UsageError: A sample is longer than a limit, and verl would cut it silently; or an episode was sampled
+            with top_p, top_k or min_p, which samples cannot say.
     """
     for trajectory in trajectories:
         if not trajectory.trainable or trajectory.reward is None:
             continue
+        refuse_supports(trajectory, "verl")
         facts = facts_of(trajectory)
         scores = facts.pop("turn_rewards")
         for number, sequence in enumerate(trained_sequences(trajectory)):

@@ -62,6 +62,7 @@ class AgentConversation:
         self.captured = captured = self.session.captured()
         self.has_policy_tokens = captured.has_policy_tokens
         self.rewrites = list(captured.rewrites)
+        self.untrainable_reason = self.session.untrainable_reason or captured.untrainable_reason
         return captured
 
     @property

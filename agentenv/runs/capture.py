@@ -182,7 +182,7 @@ def record_of(
     turns = list(captured.turns)
     if turns and reward is not None:
         turns[-1] = replace(turns[-1], reward=reward)
-    why = session.untrainable_reason
+    why = session.untrainable_reason or captured.untrainable_reason
     if error is not None:
         why = f"failed at {error.boundary}: {error.type}: {error.message}"
     elif not why and not captured.has_policy_tokens:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Literal, TypeAlias
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from agentenv.core.bounds import (
     NonNegativeFloat,
@@ -104,6 +104,16 @@ class GRPOConfig:
     temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
     """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
     samples have no gradient."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Sample from the likeliest tokens whose probabilities sum to this; 1 means all tokens.
+
+    With `top_p`, `top_k` or `min_p` the engine returns the tokens that were left to sample each token from,
+    and all log-probabilities of the training are those among them (`agentenv.core.supports`).
+    """
+    top_k: NonNegativeInt = 0
+    """Sample from this many likeliest tokens; 0 means no limit."""
+    min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Leave out tokens less likely than this share of the likeliest token; 0 leaves out none."""
     stop: tuple[str, ...] = ()
     """Stop strings: texts that end a completion, as in `Sampling.stop`."""
     drop_zero_std: bool = True
@@ -375,6 +385,17 @@ class GRPOConfig:
                 f"the teacher {self.teacher} scores at temperature 1, not at {self.temperature:g}",
                 remedy="set temperature=1, or name the directory of the teacher",
             )
+        if self.teacher_is_served and self.is_cut:
+            raise UsageError(
+                f"the teacher {self.teacher} scores tokens among its whole vocabulary, which cannot be "
+                "compared with those of a cut distribution (top_p, top_k or min_p)",
+                remedy="leave out top_p, top_k and min_p, or name the directory of the teacher",
+            )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens are sampled from a cut distribution, and trained on their supports."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def teacher_is_served(self) -> bool:

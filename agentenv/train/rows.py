@@ -12,6 +12,7 @@ from torch import Tensor
 from agentenv.core.errors import UsageError
 from agentenv.core.routed_experts import RoutedExperts
 from agentenv.core.trajectory import TokenSequence
+from agentenv.train.supports import TokenSupports
 
 __all__ = ["Row", "fit_rows", "make_row"]
 
@@ -51,6 +52,8 @@ class Row:
     entropy_n: Tensor | None = None
     routed_experts: RoutedExperts | None = None
     """Experts that the tokens but the last are sent to; None if the routers choose."""
+    supports: TokenSupports | None = None
+    """What the trained tokens were sampled from; None if all of them from the whole vocabulary."""
 
     @property
     def num_trained(self) -> int:
@@ -129,6 +132,8 @@ def make_row(
         turns_n=turns_n,
         attempts_n=torch.tensor(attempts)[turns_n] if any(attempts) else None,
         routed_experts=_routed(sequence, len(token_ids) - 1) if replay else None,
+        # Imitation raises the probability of a token among all others, whatever it was sampled from.
+        supports=None if demonstration else TokenSupports.of_spans(sequence.spans, mask),
     )
 
 
@@ -163,9 +168,10 @@ def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) 
         return "rows_without_trained_tokens"
     if max_length is not None and len(row.token_ids) > max_length:
         return "rows_too_long"
-    if vocab_size is not None and max(row.token_ids) >= vocab_size:
+    highest = max(row.token_ids) if row.supports is None else max(*row.token_ids, row.supports.highest)
+    if vocab_size is not None and highest >= vocab_size:
         raise UsageError(
-            f"token id {max(row.token_ids)} is outside the model's vocabulary of {vocab_size}: "
+            f"token id {highest} is outside the model's vocabulary of {vocab_size}: "
             "the trajectories were made with another tokenizer"
         )
     return ""

@@ -14,4 +14,4 @@ TRAIN_SECTIONS: Mapping[str, Section] = {
     **{name: PLAY_SECTIONS[name] for name in ("env", "runner", "limits", "engine")},
     "train": Section(GRPOConfig),
 }
-"""There is no section `sampling`: training samples from the whole distribution at `train.temperature`."""
+"""There is no section `sampling`: how training samples is part of `train`, because the loss depends on it."""

@@ -60,12 +60,18 @@ class ServedTeacher:
         """Set `ref_n` of the rows: their log-probabilities under the teacher. This blocks.
 
         Raises:
-            UsageError: A row does not fit the teacher.
+            UsageError: A row does not fit the teacher, or was sampled from a cut distribution.
             EngineUnavailable: No server could be reached in time.
             EngineError: A server refused a row, or did not score its tokens.
         """
         longest = self._scorer.max_tokens
         for row in rows:
+            if row.supports is not None:
+                raise UsageError(
+                    f"the teacher {self._scorer.name} scores tokens among its whole vocabulary, which cannot "
+                    "be compared with those of a cut distribution (top_p, top_k or min_p)",
+                    remedy="leave out top_p, top_k and min_p, or load the teacher in the trainer",
+                )
             if longest is not None and len(row.token_ids) > longest:
                 raise UsageError(
                     f"a row of {len(row.token_ids)} tokens is longer than the {longest} that the teacher "

@@ -260,6 +260,32 @@ async def check_contract(loaded, model):
         await say(loaded, text=QUESTION * 80)
 
 
+CUTS = [
+    {"top_k": 5},
+    {"top_k": 100, "top_p": 0.8},
+    {"top_k": 30, "min_p": 0.05, "temperature": 0.7},
+]
+"""Settings that cut the distribution, each of which leaves few enough tokens to tell."""
+
+
+async def check_supports(loaded, model):
+    """Compare the log-probabilities of cut distributions with a model's among the same tokens."""
+    from agentenv.engine.hf.score import TokenScorer
+
+    prompt = loaded.tokenizer.encode(QUESTION)
+    for cut in CUTS:
+        asked = Sampling(keep_support=True, max_tokens=12, seed=1, **cut)
+        done = await loaded.engine.generate(prompt, asked, stop_token_ids=())
+        assert done.supports is not None, done.no_supports
+        assert all(1 <= len(one) <= cut["top_k"] + 3 for one in done.supports.tolist())  # equal logits stay
+        assert any(len(one) > 1 for one in done.supports.tolist())
+        part = (len(prompt), len(prompt) + len(done.token_ids), asked, done.supports)
+        (scored,) = TokenScorer(model).score([*prompt, *done.token_ids], [part])
+        assert scored == pytest.approx(done.logprobs, abs=1e-3)
+        plain = await loaded.engine.generate(prompt, replace(asked, keep_support=False), stop_token_ids=())
+        assert (plain.token_ids, plain.supports) == (done.token_ids, None)
+
+
 async def check_full_weights(loaded, model, directory):
     """New weights arrive, old ones and wrong ones are told, and a bad path changes nothing."""
     engine, prompts = loaded.engine, [loaded.tokenizer.encode(LONG)]
@@ -365,6 +391,8 @@ async def test_the_server_keeps_the_token_contract_through_both_routes(remote, t
     report = replace(remote.engine.report, route="completions")
     other = replace(remote, engine=VLLMServerEngine(report))
     await check_contract(other, trainer)
+    for one in (remote, other):
+        await check_supports(one, trainer)
     await other.engine.close()
 
 
@@ -571,6 +599,7 @@ def test_vllm_in_process_keeps_the_contract_and_plays_the_same_greedy_episodes(i
 
     assert_same_greedy_episodes(run(play(loaded, temperature=0.0)), expected)
     run(check_contract(loaded, trainer))
+    run(check_supports(loaded, trainer))
     run(check_abort(loaded))
 
 

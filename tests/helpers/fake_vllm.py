@@ -20,6 +20,23 @@ from agentenv.engine.vllm import probe
 STOP = 7
 
 
+def cut(table: dict[int, float], drawn: dict) -> dict[int, float]:
+    """Return the logprobs of the tokens that top-k and top-p leave, renormalised over these."""
+    left, before = {}, 0.0
+    for token in sorted(table, key=table.get, reverse=True)[: drawn.get("top_k") or None]:
+        if before < drawn.get("top_p", 1):
+            left[token] = table[token]
+        before += math.exp(table[token])
+    if len(left) == len(table):
+        return dict(table)
+    total = math.log(sum(map(math.exp, left.values())))
+    return {token: value - total for token, value in left.items()}
+
+
+def likeliest(table: dict[int, float], drawn: dict) -> list[int]:
+    return sorted(table, key=table.get, reverse=True)[: drawn.get("logprobs") or 5]
+
+
 @dataclass
 class FakeVLLM:
     """Answers as vLLM does; `plan` holds faults to play, one for each generation."""
@@ -41,6 +58,7 @@ class FakeVLLM:
     experts: bool = False
     """Whether it tells to which experts it sent the tokens, of 3 layers with 2 choices each."""
     max_model_len: int = 64
+    max_logprobs: int = 20
     model_path: str = "/srv/model"
     metrics: str = ""
     """What `/metrics` answers; a server without metrics has no such route."""
@@ -188,23 +206,33 @@ class FakeVLLM:
         if len(prompt) + drawn["max_tokens"] > self.max_model_len:
             said = f"This model's maximum context length is {self.max_model_len} tokens."
             raise web.HTTPBadRequest(text=json.dumps({"error": {"message": said}}))
+        if (drawn.get("logprobs") or 0) > self.max_logprobs:
+            said = (
+                f"Requested sample logprobs of {drawn['logprobs']}, "
+                f"which is greater than max allowed: {self.max_logprobs}"
+            )
+            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": said}}))
         self.sampled.append((self.version, self.weights, dict(self.adapters)))
         heat = drawn["temperature"] if self.scaled else 1.0
         logits = [math.sin(token * 3 + len(prompt)) * 2 / (heat or 1.0) for token in range(10, 40)]
         total = math.log(sum(map(math.exp, logits)))
         table = {token: value - total for token, value in zip(range(10, 40), logits, strict=True)}
+        left = cut(table, drawn)
         random = Random(drawn.get("seed"))
-        tokens = [random.choice(list(table)) for _ in range(drawn["max_tokens"])]
+        tokens = [random.choice(list(left)) for _ in range(drawn["max_tokens"])]
         if drawn["stop_token_ids" if "stop_token_ids" in drawn else "max_tokens"] == [STOP]:
             tokens = [*tokens[: drawn["max_tokens"] - 1], STOP]
-        table[STOP] = -3.0
+        if left == table:
+            table[STOP] = -3.0
+        else:  # what is cut has a probability of 0, for which JSON has no logarithm
+            table = dict.fromkeys(table, -9999.0) | left
         return tokens, table, "stop" if tokens[-1] == STOP else "length", fault
 
     async def generate(self, request):
         body = await request.json()
         drawn = body["sampling_params"]
         tokens, table, reason, fault = await self.sample(request, body, body["token_ids"], drawn)
-        top = sorted(table, key=table.get)[-5:]
+        top = likeliest(table, drawn)
         content = [
             {
                 "token_id": t,
@@ -228,7 +256,7 @@ class FakeVLLM:
         if not self.token_ids:
             return web.json_response({"choices": [{"text": "hi", "finish_reason": "stop", "logprobs": None}]})
         tokens, table, reason, fault = await self.sample(request, body, body["prompt"], body)
-        top = sorted(table, key=table.get)[-5:]
+        top = likeliest(table, body)
         logprobs = {
             "token_logprobs": [table[token] for token in tokens],
             "top_logprobs": [{f"token_id:{other}": table[other] for other in top} for _ in tokens],

@@ -25,6 +25,7 @@ from random import Random
 from typing import Any
 
 from agentenv.core.errors import EngineError, UsageError
+from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, OnTokens, Sampling
 from agentenv.engine.exact import room_for
 from agentenv.engine.hf.positions import context_limit
@@ -248,6 +249,7 @@ class TransformersEngine:
             created=now,
             vocab_size=self._vocab_size,
             ends_text=self._finder(sampling) if sampling.stop else None,
+            supports=SupportsBuilder() if sampling.wants_support else None,
         )
 
     def _finder(self, sampling: Sampling) -> Callable[[list[int]], bool]:

@@ -11,6 +11,7 @@ from random import Random
 
 from agentenv.core.errors import EngineError
 from agentenv.core.routed_experts import RoutedExperts
+from agentenv.core.supports import SupportsBuilder
 from agentenv.engine.base import Completion, FinishReason, OnTokens, Sampling
 from agentenv.engine.hf.sampler import UNIFORM_STEPS
 
@@ -44,6 +45,8 @@ class GenerationRequest:
     """Each weights version, with the index of the first token that it sampled."""
     routed_experts: RoutedExperts | None = None
     """Experts that the tokens were sent to, once the completion is whole; None if nobody asked for them."""
+    supports: SupportsBuilder | None = None
+    """The supports of the tokens; None if the request does not want them."""
     cancelled: bool = False
     """Set from the event loop; the worker drops the request when it sees it."""
 
@@ -105,6 +108,8 @@ class GenerationRequest:
                 queue_s=started - self.created,
                 vocab_size=self.vocab_size,
                 routed_experts=self.routed_experts,
+                supports=None if self.supports is None else self.supports.freeze(),
+                no_supports="" if self.supports is None else self.supports.reason,
             )
         )
 

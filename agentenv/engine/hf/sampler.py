@@ -6,13 +6,15 @@ samples the same tokens whatever else is in its batch.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
 
+from agentenv.core.supports import MOST_TOKENS
 from agentenv.engine.base import Sampling
 
-__all__ = ["UNIFORM_STEPS", "draw"]
+__all__ = ["UNIFORM_STEPS", "cut_distribution", "draw"]
 
 UNIFORM_STEPS = 2**23
 """Uniform numbers are whole multiples of 1/2**23, so that u * total < total in float32."""
@@ -20,11 +22,12 @@ UNIFORM_STEPS = 2**23
 
 def draw(
     logits: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]
-) -> tuple[list[int], list[float]]:
-    """Sample a token for each row and return ids and natural log-probabilities.
+) -> tuple[list[int], list[float], dict[int, array[int] | int]]:
+    """Sample a token for each row and return ids, natural log-probabilities and supports.
 
     Log-probabilities refer to the distribution that is sampled: at the sampling temperature, after
     top-k, top-p and min-p. A row at temperature 0 gets the likeliest token and its logprob at T = 1.
+    Rows that want their support are in the dictionary; of one that is too large it has only the size.
 
     Args:
         logits: [B, V], float32; overwritten.
@@ -34,9 +37,12 @@ def draw(
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
         logits.div_(torch.tensor(temperatures, device=logits.device)[:, None])
+    supports: dict[int, array[int] | int] = {}
     for row, sampling in enumerate(samplings):
-        if sampling.temperature and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+        if sampling.is_cut:
             cut_distribution(logits[row], sampling)
+            if sampling.keep_support:
+                supports[row] = _support(logits[row])
     highest, best = logits.max(dim=-1)
     weights = logits.sub_(highest[:, None]).exp_()
     cumulative = weights.cumsum(dim=-1)
@@ -47,7 +53,13 @@ def draw(
     ids = torch.where(greedy, best, ids.clamp_(max=logits.shape[-1] - 1))
     chosen = weights.gather(1, ids[:, None])[:, 0]
     logprobs = chosen.log() - total.log()
-    return ids.tolist(), logprobs.tolist()
+    return ids.tolist(), logprobs.tolist(), supports
+
+
+def _support(logits: torch.Tensor) -> array[int] | int:
+    """Return the ids that a cut has left, ascending; only their number if there are too many."""
+    left = (logits > float("-inf")).nonzero()[:, 0]
+    return len(left) if len(left) > MOST_TOKENS else array("i", left.tolist())
 
 
 def cut_distribution(logits: torch.Tensor, sampling: Sampling) -> None:

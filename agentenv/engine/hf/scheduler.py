@@ -308,7 +308,7 @@ class Scheduler:
     def _sample(self, logits: torch.Tensor, first: int) -> None:
         requests = self._live[first:]
         samplings = [request.sampling for request in requests]
-        tokens, logprobs = draw(logits, samplings, [request.uniform() for request in requests])
+        tokens, logprobs, supports = draw(logits, samplings, [request.uniform() for request in requests])
         failed = False
         # Go from the last row down, because a row that leaves is replaced by the last one.
         for row in reversed(range(first, len(self._live))):
@@ -322,6 +322,8 @@ class Scheduler:
                 )
                 self._ended.append(partial(request.fail, error))
                 continue
+            if request.supports is not None:
+                request.supports.append(supports[row - first])
             reason = request.add(tokens[row - first], logprob, self._version)
             if reason is not None:
                 request.routed_experts = self.core.routed_experts(row)

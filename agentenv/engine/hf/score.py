@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from agentenv.core.errors import UsageError
+from agentenv.core.supports import Supports
 from agentenv.engine.base import Sampling
 from agentenv.engine.hf.load import load_model, locate
 from agentenv.engine.hf.sampler import cut_distribution
@@ -46,19 +47,20 @@ class TokenScorer:
 
     @torch.inference_mode()
     def score(
-        self, token_ids: Sequence[int], parts: Sequence[tuple[int, int, Sampling]]
+        self, token_ids: Sequence[int], parts: Sequence[tuple[int, int, Sampling, Supports | None]]
     ) -> list[list[float]]:
         """Return the log-probabilities of the tokens of each part.
 
         Args:
             token_ids: all tokens of a sequence.
-            parts: `(start, end, sampling)` of each sampled part, in order.
+            parts: `(start, end, sampling, supports)` of each sampled part, in order. Without supports a cut
+                distribution is cut again, by what the model says now.
 
         Raises:
             UsageError: A token is outside the model's vocabulary.
         """
         scored: list[list[float]] = [[] for _ in parts]
-        last = max((end for _, end, _ in parts), default=0)
+        last = max((end for _, end, *_ in parts), default=0)
         ids = torch.tensor([list(token_ids[:last])], device=self._model.device)
         size = self._model.get_input_embeddings().num_embeddings
         if last and int(ids.max()) >= size:
@@ -68,18 +70,27 @@ class TokenScorer:
             end = min(begin + CHUNK, last - 1)
             out = self._model(ids[:, begin:end], past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            for values, (start, stop, sampling) in zip(scored, parts, strict=True):
+            for values, (start, stop, sampling, supports) in zip(scored, parts, strict=True):
                 # The logits of a position belong to the token after it.
                 first, past = max(start - 1, begin), min(stop - 1, end)
                 if first < past:
                     logits = out.logits[0, first - begin : past - begin].float()
-                    values.extend(_logprobs(logits, ids[0, first + 1 : past + 1], sampling))
+                    kept = None if supports is None else supports.cut(first + 1 - start, past + 1 - start)
+                    values.extend(_logprobs(logits, ids[0, first + 1 : past + 1], sampling, kept))
         return scored
 
 
-def _logprobs(logits: torch.Tensor, labels: torch.Tensor, sampling: Sampling) -> list[float]:
+def _logprobs(
+    logits: torch.Tensor, labels: torch.Tensor, sampling: Sampling, supports: Supports | None
+) -> list[float]:
     logits = logits / (sampling.temperature or 1.0)
-    if sampling.temperature and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+    if supports is not None:
+        rows = torch.arange(len(logits)).repeat_interleave(torch.tensor(supports.lengths))
+        place = rows.to(logits.device), torch.tensor(supports.token_ids, device=logits.device).long()
+        left = logits[place]
+        logits = torch.full_like(logits, float("-inf"))
+        logits[place] = left
+    elif sampling.is_cut:
         for row in logits:
             cut_distribution(row, sampling)
     return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0].tolist()

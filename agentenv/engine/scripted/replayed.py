@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from agentenv.core.errors import EngineError
 from agentenv.core.messages import JsonValue, Message, text_of
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.engine.base import (
+    NOT_KEPT,
     ChatCompletion,
     ChatEngine,
     Completion,
@@ -24,6 +26,10 @@ from agentenv.engine.base import (
 )
 
 __all__ = ["ChatReplayEngine", "ReplayEngine"]
+
+
+UNCUT: Mapping[str, float] = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Settings that cut the distribution, with the values that cut nothing."""
 
 
 class ReplayEngine:
@@ -109,7 +115,9 @@ class ReplayEngine:
         if list(prompt_ids) != self._prompt_of(turn):
             raise _parted(self.name, turn)
         return (
-            done if self._trained else replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False)
+            done
+            if self._trained
+            else replace(done, logprobs=(), version_ranges=(), sampled_by_policy=False, supports=None)
         )
 
     async def release(self, session_id: str) -> None:
@@ -233,4 +241,20 @@ def _completion(record: Trajectory, turn: Turn) -> Completion:
     routed = sequence.routed_experts
     if routed is not None:
         routed = routed.part(0, turn.end - 1) if len(routed) >= turn.end - 1 else None
-    return Completion(ids, logprobs, turn.finish_reason, tuple(ranges), replayed=True, routed_experts=routed)
+    supports = sequence.supports_of(turn.start, turn.end)
+    return Completion(
+        ids,
+        logprobs,
+        turn.finish_reason,
+        tuple(ranges),
+        replayed=True,
+        routed_experts=routed,
+        supports=supports,
+        no_supports=NOT_KEPT if supports is None and _was_cut(turn.sampling) else "",
+    )
+
+
+def _was_cut(sampling: Mapping[str, Any]) -> bool:
+    """Return whether a turn with these recorded settings was sampled from a cut distribution."""
+    cuts = any(sampling.get(name, none) not in (None, none) for name, none in UNCUT.items())
+    return cuts and sampling.get("temperature") != 0

@@ -57,6 +57,7 @@ class JoinedStream:
         self._tokens: list[int] = []
         self._content: list[Any] = []
         self._logprobs: list[Any] = []
+        self._tops: list[Any] = []
         self._reason: str | None = None
         self._end: dict[str, Any] = {}
         """What only the last chunk has."""
@@ -85,6 +86,7 @@ class JoinedStream:
             logprobs = choice.get("logprobs") or {}
             self._content += logprobs.get("content") or ()
             self._logprobs += logprobs.get("token_logprobs") or ()
+            self._tops += logprobs.get("top_logprobs") or ()
             self._reason = choice.get("finish_reason") or self._reason
             if routed := choice.get("routed_experts"):
                 self._end["routed_experts"] = routed
@@ -97,7 +99,7 @@ class JoinedStream:
         """
         if self._reason is None:
             raise EngineError("the server ended its answer in the middle of the completion")
-        logprobs = {"content": self._content, "token_logprobs": self._logprobs}
+        logprobs = {"content": self._content, "token_logprobs": self._logprobs, "top_logprobs": self._tops}
         return {
             "choices": [
                 {"token_ids": self._tokens, "logprobs": logprobs, "finish_reason": self._reason, **self._end},

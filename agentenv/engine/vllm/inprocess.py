@@ -29,6 +29,7 @@ from agentenv.engine.exact import VERSION_LABEL, exact_completion, room_for, ver
 from agentenv.engine.hf.load import ModelFiles
 from agentenv.engine.vllm.build import find_build, sets_memory
 from agentenv.engine.vllm.experts import read_experts
+from agentenv.engine.vllm.supports import MOST_LOGPROBS, num_logprobs, with_supports
 from agentenv.engine.weight_files import context_limit, require_weights, vocab_size
 
 __all__ = ["VLLMEngine"]
@@ -87,6 +88,7 @@ class VLLMEngine:
             "dtype": dtype,
             # Log-probabilities are at the sampling temperature, and settings in model files do not apply.
             "logprobs_mode": "processed_logprobs",
+            "max_logprobs": MOST_LOGPROBS,
             "generation_config": "vllm",
             "enable_prefix_caching": True,
             "enable_lora": lora,
@@ -186,7 +188,7 @@ class VLLMEngine:
             async with asyncio.timeout(limit):
                 async for output in engine.generate(
                     {"prompt_token_ids": prompt},
-                    vllm_sampling(sampling, room, stop_token_ids),
+                    vllm_sampling(sampling, room, stop_token_ids, self._num_logprobs(sampling)),
                     request_id,
                     lora_request=None if adapter is None else self._adapters[adapter],
                 ):
@@ -360,7 +362,7 @@ class VLLMEngine:
         logprobs = [entry[token].logprob for entry, token in zip(choice.logprobs or (), tokens, strict=True)]
         versions = getattr(choice, "weight_versions", None) or ()
         spans = [(str(span.version), span.start, span.end) for span in versions]
-        return exact_completion(
+        done = exact_completion(
             self.name,
             tokens,
             logprobs,
@@ -372,9 +374,16 @@ class VLLMEngine:
             vocab_size=self._vocab_size,
             routed_experts=read_experts(getattr(choice, "routed_experts", None)),
         )
+        if not sampling.wants_support:
+            return done
+        told = [[(token, one.logprob) for token, one in entry.items()] for entry in choice.logprobs or ()]
+        return with_supports(done, told, self._num_logprobs(sampling), sampling)
+
+    def _num_logprobs(self, sampling: Sampling) -> int:
+        return num_logprobs(sampling, self._arguments["max_logprobs"], self._vocab_size)
 
 
-def vllm_sampling(sampling: Sampling, room: int, stop: Sequence[int]) -> Any:
+def vllm_sampling(sampling: Sampling, room: int, stop: Sequence[int], logprobs: int = 0) -> Any:
     """Return the sampling parameters for vLLM; only stop ids and stop strings of the request end it."""
     # The import is by name, because a type checker would take `vllm` for this folder.
     return import_module("vllm").SamplingParams(
@@ -384,7 +393,7 @@ def vllm_sampling(sampling: Sampling, room: int, stop: Sequence[int]) -> Any:
         min_p=sampling.min_p,
         max_tokens=room,
         seed=sampling.seed,
-        logprobs=0,
+        logprobs=logprobs,
         stop_token_ids=list(stop),
         ignore_eos=True,
         stop=list(sampling.stop),

@@ -20,6 +20,7 @@ from agentenv.core.errors import EngineError
 from agentenv.engine.hf.load import locate, require_whole
 from agentenv.engine.vllm.build import Build, find_build, sets_memory
 from agentenv.engine.vllm.plugin import BACKEND
+from agentenv.engine.vllm.supports import MOST_LOGPROBS
 
 __all__ = ["ServeOptions", "running_server", "serve", "server_command"]
 
@@ -83,6 +84,7 @@ def server_command(model: str, options: ServeOptions, build: Build) -> tuple[lis
     command = [options.python, "-m", "vllm.entrypoints.openai.api_server", "--model", path]
     command += ["--host", options.host, "--port", str(options.port), "--dtype", options.dtype]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    command += ["--max-logprobs", str(MOST_LOGPROBS)]
     command += ["--enable-prefix-caching", "--enable-scale-out"]
     if options.max_model_len is not None:
         command += ["--max-model-len", str(options.max_model_len)]

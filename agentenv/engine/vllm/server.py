@@ -32,6 +32,7 @@ from agentenv.engine.vllm.probe import PROBE_IDS, ServerReport, probe
 from agentenv.engine.vllm.prompt_json import PromptJSON
 from agentenv.engine.vllm.server_weights import ExpectedWeights, ServerWeights
 from agentenv.engine.vllm.streams import MemoryDirectory, WeightStreams
+from agentenv.engine.vllm.supports import MOST_LOGPROBS, allowed_logprobs, num_logprobs, with_supports
 from agentenv.engine.weight_files import require_weights, vocab_size
 
 __all__ = ["VLLMServerEngine", "connect"]
@@ -96,6 +97,8 @@ class VLLMServerEngine:
         )
         self._remote = report.model_path is None or not Path(report.model_path).exists()
         self._vocab_size = None if report.model_path is None else vocab_size(report.model_path)
+        self._most_logprobs = MOST_LOGPROBS
+        """Most likeliest tokens that the servers tell, as far as is known."""
 
     @property
     def num_servers(self) -> int:
@@ -199,7 +202,8 @@ class VLLMServerEngine:
     ) -> Completion:
         prompt = list(prompt_ids)
         room = room_for(self.name, prompt, sampling.max_tokens, self.max_context_tokens)
-        path, body = self._body(sampling, room, stop_token_ids)
+        asked = num_logprobs(sampling, self._most_logprobs, self._vocab_size)
+        path, body = self._body(sampling, room, stop_token_ids, asked)
         if teller is not None:
             body["stream"] = True
         data = self._data(body, self._prompts.write(session_id, prompt))
@@ -208,7 +212,11 @@ class VLLMServerEngine:
 
         def read(answer: Mapping[str, Any], waited: float) -> Completion:
             try:
-                return self._completion(answer, room, expected, waited, stop=stop, strings=sampling.stop)
+                done = self._completion(answer, room, expected, waited, stop=stop, strings=sampling.stop)
+                if not asked:
+                    return done
+                told = self._likeliest(answer["choices"][0]["logprobs"])
+                return with_supports(done, told, asked, sampling)
             except (KeyError, TypeError, IndexError, ValueError) as error:
                 raise EngineError(
                     f"the answer of {self.name} is not a completion: {type(error).__name__}: {error}"
@@ -219,6 +227,14 @@ class VLLMServerEngine:
                 done = await self._pool.post(path, data, read, session_id=session_id, teller=teller)
         except TimeoutError:
             return Completion((), (), "abort")
+        except EngineError as error:
+            allowed = allowed_logprobs(str(error))
+            if allowed is None or allowed >= asked:
+                raise
+            self._most_logprobs = allowed
+            return await self._generate(
+                prompt_ids, sampling, stop_token_ids, session_id, deadline_s, teller=teller
+            )
         adapter = sampling.adapter_or(None if self.report.base is None else self.report.model)
         if adapter is not None:
             self._weights.sampled_adapters.add(adapter)
@@ -303,7 +319,9 @@ class VLLMServerEngine:
         """Return the JSON of a request and of its prompt, which was written before."""
         return b'%b,"%b":%b}' % (to_json(body)[:-1], self._prompt_name.encode(), prompt)
 
-    def _body(self, sampling: Sampling, room: int, stop: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    def _body(
+        self, sampling: Sampling, room: int, stop: Sequence[int], logprobs: int = 0
+    ) -> tuple[str, dict[str, Any]]:
         """Return the path and the body of a request, without its prompt."""
         drawn: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -311,7 +329,7 @@ class VLLMServerEngine:
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "max_tokens": room,
-            "logprobs": 0,
+            "logprobs": logprobs,
             "stop_token_ids": list(stop),
             "ignore_eos": True,
         }
@@ -324,7 +342,17 @@ class VLLMServerEngine:
         model = sampling.adapter_or(own) or self.report.base or own
         if self.report.route == "generate":
             return "/inference/v1/generate", {"model": model, "sampling_params": drawn}
+        if logprobs:
+            drawn["return_tokens_as_token_ids"] = True
         return "/v1/completions", {"model": model, "return_token_ids": True, **drawn}
+
+    def _likeliest(self, logprobs: Mapping[str, Any]) -> list[list[tuple[int, float]]]:
+        """Return the likeliest tokens at each position of an answer, with their log-probabilities."""
+        if self.report.route == "generate":
+            content: list[dict[str, Any]] = logprobs["content"] or []
+            return [[(one["token_id"], one["logprob"]) for one in entry["top_logprobs"]] for entry in content]
+        tops: list[dict[str, float]] = logprobs["top_logprobs"]
+        return [[(int(name.removeprefix("token_id:")), value) for name, value in top.items()] for top in tops]
 
     def _completion(
         self,

@@ -115,8 +115,11 @@ class TokenConversation:
             self._builder.append("other", ids, turn=turn)
             return
         ranges = completion.version_ranges or ((self._asked_version, 0, len(ids)),)
-        self._builder.append_completion(ids, completion.logprobs, ranges, turn=turn)
+        self._builder.append_completion(
+            ids, completion.logprobs, ranges, turn=turn, supports=completion.supports
+        )
         self._builder.route(completion.routed_experts)
+        self.untrainable_reason = self.untrainable_reason or completion.unfit_for_training(self._asked)
         self.has_policy_tokens = True
 
     def observe(self, reply: Reply, answer: TurnAnswer) -> TurnAnswer | None:

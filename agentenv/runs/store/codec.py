@@ -17,6 +17,7 @@ from typing import Any, cast
 from pydantic_core import from_json, to_json
 
 from agentenv.core.messages import CallStatus, ToolCall, ToolErrorKind, ToolResult
+from agentenv.core.supports import Supports
 from agentenv.core.task import TaskFields
 from agentenv.core.trajectory import (
     EpisodeError,
@@ -202,9 +203,19 @@ def encode_trajectory(trajectory: Trajectory) -> _Json:
 
 
 def _spans(sequence: TokenSequence) -> list[_Json] | _Json:
-    spans = [_lean(span) for span in sequence.spans]
+    spans = [_encode_span(span) for span in sequence.spans]
     routed = sequence.routed_experts
     return spans if routed is None else {"unpacked": spans, **pack_routed(routed)}
+
+
+def _encode_span(span: TokenSpan) -> _Json:
+    out = _lean(span, skip=frozenset({"supports"}))
+    if span.supports is not None:
+        out["supports"] = {
+            "token_ids": span.supports.token_ids.tolist(),
+            "lengths": span.supports.lengths.tolist(),
+        }
+    return out
 
 
 def _encode_without_tokens(trajectory: Trajectory) -> _Json:
@@ -231,7 +242,12 @@ def _optional(kind: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def _span(data: _Json) -> TokenSpan:
-    return _fill(TokenSpan, data, {"token_ids": tuple, "logprobs": _optional(tuple)})
+    kinds = {"token_ids": tuple, "logprobs": _optional(tuple), "supports": _optional(_supports)}
+    return _fill(TokenSpan, data, kinds)
+
+
+def _supports(data: _Json) -> Supports:
+    return Supports.flat(data["token_ids"], data["lengths"])
 
 
 def _sequence(data: Any) -> TokenSequence:

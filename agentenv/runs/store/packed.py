@@ -5,6 +5,9 @@ long as all the rest of a line, and the log-probabilities take twice the room. A
 object with the ids of all spans as 32-bit integers and the log-probabilities as 64-bit floats, both in
 little-endian order and base64, so nothing is rounded. What is not such numbers stays unpacked. The experts
 that an engine told are written in the same way, as one or two bytes for each.
+
+A sequence with supports (`agentenv.core.supports`) has two more arrays in `supports`: the number of tokens in
+the support of each sampled token, 0 for tokens of spans without supports, and the ids of all supports.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from __future__ import annotations
 import sys
 from array import array
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, islice, repeat
 from typing import Any
 
 from agentenv.core.routed_experts import RoutedExperts
+from agentenv.core.supports import Supports
 from agentenv.core.trajectory import TokenSequence, TokenSpan
 
 __all__ = ["pack_routed", "pack_sequence", "unpack_routed", "unpack_sequence"]
@@ -35,8 +39,36 @@ def pack_sequence(sequence: TokenSequence) -> dict[str, Any] | None:
         return None
     # One row for each span; it has as many logprobs as tokens exactly if the source is the model.
     spans = [(span.source, len(span), span.turn, span.weights_version) for span in sequence.spans]
-    packed = {"token_ids": ids, "logprobs": logprobs, "spans": spans}
-    return packed if sequence.routed_experts is None else packed | pack_routed(sequence.routed_experts)
+    packed: dict[str, Any] = {"token_ids": ids, "logprobs": logprobs, "spans": spans}
+    if any(span.supports is not None for span in sequence.spans):
+        packed["supports"] = _pack_supports(sequence)
+    if sequence.routed_experts is not None:
+        packed |= pack_routed(sequence.routed_experts)
+    return packed
+
+
+def _pack_supports(sequence: TokenSequence) -> dict[str, str]:
+    sampled = [span for span in sequence.spans if span.source == "model"]
+    lengths = (span.supports.lengths if span.supports else repeat(0, len(span)) for span in sampled)
+    kept = [span.supports.token_ids for span in sampled if span.supports is not None]
+    return {
+        "lengths": _pack(_IDS, list(chain.from_iterable(lengths))),
+        "token_ids": _pack(_IDS, list(chain.from_iterable(kept))),
+    }
+
+
+def _unpack_supports(data: Mapping[str, str], sampled: int) -> Callable[[int], Supports | None]:
+    """Return a function that returns the supports of the next sampled span of a length."""
+    lengths, ids = _unpack(_IDS, data["lengths"]), _unpack(_IDS, data["token_ids"])
+    if len(lengths) != sampled or sum(lengths) != len(ids):
+        raise ValueError(f"{sampled} tokens are sampled, but {len(lengths)} have supports of {len(ids)} ids")
+    next_lengths, next_ids = iter(lengths), iter(ids)
+
+    def read(size: int) -> Supports | None:
+        own = list(islice(next_lengths, size))
+        return Supports.flat(islice(next_ids, sum(own)), own) if any(own) else None
+
+    return read
 
 
 def unpack_sequence(data: dict[str, Any]) -> TokenSequence:
@@ -47,14 +79,16 @@ def unpack_sequence(data: dict[str, Any]) -> TokenSequence:
         LookupError, TypeError, ValueError: The object is no packed sequence.
     """
     ids, logprobs = _unpack(_IDS, data["token_ids"]), _unpack(_LOGPROBS, data["logprobs"])
+    supports_of = _unpack_supports(data["supports"], len(logprobs)) if "supports" in data else None
     spans: list[TokenSpan] = []
     start = sampled = 0
     for source, length, turn, version in data["spans"]:
-        own = None
+        own = supports = None
         if source == "model":
             own = logprobs[sampled : sampled + length]
+            supports = None if supports_of is None else supports_of(length)
             sampled += length
-        spans.append(TokenSpan(source, ids[start : start + length], own, version, turn))
+        spans.append(TokenSpan(source, ids[start : start + length], own, version, turn, supports))
         start += length
     if (start, sampled) != (len(ids), len(logprobs)) or len(ids) != sum(map(len, spans)):
         raise ValueError(f"its spans have {start} tokens, {sampled} of them sampled, but its arrays do not")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import DependencyMissing, StoreError
+from agentenv.core.sequence import TokenSequence
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.store.codec import dumps
 
@@ -82,6 +83,7 @@ def _schema(pa: Any) -> Any:
             ("token_ids", pa.list_(pa.int32())),
             ("loss_mask", pa.list_(pa.bool_())),
             ("logprobs", pa.list_(pa.float32())),
+            ("supports", pa.list_(pa.list_(pa.int32()))),
             ("rewards", pa.string()),
             ("messages", pa.string()),
             ("task", pa.string()),
@@ -104,11 +106,20 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "token_ids": list(map(int, sequence.token_ids)) if sequence else [],
         "loss_mask": sequence.loss_mask if sequence else [],
         "logprobs": sequence.logprobs if sequence else [],
+        "supports": _supports(sequence) if sequence else None,
         "rewards": dumps(dict(trajectory.rewards)),
         "messages": dumps(list(trajectory.messages)),
         "task": dumps(dict(trajectory.task)),
         "error": _utf8(trajectory.error.message) if trajectory.error else None,
     }
+
+
+def _supports(sequence: TokenSequence) -> list[list[int]] | None:
+    """Return what each token was sampled from, empty for tokens of a whole distribution; None if all are."""
+    if all(span.supports is None for span in sequence.spans):
+        return None
+    kept = [span.supports.tolist() if span.supports else [[]] * len(span) for span in sequence.spans]
+    return [support for span in kept for support in span]
 
 
 def _utf8(text: str) -> str:

@@ -12,8 +12,8 @@ from agentenv.runs.verify.findings import Verification
 
 __all__ = ["Score", "check_logprobs"]
 
-Score: TypeAlias = Callable[[Sequence[int], Sequence[Turn]], Sequence[Sequence[float]]]
-"""Computes the log-probabilities of the sampled tokens of some turns, given all tokens of their sequence."""
+Score: TypeAlias = Callable[[TokenSequence, Sequence[Turn]], Sequence[Sequence[float]]]
+"""Computes the log-probabilities of the sampled tokens of some turns, given their sequence."""
 
 
 def check_logprobs(
@@ -29,7 +29,7 @@ def check_logprobs(
         if not turns:
             continue
         try:
-            scored = score(sequence.token_ids, turns)
+            scored = score(sequence, turns)
         except AgentEnvError as error:
             found.add("logprobs", None, f"sequence {number} cannot be scored: {error}")
             continue

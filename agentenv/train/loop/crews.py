@@ -8,12 +8,11 @@ from typing import Any
 
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
-from agentenv.engine.base import Sampling
 from agentenv.envs.spec import EnvSpec
 from agentenv.runner.options import RunnerOptions
 from agentenv.train.learner import Learner
 from agentenv.train.loop.rollouts import PlayOptions
-from agentenv.train.model.adapters import adapter_of
+from agentenv.train.loop.sampling import training_sampling
 from agentenv.workers.recipe import Recipe
 from agentenv.workers.start import crew_of
 
@@ -47,9 +46,7 @@ def with_crew(
         config.engine,
         runner=options.runner or RunnerOptions(),
         limits=options.limits or RunLimits(),
-        sampling=Sampling(
-            temperature=config.temperature, stop=config.stop, adapter=adapter_of(learner.model)
-        ),
+        sampling=training_sampling(learner),
         workers=config.workers,
         engine=engine,
         tokenizer=config.model or None,

@@ -41,7 +41,7 @@ async def play_held_out(
     config = learner.config
     metrics: dict[str, float] = {}
     world = learner.world
-    sampling = replace(runner.sampling, temperature=config.eval_temperature)
+    sampling = replace(runner.sampling, temperature=config.eval_temperature, keep_support=False)
     size = config.num_generations_eval
     ids = [entry.id for entry in mixture.specs]
     for index, (entry, name) in enumerate(zip(mixture.specs, mixture.names, strict=True)):

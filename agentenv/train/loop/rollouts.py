@@ -16,7 +16,7 @@ from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.task import Task
 from agentenv.core.trajectory import Trajectory, TrajectoryGroup
-from agentenv.engine.base import Connected, Engine, Sampling
+from agentenv.engine.base import Connected, Engine
 from agentenv.envs.spec import EnvSpec
 from agentenv.render.renderer import Renderer
 from agentenv.runner.options import RunnerOptions
@@ -28,8 +28,8 @@ from agentenv.train.loop.held_out import play_held_out
 from agentenv.train.loop.mixture import Mixture
 from agentenv.train.loop.place import Place
 from agentenv.train.loop.prompts import LongPrompt, too_long
+from agentenv.train.loop.sampling import training_sampling
 from agentenv.train.loop.sync import WeightSync
-from agentenv.train.model.adapters import adapter_of
 from agentenv.workers.crew import Crew
 from agentenv.workers.reports import Tell, reporting_servers
 
@@ -184,11 +184,7 @@ class Rollouts:
             renderer,
             options.limits,
             options=options.runner,
-            sampling=Sampling(
-                temperature=self.config.temperature,
-                stop=self.config.stop,
-                adapter=adapter_of(learner.model),
-            ),
+            sampling=training_sampling(learner),
             run_seed=self.config.seed,
             elsewhere=options.crew,
             processes=learner.world.size,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentenv.train.model.products import add_product, product, product_into
+from agentenv.train.supports import TokenSupports
 
 __all__ = ["chunked_logprobs", "plain_logprobs"]
 
@@ -28,11 +29,13 @@ def chunked_logprobs(
     temperature: float = 1.0,
     chunk: int = 256,
     softcap: float | None = None,
+    supports: TokenSupports | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each label and the entropy at its position, both `[N]`.
 
     The distribution is `softmax(logits / temperature)`, computed in at least float32. The temperature must
-    divide the logits; scaling a log-probability does not give the same number.
+    divide the logits; scaling a log-probability does not give the same number. With supports, it is the
+    softmax over the support of each label, and the entropy is that of the same distribution.
 
     Args:
         hidden_NH: last hidden states at the positions that predict the labels.
@@ -41,8 +44,9 @@ def chunked_logprobs(
         temperature: temperature of the distribution, above 0.
         chunk: number of positions that pass the head at once.
         softcap: if set, logits become `softcap * tanh(logits / softcap)` first (Gemma's final cap).
+        supports: what each label was sampled from; None means the whole vocabulary for all.
     """
-    head = _Head(weight_VH, max(1, min(chunk, labels_N.numel())), temperature, softcap)
+    head = _Head(weight_VH, max(1, min(chunk, labels_N.numel())), temperature, softcap, supports)
     # Without a backward pass nothing is kept. This is decided here, because gradients always look disabled
     # inside an autograd function.
     kept = head.rows_within(KEPT_BYTES, labels_N.numel()) if torch.is_grad_enabled() else 0
@@ -50,9 +54,16 @@ def chunked_logprobs(
     return logprobs_N, entropy_N
 
 
-def plain_logprobs(logits_NV: Tensor, labels_N: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def plain_logprobs(
+    logits_NV: Tensor,
+    labels_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    supports: TokenSupports | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return the same as `chunked_logprobs`, from existing logits."""
-    log_p_NV = torch.log_softmax(_wide(logits_NV) / temperature, dim=-1)
+    scaled_NV = _wide(logits_NV) / temperature
+    log_p_NV = torch.log_softmax(scaled_NV if supports is None else supports.cut(scaled_NV), dim=-1)
     logprobs_N = log_p_NV.gather(-1, labels_N[:, None]).squeeze(-1)
     return logprobs_N, -(log_p_NV.exp() * log_p_NV).sum(-1)
 
@@ -77,7 +88,7 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
         entropy_N = torch.empty_like(logprobs_N)
         kept_KV = head.new_rows(kept)
         for part in _chunks(labels_N.numel(), kept, head.chunk):
-            logits, p, _ = head.probabilities(hidden_NH[part], kept_KV[part] if part.stop <= kept else None)
+            logits, p, _ = head.probabilities(hidden_NH, part, kept_KV[part] if part.stop <= kept else None)
             # Computed from the largest p, because the p of a label may be too small to represent.
             lse = logits.amax(-1) - p.amax(-1).log()
             logprobs_N[part] = logits.gather(-1, labels_N[part, None]).squeeze(-1) - lse
@@ -99,7 +110,7 @@ class _HeadLogprobs(torch.autograd.Function):  # pyright: ignore[reportUntypedBa
             if part.stop <= len(kept_KV):
                 p, slope = kept_KV[part], None
             else:
-                _, p, slope = head.probabilities(hidden_NH[part])
+                _, p, slope = head.probabilities(hidden_NH, part)
             of_logprobs, of_entropy = (None if grad is None else grad[part, None] for grad in grads)
             grad_logits, scale_n1 = _grad_logits(
                 p, labels_N[part, None], of_logprobs, entropy_N[part, None], of_entropy
@@ -122,7 +133,15 @@ class _Head:
     Allocating fresh memory of this size takes about as long as computing the numbers in it.
     """
 
-    def __init__(self, weight_VH: Tensor, chunk: int, temperature: float, softcap: float | None) -> None:
+    def __init__(
+        self,
+        weight_VH: Tensor,
+        chunk: int,
+        temperature: float,
+        softcap: float | None,
+        supports: TokenSupports | None = None,
+    ) -> None:
+        self.supports = supports
         self.weight_VH = weight_VH
         self.chunk = chunk
         self.temperature = temperature
@@ -141,9 +160,13 @@ class _Head:
         return self.weight_VH.new_empty(count, len(self.weight_VH), dtype=self.dtype)
 
     def probabilities(
-        self, hidden: Tensor, out: Tensor | None = None
+        self, hidden_NH: Tensor, part: slice, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return scaled logits, probabilities and the soft cap's slope, all valid until the next call."""
+        """Return scaled logits, probabilities and the soft cap's slope, all valid until the next call.
+
+        The probabilities outside a support are 0, with which no gradient comes back from there.
+        """
+        hidden = hidden_NH[part]
         logits = self._logits[: len(hidden)]
         if hidden.dtype == self.dtype:
             product_into(logits, hidden, self.weight_VH)
@@ -156,6 +179,8 @@ class _Head:
             logits.mul_(self.softcap)
         if self.temperature != 1.0:
             logits.div_(self.temperature)
+        if self.supports is not None:
+            self.supports.part(part).cut_(logits)
         if out is None:
             self._p = self.new_rows(self.chunk) if self._p is None else self._p
             out = self._p[: len(hidden)]

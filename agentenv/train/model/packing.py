@@ -21,6 +21,7 @@ from torch import Tensor
 
 from agentenv.train.model.attention import BLOCK, Node, Way
 from agentenv.train.rows import Row
+from agentenv.train.supports import TokenSupports
 
 __all__ = ["MOST_MASKED", "CostModel", "MicroBatch", "pack_rows", "pad_rows", "plan"]
 
@@ -103,6 +104,11 @@ class MicroBatch:
         """Index of each trained token's row."""
         counts = torch.tensor([row.num_trained for row in self.rows])
         return torch.repeat_interleave(torch.arange(len(self.rows)), counts)
+
+    @property
+    def supports_N(self) -> TokenSupports | None:
+        """What each trained token was sampled from; None if all from the whole vocabulary."""
+        return TokenSupports.joined((row.supports, row.num_trained) for row in self.rows)
 
 
 def plan(

@@ -39,6 +39,7 @@ from agentenv.train.model.products import faster_linear
 from agentenv.train.model.routers import Routers, has_balance_loss, refuse_replay
 from agentenv.train.model.shards import as_forward, reshard
 from agentenv.train.rows import Row
+from agentenv.train.supports import TokenSupports
 from agentenv.train.world import World
 
 __all__ = ["Policy", "add_lora", "reduces_each_pass"]
@@ -153,7 +154,7 @@ class Policy:
             if not self.fused:
                 score = self._score_by_logits
             with recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext():
-                return score(self._inputs(micro), index_N, labels_N)
+                return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
         finally:
             self.model.eval()
 
@@ -168,7 +169,7 @@ class Policy:
         return self.routers.replayed(micro.routed_TLK, self.device)
 
     def _score_in_chunks(
-        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
     ) -> tuple[Tensor, Tensor]:
         """Score with the LM head on the trained positions only, one chunk at a time."""
         hidden_BTH = self.decoder(**inputs).last_hidden_state
@@ -179,15 +180,16 @@ class Policy:
             temperature=self.temperature,
             chunk=self.config.logprob_chunk,
             softcap=self.softcap,
+            supports=supports_N,
         )
 
     def _score_by_logits(
-        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
     ) -> tuple[Tensor, Tensor]:
         """Score through the model's own logits, for heads that are not one plain matrix."""
         logits_BTV = self.base(**inputs).logits
         logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
-        return plain_logprobs(logits_NV, labels_N, temperature=self.temperature)
+        return plain_logprobs(logits_NV, labels_N, temperature=self.temperature, supports=supports_N)
 
     @property
     def packable(self) -> bool:

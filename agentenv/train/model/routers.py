@@ -119,7 +119,8 @@ class Routers:
             for name, module in decoder.named_modules()
             if isinstance(module, kind) and (part is None or part in name)
         }
-        if not modules:
+        # Layers with different numbers of experts would need a number of experts for each.
+        if len({next(one.parameters()).shape for one in modules.values()}) != 1:
             return None
         config = decoder.config.get_text_config()
         router = next(iter(modules.values()))

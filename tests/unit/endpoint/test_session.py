@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from agentenv.core import RunLimits, StopReason
+from agentenv.core import RunLimits, StopReason, Supports
 from agentenv.engine import Sampling, ScriptedEngine, ScriptedTurn
 from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call, check_tokens, served
 from helpers.waiting import until
@@ -406,3 +407,26 @@ async def test_an_address_without_a_session_is_refused():
 
         assert (await agent.chat([ASK], status=404))["code"] == "no_session"
         assert isinstance(agent.engine, ScriptedEngine)
+
+
+async def test_a_session_of_a_cut_distribution_is_trained_only_with_supports():
+    class Kept(ScriptedEngine):
+        async def generate(self, prompt_ids, sampling, **request):
+            done = await super().generate(prompt_ids, sampling, **request)
+            if not self.requests[1:]:
+                return replace(done, supports=Supports.of({token, 3} for token in done.token_ids))
+            return replace(done, no_supports="token 0 had too large a support: set top_k")
+
+    sampling = Sampling(top_p=0.9, keep_support=True)
+    reasons = []
+    async with served(THREE_TURNS, sampling=sampling) as agent:
+        agent.session._engine = agent.session._token_engine = Kept(THREE_TURNS, tokenizer=TOKENIZER)
+        messages = [ASK]
+        for _ in range(2):
+            said = await agent.chat(messages)
+            messages += [said, *results(said)]
+            reasons.append(agent.captured.untrainable_reason)
+
+        spans = [span for span in agent.captured.sequences[0].spans if span.trained]
+    assert reasons == ["", "token 0 had too large a support: set top_k"]
+    assert [span.supports is not None for span in spans] == [True, False]

@@ -13,13 +13,15 @@ from agentenv.core import (
     EpisodeError,
     SequenceBuilder,
     StopReason,
+    Supports,
     Trajectory,
     TrajectoryGroup,
     Turn,
     UsageError,
 )
-from agentenv.interop import slime_samples, verl_samples
+from agentenv.interop import from_atif, slime_samples, to_atif, to_prime_rl, trl_samples, verl_samples
 from agentenv.interop.split import split_sequence
+from agentenv.runs.store.parquet import write_parquet
 from helpers.verl_class import verls_own_class
 
 spans = st.lists(st.tuples(st.sampled_from(["model", "env", "other"]), st.integers(0, 5)), max_size=6)
@@ -150,3 +152,61 @@ def test_slime_counts_an_episode_with_two_contexts_once():
 
     assert [first["rollout_id"], second["rollout_id"], third["rollout_id"]] == [0, 0, 1]
     assert [first["index"], second["index"], third["index"]] == [0, 1, 2]
+
+
+def cut_episode() -> Trajectory:
+    """An episode whose second completion was sampled from a cut distribution."""
+    builder = SequenceBuilder()
+    builder.append("prompt", [1, 2, 3])
+    builder.append("model", [7], logprobs=[-0.5], turn=0)
+    builder.append("env", [4, 4], turn=0)
+    kept = Supports.of([(5, 8), (6,), (9, 10, 11)])
+    builder.append("model", [5, 6, 9], logprobs=[-0.5, 0.0, -1.0], turn=1, supports=kept)
+    said = [Turn(n, {"role": "assistant", "content": "x"}, "stop", (1, 3)[n], 0, (3, 6)[n]) for n in (0, 1)]
+    messages = ({"role": "user", "content": "hi"}, said[0].message, {"role": "user", "content": "and"})
+    return Trajectory(
+        "e/E-v0", "t", 0, "g", StopReason.FINAL_ANSWER, turns=tuple(said), reward=1.0,
+        sequences=(builder.freeze(),), messages=(*messages, said[1].message),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("whose", "write"),
+    [
+        ("TRL", trl_samples),
+        ("verl", verl_samples),
+        ("slime", lambda episodes: slime_samples([TrajectoryGroup(tuple(episodes))], str)),
+        ("prime-rl", to_prime_rl),
+    ],
+    ids=["trl", "verl", "slime", "prime-rl"],
+)
+def test_trainers_without_supports_are_not_given_tokens_of_a_cut_distribution(whose, write):
+    episode = cut_episode()
+
+    with pytest.raises(UsageError, match=f"format of {whose} does not say which tokens"):
+        list(write([episode]))
+
+    # What is not trained on does no harm.
+    list(write([replace(episode, untrainable_reason="a test")]))
+
+
+def test_atif_holds_supports_and_gives_them_back():
+    episode = cut_episode()
+
+    (back,) = from_atif([json.loads(json.dumps(to_atif(episode)))])
+
+    assert back.trainable
+    assert [span.supports for span in back.sequences[0].spans] == [
+        span.supports for span in episode.sequences[0].spans
+    ]
+
+
+def test_a_table_holds_the_support_of_each_token(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    write_parquet([cut_episode(), replace(episode([("model", 2)]), task_id="u")], tmp_path / "x.parquet")
+
+    cut, whole = parquet.read_table(tmp_path / "x.parquet").to_pylist()
+    assert cut["supports"] == [[], [], [], [], [], [], [5, 8], [6], [9, 10, 11]]
+    assert len(cut["supports"]) == len(cut["token_ids"])
+    assert whole["supports"] is None

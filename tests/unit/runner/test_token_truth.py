@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jinja2.sandbox
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from agentenv.core import AlignmentError, RunLimits, SequenceBuilder, StopReason, TokenSpan, Trajectory
+from agentenv.core import (
+    AlignmentError,
+    RunLimits,
+    SequenceBuilder,
+    StopReason,
+    Supports,
+    TokenSpan,
+    Trajectory,
+)
 from agentenv.engine import Completion, Sampling, ScriptedEngine
 from agentenv.engine.exact import faulty_ids, padded
 from agentenv.envs import EnvSpec, ToolEnv
@@ -375,7 +384,39 @@ async def test_greedy_and_cut_sampling_are_not_trainable_and_say_why():
 
     assert "temperature 0" in greedy.untrainable_reason
     assert "top_p" in cut.untrainable_reason
+    assert "keep_support" in cut.untrainable_reason
     assert greedy.turns[0].sampling["temperature"] == 0
+
+
+SAID = (104, 258)
+
+
+async def test_a_cut_distribution_is_trainable_exactly_if_its_supports_are_recorded():
+    asked = Sampling(top_k=5, keep_support=True)
+    kept = Supports.of([{token, 3} for token in SAID])
+    whole = Completion(SAID, (-0.1, -0.2), "stop", supports=kept)
+    large = replace(whole, supports=None, no_supports="left 9999 tokens: set top_k")
+
+    records = [
+        await Runner(Raw([one]), RENDERER, sampling=asked).run_episode(Echo(), {})
+        for one in (whole, large, replace(whole, supports=None))
+    ]
+
+    assert [span.supports for span in records[0].sequences[0].spans] == [None, kept]
+    assert [record.trainable for record in records] == [True, False, False]
+    assert records[1].untrainable_reason == large.no_supports
+    assert "does not return its supports" in records[2].untrainable_reason
+    assert all(record.sequences[0].num_trained_tokens == len(SAID) for record in records)
+
+
+async def test_a_support_beyond_the_vocabulary_is_refused():
+    kept = Supports.of([{token, 99_999} for token in SAID])
+    engine = Raw([Completion(SAID, (-0.1, -0.2), "stop", supports=kept)])
+    runner = Runner(engine, RENDERER, options=RunnerOptions(retries=0), sampling=Sampling(top_k=5))
+
+    record = await runner.run_episode(Echo(), {})
+
+    assert "99999, which is outside the vocabulary" in record.untrainable_reason
 
 
 async def test_an_engine_whose_logprobs_are_of_no_use_says_so_for_its_episodes():

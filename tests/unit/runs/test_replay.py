@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from agentenv.core import RunLimits, StopReason, UsageError
+from agentenv.core import RunLimits, StopReason, Supports, UsageError
 from agentenv.engine import ChatCompletion, Completion, Sampling, ScriptedEngine, Usage
 from agentenv.envs import ToolEnv
 from agentenv.render import Renderer, byte_tokenizer
@@ -184,3 +185,34 @@ async def test_wrong_uses_are_refused():
         await replay_episode(first, Dice(), RENDERER, from_turn=1)
     with pytest.raises(UsageError, match="engine that generates tokens"):
         await replay_episode(first, Dice(), RENDERER, from_turn=1, live=Talks([]))
+
+
+class Kept(ScriptedEngine):
+    """Returns the support of each token, if it is asked for it."""
+
+    async def generate(self, prompt_ids, sampling, **request):
+        done = await super().generate(prompt_ids, sampling, **request)
+        if not sampling.wants_support:
+            return done
+        return replace(done, supports=Supports.of({token, 3, 9} for token in done.token_ids))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_replay_of_a_cut_distribution_has_its_supports_or_says_that_it_has_none(keep):
+    engine = Kept([tool_call("roll"), "done"], tokenizer=TOKENIZER)
+    asked = Sampling(top_p=0.9, keep_support=keep)
+    first = await Runner(engine, RENDERER, LIMITS, sampling=asked, run_seed=3).run_episode(
+        Dice(), {"sides": 1000}
+    )
+
+    again = await replay_episode(first, Dice(), RENDERER, limits=LIMITS)
+    live = Kept(["done"], tokenizer=TOKENIZER)
+    half = await replay_episode(
+        first, Dice(), RENDERER, limits=LIMITS, from_turn=1, live=live, sampling=Sampling(top_p=0.9)
+    )
+
+    assert again.same
+    assert again.trajectory.sequences == first.sequences
+    assert [one.trainable for one in (first, again.trajectory, half.trajectory)] == [keep, keep, False]
+    assert [span.supports is not None for span in first.sequences[0].spans if span.trained] == [keep] * 2
+    assert "keep_support" in half.trajectory.untrainable_reason

@@ -20,6 +20,7 @@ from agentenv.train.model.budget import FIRST_TOKENS, CudaMemory
 from agentenv.train.model.packing import pad_rows
 from agentenv.train.sums import Meter
 from agentenv.train.update import accumulate, assign_weights
+from helpers.moe import CHOSEN, rows_with_experts, tiny_moe
 from helpers.rope import SHAPE
 from helpers.training import group, make_row, tiny
 
@@ -178,6 +179,41 @@ def test_the_transformers_engine_reports_the_logprobs_of_a_fresh_pass():
         want = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
         assert (want - torch.tensor(done.logprobs)).abs().max() <= 5e-5
     engine.shutdown()
+
+
+@pytest.mark.parametrize("packing", ["shared", "padded"])
+def test_experts_are_replayed_and_balanced_as_on_the_cpu_in_float64(packing):
+    def trained(device: str, packing: str) -> tuple[torch.Tensor, dict[str, float]]:
+        options = {"packing": packing, "router_replay": True, "router_aux_loss_coef": 0.1}
+        config = GRPOConfig(dtype="float64", device=device, **options)
+        learner = GRPOTrainer(config, model=tiny_moe().to(device)).learner
+        rows, meter = rows_with_experts(9, 3, 6), Meter()
+        assign_weights(rows, config)
+        accumulate(learner.policy, rows, meter)
+        return torch.cat([one.grad.flatten() for one in learner.optimizer.masters]).cpu(), meter.result()
+
+    truth, wanted = trained("cpu", packing)
+    ours, metrics = trained(DEVICE, packing)
+
+    assert (ours - truth).norm() <= 1e-6 * truth.norm()  # norms and routers compute in float32
+    assert metrics["moe/load/max"] == pytest.approx(wanted["moe/load/max"])
+    assert metrics["moe/aux_loss"] == pytest.approx(wanted["moe/aux_loss"], rel=1e-5)
+
+
+def test_the_engine_tells_the_experts_of_a_fresh_pass():
+    model = tiny_moe(dtype=torch.float32).to(DEVICE)
+    engine = TransformersEngine(model, return_routed_experts=True)
+    prompt = list(range(5, 30))
+    done = asyncio.run(engine.generate(prompt, Sampling(max_tokens=8, seed=0), stop_token_ids=()))
+    engine.shutdown()
+
+    ids = torch.tensor([[*prompt, *done.token_ids[:-1]]], device=DEVICE)
+    with torch.no_grad():
+        logits = torch.stack(model(input_ids=ids, output_router_logits=True).router_logits, 1)
+    told = torch.from_numpy(done.routed_experts.array().astype("int64")).to(DEVICE)
+    # Nearly equal experts may change places, so the logits of the told ones are compared.
+    best = logits.topk(CHOSEN).values.sum(-1)
+    assert (best - logits.gather(-1, told).sum(-1)).max() <= 1e-3
 
 
 @cuda_only

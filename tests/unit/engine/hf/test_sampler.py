@@ -46,12 +46,13 @@ def test_drawn_tokens_follow_the_distribution_and_carry_its_logprobs(cut):
     want = reference_distribution(logits, sampling)
     grid = [(2 * step + 1) / 4096 for step in range(2048)]
 
-    tokens, logprobs = draw(logits.repeat(2048, 1), [sampling] * 2048, grid)
+    tokens, logprobs, supports = draw(logits.repeat(2048, 1), [sampling] * 2048, grid)
 
     for token in range(20):
         assert tokens.count(token) / 2048 == pytest.approx(want.get(token, 0.0), abs=2 / 2048)
     for token, logprob in zip(tokens, logprobs, strict=True):
         assert 2.718281828459045**logprob == pytest.approx(want[token], rel=1e-4)
+    assert supports == {}  # nobody asked for them
 
 
 @given(
@@ -62,7 +63,9 @@ def test_drawn_tokens_follow_the_distribution_and_carry_its_logprobs(cut):
 def test_a_token_without_probability_is_never_drawn(values, step, temperature):
     logits = torch.tensor([values])
 
-    (token,), (logprob,) = draw(logits.clone(), [Sampling(temperature=temperature)], [step / UNIFORM_STEPS])
+    (token,), (logprob,), _ = draw(
+        logits.clone(), [Sampling(temperature=temperature)], [step / UNIFORM_STEPS]
+    )
 
     shares = (logits[0] / temperature).softmax(-1)
     assert shares[token] > 0
@@ -94,3 +97,40 @@ def test_folded_heads_attend_like_repeated_ones(dtype, additive):
     weights = (query.double() @ keys.transpose(2, 3) * 0.3 + mask.double()).softmax(-1)
     want = (weights @ values).transpose(1, 2)
     assert torch.allclose(got.double(), want, atol=1e-5 if dtype is torch.float32 else 2e-2)
+
+
+cuts = st.fixed_dictionaries(
+    {},
+    optional={"top_k": st.integers(0, 15), "top_p": st.floats(0.05, 1), "min_p": st.floats(0, 0.5)},
+)
+
+
+@given(
+    st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12),
+    st.integers(0, UNIFORM_STEPS - 1),
+    st.floats(0.1, 3),
+    cuts,
+)
+def test_a_logprob_is_that_of_the_renormalised_support(values, step, temperature, cut):
+    logits = torch.tensor(values)
+    sampling = Sampling(temperature=temperature, keep_support=True, **cut)
+
+    (token,), (logprob,), supports = draw(logits[None].clone(), [sampling], [step / UNIFORM_STEPS])
+
+    if not sampling.is_cut:
+        assert supports == {}
+        return
+    support = list(supports[0])
+    assert token in support
+    assert support == sorted(set(support))
+    renormalised = (logits[support] / temperature).log_softmax(-1)[support.index(token)]
+    assert logprob == pytest.approx(float(renormalised), abs=1e-4)
+
+
+def test_of_a_support_that_is_too_large_only_the_size_is_returned():
+    flat = torch.zeros(2, 5000)
+
+    tokens, _, supports = draw(flat, [Sampling(top_p=0.9, keep_support=True)] * 2, [0.5, 0.0])
+
+    assert supports == {0: 4500, 1: 4500}
+    assert all(token < 5000 for token in tokens)

@@ -36,6 +36,7 @@ def test_the_command_has_what_training_needs(model):
         f"--model {model}",
         "--port 81",
         "--logprobs-mode processed_logprobs",
+        "--max-logprobs 5120",
         "--generation-config vllm",
         "--enable-prefix-caching",
         "--enable-scale-out",

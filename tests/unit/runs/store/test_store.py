@@ -23,6 +23,7 @@ from agentenv.core import (
     EpisodeError,
     StopReason,
     StoreError,
+    Supports,
     TokenSequence,
     TokenSpan,
     ToolCall,
@@ -75,7 +76,12 @@ def spans(draw):
     if source != "model":
         return TokenSpan(source, ids, None, None, draw(st.integers(-1, 4)))
     values = tuple(draw(st.lists(logprobs, min_size=len(ids), max_size=len(ids))))
-    return TokenSpan("model", ids, values, draw(st.none() | st.integers(0, 9)), draw(st.integers(0, 4)))
+    others = (
+        [draw(st.sets(st.integers(0, 150_000), max_size=3)) for _ in ids] if draw(st.booleans()) else None
+    )
+    supports = others and Supports.of([{id_, *more} for id_, more in zip(ids, others, strict=True)])
+    version = draw(st.none() | st.integers(0, 9))
+    return TokenSpan("model", ids, values, version, draw(st.integers(0, 4)), supports or None)
 
 
 @st.composite

@@ -147,6 +147,17 @@ def test_a_collapse_is_seen(collapsed):
         assert 1.0 < metrics["moe/load/max"] < EXPERTS / CHOSEN
 
 
+def test_layers_with_different_numbers_of_experts_are_not_watched():
+    model, meter = tiny_moe(), Meter()
+    first = model.model.layers[0].mlp
+    for experts in (first.experts.gate_up_proj, first.experts.down_proj, first.gate.weight):
+        experts.data = experts.data[: EXPERTS - 1].clone()
+
+    accumulated(policy_of(model, router_aux_loss_coef=0.0, packing="padded"), rows_of(5, 3), meter)
+
+    assert not any(name.startswith("moe/") for name in meter.result())
+
+
 def test_dense_models_have_no_load():
     meter = Meter()
 

@@ -23,6 +23,7 @@ from agentenv.train import GRPOConfig, GRPOTrainer
 from agentenv.train.model.shards import checksum, local, whole
 from agentenv.train.rows import Row
 from agentenv.train.sums import Meter
+from agentenv.train.supports import TokenSupports
 from agentenv.train.update import accumulate, assign_weights
 from helpers.ranks import peak_of, play
 from helpers.training import tiny
@@ -56,7 +57,12 @@ def rows_of(lengths, vocab_size):
     for number, length in enumerate(lengths):
         ids = torch.randint(0, vocab_size, (length + 3,), generator=draw).tolist()
         values = torch.randn(2, length, generator=draw, dtype=torch.float64)
-        rows.append(Row(ids, torch.arange(3, length + 3), values[0] - 4, values[1], number, number))
+        row = Row(ids, torch.arange(3, length + 3), values[0] - 4, values[1], number, number)
+        if number % 2:  # every second row was sampled from a cut distribution
+            kept = [sorted({id_, (id_ + 5) % vocab_size, 3 * id_ % vocab_size}) for id_ in ids[3:]]
+            flat = torch.tensor([id_ for one in kept for id_ in one], dtype=torch.int32)
+            row.supports = TokenSupports(flat, torch.tensor(list(map(len, kept))))
+        rows.append(row)
     return rows
 
 
