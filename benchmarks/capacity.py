@@ -1,6 +1,6 @@
 """Compute what trainings of five model sizes would need on GPUs of 80 GB: the tables of docs/scale.md.
 
-    python benchmarks/capacity.py [--quick] [--json PATH]
+    python benchmarks/capacity.py [--quick] [--offload] [--json PATH]
 
 Nothing is measured: no GPU is used and no weights are read, only the configs in benchmarks/model_configs.
 """
@@ -22,10 +22,12 @@ GPUS = (1, 4, 8)
 HEAD = "| model | GPUs | training, GB | sampling, GB | division | contexts | sampling, s | update, s |"
 
 
-def rows(model: str, contexts: dict[str, int], gpus: tuple[int, ...]) -> list[tuple[str, CapacityPlan]]:
+def rows(
+    model: str, contexts: dict[str, int], gpus: tuple[int, ...], *, offload: bool
+) -> list[tuple[str, CapacityPlan]]:
     """Return the plans of one model, with gradient checkpointing, by name of the context."""
     runs = DryRuns(read_config(str(CONFIGS / model)))
-    config = GRPOConfig(gradient_checkpointing=True)
+    config = GRPOConfig(gradient_checkpointing=True, optimizer_offload=offload)
     return [
         (
             name,
@@ -59,11 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only the smallest model at 8k")
     parser.add_argument("--models", nargs="+", default=MODELS, help="folders of benchmarks/model_configs")
+    parser.add_argument("--offload", action="store_true", help="with the optimiser in main memory")
     parser.add_argument("--json", type=Path, help="write the plans to this file")
     given = parser.parse_args()
     models = MODELS[:1] if given.quick else given.models
     contexts = {"8k": CONTEXTS["8k"]} if given.quick else CONTEXTS
-    found = [row for model in models for row in rows(model, contexts, GPUS)]
+    found = [row for model in models for row in rows(model, contexts, GPUS, offload=given.offload)]
     for name in contexts:
         print(f"\nContexts of {name}\n\n{HEAD}\n|{' --- |' * 8}")
         for context, plan in found:

@@ -15,7 +15,7 @@ from agentenv.core.settings import build, parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
     from agentenv.train.capacity.placement import Placement
-    from agentenv.train.capacity.report import CapacityPlan
+    from agentenv.train.capacity.report import Alternative, CapacityPlan
 
 __all__ = ["app"]
 
@@ -101,6 +101,7 @@ def _lines(plan: CapacityPlan) -> list[str]:
         "",
         _division(placement, plan.config.fsdp or True),
         *_table(placement),
+        *([f"and {_main_memory(placement)}"] if placement.main_memory else []),
         "",
     ]
     if not placement.fits:
@@ -151,7 +152,17 @@ def _remedies(plan: CapacityPlan) -> list[str]:
         lines.append("  sampling has no room for the weights and the KV cache of one context")
     if not plan.alternatives:
         return [*lines, "nothing near fits"]
-    return [*lines, "the nearest that fits:", *(f"  {one.change}" for one in plan.alternatives)]
+    return [*lines, "the nearest that fits:", *map(_remedy, plan.alternatives)]
+
+
+def _remedy(one: Alternative) -> str:
+    held = one.placement.main_memory
+    return f"  {one.change}" + (f" (with {_main_memory(one.placement)})" if held else "")
+
+
+def _main_memory(placement: Placement) -> str:
+    together = placement.main_memory * placement.trainers / _GIGA
+    return f"{together:.0f} GB of main memory for masters, optimiser and gradients"
 
 
 def _times(plan: CapacityPlan) -> list[str]:

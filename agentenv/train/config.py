@@ -250,6 +250,10 @@ class GRPOConfig:
     max_grad_norm: PositiveFloat = 1.0
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0
+    optimizer_offload: bool = False
+    """Keep the float32 masters and the optimiser's state in main memory and compute its step there, which
+    leaves a GPU the weights and the gradients. A step takes longer: gradients and weights are copied. On the
+    CPU it only takes memory. Checkpoints can be resumed with and without it."""
     lora: LoraOptions | None = None
     """Train LoRA adapters with these options; None trains all weights."""
 

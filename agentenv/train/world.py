@@ -162,14 +162,14 @@ class World:
         if self.size == 1 or self.sharded:
             return
         self.gather([])  # wait here for the last process, with the longer limit
-        masters = optimizer.masters
-        used = torch.tensor([one.grad is not None for one in masters], dtype=torch.int32, device=self.device)
+        sums = optimizer.sums
+        used = torch.tensor([one.grad is not None for one in sums], dtype=torch.int32, device=self.device)
         dist.all_reduce(used, dist.ReduceOp.MAX)
         grads: list[torch.Tensor] = []
-        for master, is_used in zip(masters, used.tolist(), strict=True):
+        for total, is_used in zip(sums, used.tolist(), strict=True):
             if is_used:
-                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
-                grads.append(master.grad)
+                total.grad = torch.zeros_like(total) if total.grad is None else total.grad
+                grads.append(total.grad)
         for bucket in _buckets(grads):
             flat = torch.cat([grad.reshape(-1) for grad in bucket])
             dist.all_reduce(flat)

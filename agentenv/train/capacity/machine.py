@@ -16,6 +16,10 @@ MATRIX_USE = 0.4
 """Share of the published speed of bfloat16 products that a training step reaches (a common value)."""
 BANDWIDTH_USE = 0.6
 """Share of the published memory bandwidth that the sampling of tokens reaches (a common value)."""
+LINK_BYTES_PER_S = 2e10
+"""Speed at which tensors are taken to move between a device and main memory (a common value)."""
+MAIN_MEMORY_BYTES_PER_S = 1e11
+"""Speed at which all processes together are taken to step an optimiser in main memory (a common value)."""
 DISK_BYTES_PER_S = 2e9
 """Speed at which weights are taken to reach a server through a directory, written and read."""
 

@@ -15,7 +15,15 @@ from agentenv.train.model.budget import FIRST_TOKENS
 from agentenv.train.model.logprob import KEPT_BYTES
 from agentenv.train.model.policy import add_lora, reduces_each_pass
 
-__all__ = ["DryRuns", "Needs", "Trained", "server_needs", "trainer_needs"]
+__all__ = [
+    "DryRuns",
+    "Needs",
+    "Trained",
+    "devices_of_a_copy",
+    "main_memory",
+    "server_needs",
+    "trainer_needs",
+]
 
 HALF, WIDE = 2, 4
 """Bytes of a bfloat16 and of a float32 number."""
@@ -104,25 +112,41 @@ class Trained:
 def trainer_needs(one: Trained, ranks: int) -> Needs:
     """Return what each of the devices that train holds when it holds most."""
     shape, config = one.shape, one.config
-    if not isinstance(config.fsdp, bool):
-        ranks = config.shard_size(ranks)  # a device of another copy takes no part of this one's memory
+    ranks = devices_of_a_copy(config, ranks)
     width = WIDE if config.dtype == "float32" else HALF
     peak, gradients = one.passes(ranks), one.gradients(ranks)
-    state = _state_bytes(config)
     # The optimiser computes the roots of all its second moments at once, after the passes.
-    step = WIDE * one.trained // ranks
+    masters, state, step = (
+        (0, 0, 0) if config.optimizer_offload else (WIDE * (width != WIDE), _state_bytes(config), WIDE)
+    )
     logits = _logits(one)
     parts = {
         "weights": width * shape.parameters // ranks,
-        "masters": 0 if width == WIDE else WIDE * one.trained // ranks,
+        "masters": masters * one.trained // ranks,
         "optimizer": state * one.trained // ranks,
         "gradients": gradients,
         "reference": width * shape.parameters // ranks if config.beta and config.lora is None else 0,
         "logits": min(logits, peak - gradients),
         "activations": max(0, peak - gradients - logits),
     }
-    extra = step - parts["logits"] - parts["activations"]
+    extra = step * one.trained // ranks - parts["logits"] - parts["activations"]
     return Needs(parts | {"optimizer step": max(0, extra)})
+
+
+def main_memory(one: Trained, ranks: int) -> int:
+    """Return the bytes of main memory that each of the devices that train takes with `optimizer_offload`.
+
+    During a step these are masters, states and the gradients that were moved.
+    """
+    if not one.config.optimizer_offload:
+        return 0
+    return (2 * WIDE + _state_bytes(one.config)) * one.trained // devices_of_a_copy(one.config, ranks)
+
+
+def devices_of_a_copy(config: GRPOConfig, ranks: int) -> int:
+    """Return over how many of the devices that train a copy of the model is sharded."""
+    # A device of another copy takes no part of this one's memory.
+    return ranks if isinstance(config.fsdp, bool) else config.shard_size(ranks)
 
 
 def _state_bytes(config: GRPOConfig) -> int:

@@ -6,8 +6,22 @@ from dataclasses import dataclass
 
 from agentenv.core.errors import UsageError
 from agentenv.train.capacity.dry_run import SAMPLED
-from agentenv.train.capacity.machine import DISK_BYTES_PER_S, Machine
-from agentenv.train.capacity.needs import HALF, Needs, Trained, server_needs, trainer_needs
+from agentenv.train.capacity.machine import (
+    DISK_BYTES_PER_S,
+    LINK_BYTES_PER_S,
+    MAIN_MEMORY_BYTES_PER_S,
+    Machine,
+)
+from agentenv.train.capacity.needs import (
+    HALF,
+    WIDE,
+    Needs,
+    Trained,
+    devices_of_a_copy,
+    main_memory,
+    server_needs,
+    trainer_needs,
+)
 
 __all__ = ["Placement", "Seconds", "place"]
 
@@ -46,6 +60,8 @@ class Placement:
     contexts: float
     """Number of full contexts that the KV cache of one server holds."""
     seconds: Seconds | None
+    main_memory: int = 0
+    """Number of bytes of main memory that each device that trains takes with `optimizer_offload`."""
 
     @property
     def fits(self) -> bool:
@@ -103,7 +119,8 @@ def _colocated(one: Trained, machine: Machine) -> Placement:
     server = Needs({"trainer": stays, "KV cache": cache}) if cache >= full else None
     contexts = max(0.0, cache / full)
     seconds = _seconds(one, machine, 1, 1, 1, contexts) if server is not None else None
-    return Placement(1, 0, 1, trainer, server, machine.usable, contexts, seconds)
+    held = main_memory(one, 1)
+    return Placement(1, 0, 1, trainer, server, machine.usable, contexts, seconds, held)
 
 
 def _divided(one: Trained, machine: Machine, sampling: int, size: int) -> Placement:
@@ -114,7 +131,10 @@ def _divided(one: Trained, machine: Machine, sampling: int, size: int) -> Placem
         contexts = server.parts["KV cache"] * size / (HALF * one.shape.cache_values * one.context)
     seconds = None if server is None else _seconds(one, machine, trainers, sampling // size, size, contexts)
     trainer = trainer_needs(one, trainers)
-    return Placement(trainers, sampling // size, size, trainer, server, machine.usable, contexts, seconds)
+    held = main_memory(one, trainers)
+    return Placement(
+        trainers, sampling // size, size, trainer, server, machine.usable, contexts, seconds, held
+    )
 
 
 def _seconds(  # noqa: PLR0917 - the parts of a placement
@@ -144,6 +164,19 @@ def _seconds(  # noqa: PLR0917 - the parts of a placement
     return Seconds(
         sampling=sampled / live * step + prefill,
         scoring=scored * train,
-        update=config.num_iterations * passes * train,
+        update=config.num_iterations * passes * train + _offloaded_steps(one, trainers),
         sync=0.0 if machine.gpus == 1 else moved / DISK_BYTES_PER_S,
     )
+
+
+def _offloaded_steps(one: Trained, trainers: int) -> float:
+    """Estimate the seconds that steps of the optimiser in main memory add, while the devices wait."""
+    config = one.config
+    if not config.optimizer_offload:
+        return 0.0
+    share = one.trained / devices_of_a_copy(config, trainers)
+    moved = (WIDE + HALF) * share
+    # Gradient, master and both moments are read, and the latter three are written.
+    touched = 7 * WIDE * share * trainers
+    steps = config.num_iterations * config.num_minibatches
+    return steps * (moved / LINK_BYTES_PER_S + touched / MAIN_MEMORY_BYTES_PER_S)

@@ -102,11 +102,14 @@ def _options(config: GRPOConfig, machine: Machine) -> Iterator[GRPOConfig]:
     """Yield configs that need less and less memory."""
     changed = config
     several = machine.gpus > 1
+    kept = {"reduce_gradients": config.reduce_gradients, "optim": config.optim}
     steps: list[dict[str, Any]] = [
         {"gradient_checkpointing": True},
         # The states of bitsandbytes are not sharded.
         {"reduce_gradients": "micro_batch"} if several else {"optim": "bitsandbytes.optim:AdamW8bit"},
-        {"reduce_gradients": config.reduce_gradients, "optim": config.optim, "lora": LoraOptions()},
+        {**kept, "optimizer_offload": True},
+        {"reduce_gradients": "micro_batch"} if several else {},
+        {**kept, "optimizer_offload": config.optimizer_offload, "lora": LoraOptions()},
     ]
     for step in steps:
         changed = replace(changed, **step)
@@ -117,7 +120,7 @@ def _options(config: GRPOConfig, machine: Machine) -> Iterator[GRPOConfig]:
 def _words(config: GRPOConfig, changed: GRPOConfig) -> str:
     """Return the settings that make one config of another."""
     said = ""
-    for name in ("gradient_checkpointing", "reduce_gradients", "optim"):
+    for name in ("gradient_checkpointing", "reduce_gradients", "optim", "optimizer_offload"):
         value = getattr(changed, name)
         if value != getattr(config, name):
             said += f" -o train.{name}={str(value).lower() if isinstance(value, bool) else value}"

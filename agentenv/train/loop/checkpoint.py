@@ -148,7 +148,7 @@ def load_checkpoint(learner: Learner, path: Path) -> dict[str, Any]:
     # The optimiser is made before the load, because its package declares the tensor types in its state.
     optimizer, sharded = learner.optimizer, learner.world.sharded
     # Of whole tensors in the file, a process that keeps a part of them reads no more than that.
-    where = torch.device("cpu") if sharded else learner.policy.device
+    where = optimizer.masters[0].device if not sharded else torch.device("cpu")
     state = torch.load(path / "trainer_state.pt", map_location=where, mmap=sharded, weights_only=True)
     _load_weights(learner.model, path)
     optimizer.refuse_other(state["optimizer"])

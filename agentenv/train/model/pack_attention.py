@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentenv.core.errors import UsageError
 from agentenv.train.model.attention import Node, Way, block_mask, tree_attention
 from agentenv.train.model.flex import PackMask, attend, pack_mask
 
-__all__ = ["enable_packs", "is_eager", "pack_inputs", "ways_of"]
+__all__ = ["enable_packs", "holds_pairs", "is_eager", "pack_inputs", "refuse_lost_soft_cap", "ways_of"]
 
 SUFFIX = "+packs"
 EAGER = "eager_attention_forward"
@@ -56,6 +57,29 @@ def ways_of(base: Any, text: Any, device: torch.device) -> tuple[tuple[Way, ...]
 def is_eager(text: Any) -> bool:
     """Return whether a model's own attention computes the scores of all pairs of tokens as a matrix."""
     return text._attn_implementation.removesuffix(SUFFIX) == "eager"  # noqa: SLF001
+
+
+def refuse_lost_soft_cap(text: Any) -> None:
+    """Refuse an attention that ignores the cap of its scores, which every engine applies (Gemma 2).
+
+    Raises:
+        UsageError: The attention ignores the cap.
+    """
+    name: str = text._attn_implementation  # noqa: SLF001
+    applied = is_eager(text) or "flash" in name or "flex" in name
+    if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
+        raise UsageError(
+            f"the attention {name!r} ignores the soft cap of this model's attention scores",
+            remedy="load the model with attn_implementation='eager'",
+        )
+
+
+def holds_pairs(text: Any) -> bool:
+    """Return whether a model's own attention over one row holds something for each pair of its tokens.
+
+    With a sliding window that is a mask, which transformers makes.
+    """
+    return is_eager(text) or bool(getattr(text, "sliding_window", None))
 
 
 def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: Tensor) -> dict[str, Any]:

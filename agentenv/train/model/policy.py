@@ -33,7 +33,7 @@ from agentenv.train.model.check import (
 from agentenv.train.model.lean import keep_less, recipes
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
-from agentenv.train.model.pack_attention import is_eager, pack_inputs, ways_of
+from agentenv.train.model.pack_attention import holds_pairs, pack_inputs, refuse_lost_soft_cap, ways_of
 from agentenv.train.model.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
 from agentenv.train.model.products import faster_linear
 from agentenv.train.model.routers import Routers, has_balance_loss, refuse_replay
@@ -116,7 +116,7 @@ class Policy:
             _refuse_unbalanced(self.base, self.routers)
         if config.router_replay:
             refuse_replay(self.base, self.routers)
-        _refuse_lost_soft_cap(text)
+        refuse_lost_soft_cap(text)
         self._text = text
         self.ways, self.pack_reason = ways_of(self.base, text, self.device)
         """Ways to attend over packs, of which the first is taken, and why there is none."""
@@ -211,8 +211,8 @@ class Policy:
         if micro.positions_BT is not None:
             inputs["position_ids"] = micro.positions_BT.to(self.device)
         nodes, (count, size) = micro.tree, micro.ids_BT.shape
-        if nodes is None and count == 1 and self.way == "flex" and is_eager(self._text):
-            nodes = (Node(0, size, size),)  # the model's own attention would hold the scores of all pairs
+        if nodes is None and count == 1 and self.way == "flex" and holds_pairs(self._text):
+            nodes = (Node(0, size, size),)
         if nodes is None:
             return inputs
         depths_BT = inputs.get("position_ids", torch.arange(size, device=self.device)[None])
@@ -376,17 +376,6 @@ def _decoder(base: Any) -> nn.Module:
     if not isinstance(decoder, nn.Module):
         raise UsageError(f"{type(base).__name__} is not a causal language model with an LM head")
     return decoder
-
-
-def _refuse_lost_soft_cap(text: Any) -> None:
-    """Refuse an attention that ignores the cap of its scores, which every engine applies (Gemma 2)."""
-    name: str = text._attn_implementation  # noqa: SLF001
-    applied = is_eager(text) or "flash" in name or "flex" in name
-    if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
-        raise UsageError(
-            f"the attention {name!r} ignores the soft cap of this model's attention scores",
-            remedy="load the model with attn_implementation='eager'",
-        )
 
 
 def _refuse_unbalanced(base: Any, routers: Routers | None) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "like",
     "local",
     "reshard",
+    "stand_in",
     "take_whole_weights",
     "whole",
     "whole_weights",
@@ -58,6 +59,16 @@ def reshard(model: Any) -> None:
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor; a tensor that is not sharded is returned itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def stand_in(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of the same shape and shards that carries a gradient and has no memory of its own."""
+    part = local(tensor.detach())
+    empty = torch.zeros((), dtype=dtype, device=part.device).expand(part.shape)
+    if isinstance(tensor, DTensor):
+        where = (tensor.device_mesh, tensor.placements)
+        empty = DTensor.from_local(empty, *where, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    return empty.requires_grad_()
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -38,6 +38,20 @@ def test_a_plan_says_what_fits_and_that_it_is_computed(model):
         assert part in done.output
 
 
+def test_a_plan_says_what_main_memory_an_offloaded_optimiser_takes(model):
+    options = (
+        "--context",
+        "64",
+        "-o",
+        "train.tokens_per_micro_batch=64",
+        "-o",
+        "train.optimizer_offload=true",
+    )
+
+    assert "GB of main memory for masters, optimiser and gradients" in run("-m", model, *options).output
+    assert "main memory" not in run("-m", model, *options[:4]).output
+
+
 def test_a_plan_for_programs(model):
     done = run("-m", model, "--context", "64", "--json", "-o", "train.tokens_per_micro_batch=64")
 

@@ -34,6 +34,7 @@ OPTIONS = {
     "bfloat16": {"dtype": "bfloat16"},
     "checkpointing": {"dtype": "bfloat16", "gradient_checkpointing": True},
     "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True, "reduce_gradients": "micro_batch"},
+    "offload": {"dtype": "bfloat16", "optimizer_offload": True},
     "lora": {"dtype": "bfloat16", "lora": {"r": 4}},
     "balanced": {"dtype": "bfloat16", "router_aux_loss_coef": 0.01},
 }
@@ -50,6 +51,8 @@ CASES = [
     ("qwen3", "bfloat16", 2, 512),
     ("qwen3", "checkpointing", 2, 2048),
     ("qwen3", "each-pass", 2, 2048),
+    ("qwen3", "offload", 1, 512),
+    ("qwen3", "offload", 2, 512),
     ("llama-tied", "bfloat16", 2, 512),
 ]
 

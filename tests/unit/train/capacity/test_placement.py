@@ -123,11 +123,37 @@ def test_one_device_trains_adapters_and_samples_from_the_same_weights():
     full, adapters = plan("1x80"), plan("1x80", lora=LoraOptions(r=8))
 
     assert not full.placement.fits
-    assert "-o train.gradient_checkpointing=true -o train.lora.r=16".endswith(
-        full.alternatives[0].change.split(" -o ")[-1]
-    )
+    assert full.alternatives[0].change == "-o train.optimizer_offload=true"
     assert adapters.placement.fits
     assert adapters.placement.servers == 0
+
+
+def test_an_offloaded_optimiser_takes_main_memory_and_none_of_the_devices():
+    plain, ours = plan("4x80").placement, plan("1x80", optimizer_offload=True).placement
+
+    assert ours.fits
+    assert not any(ours.trainer.parts[name] for name in ("masters", "optimizer", "optimizer step"))
+    assert ours.trainer.parts["gradients"] == 4 * 8_190_735_360
+    assert ours.main_memory == (4 + 8 + 4) * 8_190_735_360
+    assert plain.main_memory == 0
+
+
+def test_a_step_in_main_memory_takes_longer():
+    plain, ours = (plan("8x80", optimizer_offload=offload).placement for offload in (False, True))
+
+    assert ours.trainers == plain.trainers
+    assert ours.main_memory == 16 * 8_190_735_360 // ours.trainers
+    assert ours.seconds.update > plain.seconds.update + 28 * 8_190_735_360 / 1e11
+    copies = plan("8x80", optimizer_offload=True, fsdp=2).placement
+    assert copies.main_memory == 16 * 8_190_735_360 // 2
+
+
+def test_gradients_that_are_added_in_each_pass_are_named_only_where_that_is_needed():
+    assert plan("2x80").alternatives[0].change == "-o train.optimizer_offload=true"
+
+
+def test_where_not_even_that_fits_adapters_are_named():
+    assert plan("1x40").alternatives[0].change == "-o train.lora.r=16"
 
 
 def test_the_reference_of_full_weights_takes_room_and_that_of_adapters_none():
