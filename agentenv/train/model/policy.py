@@ -36,7 +36,7 @@ from agentenv.train.model.memory import keep_freed_memory
 from agentenv.train.model.pack_attention import holds_pairs, pack_inputs, refuse_lost_soft_cap, ways_of
 from agentenv.train.model.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
 from agentenv.train.model.products import faster_linear
-from agentenv.train.model.routers import Routers, has_balance_loss, refuse_replay
+from agentenv.train.model.routers import Routers, refuse_replay, refuse_unbalanced
 from agentenv.train.model.shards import as_forward, reshard
 from agentenv.train.rows import Row
 from agentenv.train.supports import TokenSupports
@@ -113,7 +113,7 @@ class Policy:
         self.routers = Routers.of(self.decoder)
         """The routers of a mixture of experts; None for other models."""
         if config.router_aux_loss_coef:
-            _refuse_unbalanced(self.base, self.routers)
+            refuse_unbalanced(self.base, self.routers)
         if config.router_replay:
             refuse_replay(self.base, self.routers)
         refuse_lost_soft_cap(text)
@@ -376,19 +376,6 @@ def _decoder(base: Any) -> nn.Module:
     if not isinstance(decoder, nn.Module):
         raise UsageError(f"{type(base).__name__} is not a causal language model with an LM head")
     return decoder
-
-
-def _refuse_unbalanced(base: Any, routers: Routers | None) -> None:
-    """Refuse a model for which there is no load balancing loss."""
-    if routers is not None and has_balance_loss(base):
-        return
-    why = "has no routers whose logits can be read"
-    if routers is not None:
-        why = "has routers for which transformers has no load balancing loss"
-    raise UsageError(
-        f"router_aux_loss_coef is set, but {type(base).__name__} {why}",
-        remedy="set router_aux_loss_coef to 0",
-    )
 
 
 def _plain_head(head: Any, text: Any) -> bool:

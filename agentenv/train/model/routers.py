@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["RouterPass", "Routers", "has_balance_loss", "refuse_replay"]
+__all__ = ["RouterPass", "Routers", "refuse_replay", "refuse_unbalanced"]
 
 
 class RouterPass:
@@ -259,7 +259,24 @@ def refuse_replay(base: Any, routers: Routers | None) -> None:
     )
 
 
-def has_balance_loss(base: Any) -> bool:
+def refuse_unbalanced(base: Any, routers: Routers | None) -> None:
+    """Refuse a model for which there is no load balancing loss.
+
+    Raises:
+        UsageError: transformers has none for it.
+    """
+    if routers is not None and _has_balance_loss(base):
+        return
+    why = "has no routers whose logits can be read"
+    if routers is not None:
+        why = "has routers for which transformers has no load balancing loss"
+    raise UsageError(
+        f"router_aux_loss_coef is set, but {type(base).__name__} {why}",
+        remedy="set router_aux_loss_coef to 0",
+    )
+
+
+def _has_balance_loss(base: Any) -> bool:
     """Return whether transformers has a load balancing loss for this model.
 
     Other mixtures of experts balance their experts in another way, such as by a bias of the router.
