@@ -3,10 +3,10 @@
 Every kind of step runs in its own process. The first step yields the peak memory and the gradients. Then the
 processes take turns, and the time is the best of them, because other work on the machine disturbs it least.
 "plain" is the baseline: a padded batch, logits at completion positions only, log-softmax, backward. "saving"
-is agentenv's step with `gradient_checkpointing`. "products" makes only the matrix products of the weights
-that agentenv's step cannot do without, on the same tokens, and so is the floor of its time. The weights are
-random and have the shapes of the named models. Gradients are compared with the same step in the next wider
-number format.
+is agentenv's step with `gradient_checkpointing`, and "compiled" with `torch_compile`. "products" makes only
+the matrix products of the weights that agentenv's step cannot do without, on the same tokens, and so is the
+floor of its time. The weights are random and have the shapes of the named models. Gradients are compared with
+the same step in the next wider number format.
 
     python benchmarks/trainer.py --quick
     python benchmarks/trainer.py --json trainer.json --threads 2
@@ -54,7 +54,7 @@ CELLS = {
     "f32-long": Cell("SmolLM2", "float32", 256, 128, 8),
 }
 QUICK = ("tiny", "bf16")
-HOWS = ("plain", "ours", "saving", "products", "trl")
+HOWS = ("plain", "ours", "saving", "compiled", "products", "trl")
 RATIOS = ("faster_than_plain", "cpu_faster_than_plain", "memory_of_plain")
 SHAPES = {
     "SmolLM2": {
@@ -105,11 +105,11 @@ def build_batch(cell: Cell):
     return SimpleNamespace(prompt=prompt, completions=completions, mask=mask, advantages=advantages)
 
 
-def our_step(model, batch, *, saving: bool = False):
+def our_step(model, batch, **options: bool):
     from agentenv.train.sums import Meter
     from agentenv.train.update import accumulate
 
-    policy, rows = our_rows(model, batch, saving=saving)
+    policy, rows = our_rows(model, batch, **options)
     return lambda: accumulate(policy, rows, Meter())
 
 
@@ -120,7 +120,7 @@ def products_step(model, batch):
     from agentenv.train.model.products import product
     from agentenv.train.update import micro_batches
 
-    policy, rows = our_rows(model, batch, saving=False)
+    policy, rows = our_rows(model, batch)
     micros = micro_batches(policy, rows)
     body = sum(micro.ids_BT.numel() for micro in micros)
     trained = sum(micro.num_trained for micro in micros)
@@ -144,14 +144,14 @@ def products_step(model, batch):
     return step
 
 
-def our_rows(model, batch, *, saving: bool):
+def our_rows(model, batch, **options: bool):
     """Return agentenv's policy and the group as its rows."""
     from agentenv.train import GRPOConfig
     from agentenv.train.model import Policy
     from agentenv.train.rows import Row
     from agentenv.train.update import assign_weights
 
-    config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192, gradient_checkpointing=saving)
+    config = GRPOConfig(old_logprobs="recompute", tokens_per_micro_batch=8192, **options)
     policy = Policy(model, config)
     rows = []
     for number, completion in enumerate(batch.completions):
@@ -255,7 +255,8 @@ def trl_step(model, batch):
 STEPS = {
     "plain": plain_step,
     "ours": our_step,
-    "saving": partial(our_step, saving=True),
+    "saving": partial(our_step, gradient_checkpointing=True),
+    "compiled": partial(our_step, torch_compile=True),
     "products": products_step,
     "trl": trl_step,
 }
@@ -428,13 +429,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two cells, one repeat")
     parser.add_argument("--json", metavar="PATH")
     parser.add_argument("--cells", nargs="*", choices=list(CELLS))
-    parser.add_argument("--without", nargs="*", default=[], choices=HOWS, help="leave these steps out")
+    parser.add_argument("--without", nargs="*", choices=HOWS, help="leave these steps out (CPU: compiled)")
     parser.add_argument("--no-truth", action="store_true", help="do not compare gradients")
     parser.add_argument("--rounds", type=int, default=5, help="steps after the first")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.without is None:
+        options.without = ["compiled"] if options.device == "cpu" else []
     if options.child:
         cell, how, dtype, save = options.child
         serve(CELLS[cell], how, dtype, options.threads, options.device, save)

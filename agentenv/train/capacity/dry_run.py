@@ -70,7 +70,7 @@ def _run(config: Any, train: GRPOConfig, tokens: int, ranks: int) -> dict[str, i
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     # The optimiser's states are not counted, so its package need not be here.
-    train = replace(train, fsdp=ranks > 1, optim="adamw")
+    train = replace(train, fsdp=ranks > 1, optim="adamw", torch_compile=False)
     micro = _micro_batch(tokens)
     model = _model(config, train)  # made outside, because peft converts its tensors in place
     with _ranks(ranks) as mesh, FakeTensorMode(allow_non_fake_inputs=True):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from agentenv.core.faults import first_line_of
 from agentenv.train.model.attention import BLOCK, Way
 from agentenv.train.model.packing import MicroBatch, pack_rows, pad_rows
 from agentenv.train.model.shards import local, reshard
@@ -22,6 +23,7 @@ from agentenv.train.world import World
 
 __all__ = [
     "Scorer",
+    "compiled_reason",
     "depends_on_longest",
     "difference",
     "probe_gradients",
@@ -98,14 +100,26 @@ def refuse_ways(
         try:
             reason = _reason(probe, rows, truth, tolerance, vocab_size)
         except Exception as error:  # noqa: BLE001 - models and compilers raise what they like
-            first = (str(error).splitlines() or [""])[0]
-            reason = f"the model does not take {TAKEN[probe.ways[0]]}: {type(error).__name__}: {first}"
+            said = f"{type(error).__name__}: {first_line_of(error)}"
+            reason = f"the model does not take {TAKEN[probe.ways[0]]}: {said}"
             reshard(probe.model)  # the pass was broken off where some layers were whole
         if not reason:
             break
         refused[probe.ways[0]] = reason
         probe.ways = probe.ways[1:]
     return refused
+
+
+def compiled_reason(
+    probe: Scorer, micro: MicroBatch, truth: Sequence[Tensor | None], tolerance: float
+) -> str:
+    """Return why the compiled layers of a probe cannot be used; empty if they are exact."""
+    try:
+        gap = difference(probe_gradients(probe, micro), truth, probe.world)
+    except Exception as error:  # noqa: BLE001 - compilers raise what they like
+        reshard(probe.model)  # the pass was broken off where some layers were whole
+        return f"{type(error).__name__}: {first_line_of(error)}"
+    return "" if gap <= tolerance else f"compiled gradients are off by {gap:.1e} (relative)"
 
 
 def _reason(

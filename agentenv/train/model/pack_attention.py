@@ -27,13 +27,16 @@ UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
 """Arguments by which some models change attention, and which tree attention does not support."""
 
 
-def ways_of(base: Any, text: Any, device: torch.device) -> tuple[tuple[Way, ...], str]:
+def ways_of(
+    base: Any, text: Any, device: torch.device, *, traced: bool = False
+) -> tuple[tuple[Way, ...], str]:
     """Return the ways to attend over packs, the best first, and the reason if there is none.
 
     Args:
         base: the causal language model.
         text: its text config.
         device: device of the model.
+        traced: whether the layers are compiled, and the nodes of a tree would be compiled in.
     """
     kinds = set(getattr(text, "layer_types", None) or ())
     others = kinds - {"full_attention", "sliding_attention"}
@@ -49,7 +52,7 @@ def ways_of(base: Any, text: Any, device: torch.device) -> tuple[tuple[Way, ...]
         able = getattr(base, "_supports_sdpa", False) and not capped
         reason = "eager attention takes no block mask and keeps the scores of all pairs of tokens"
         return ways, "" if ways else f"{reason}; load the model with sdpa" if able else reason
-    if device.type == "cpu" and not _sliding_layers(text):
+    if device.type == "cpu" and not traced and not _sliding_layers(text):
         ways = ("tree",)
     return (*ways, "mask"), ""
 
@@ -160,10 +163,14 @@ def _forward(  # noqa: PLR0917 - transformers' signature
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function for transformers: inputs have heads in dimension 1, results in dimension 2."""
     if isinstance(attention_mask, PackMask):
-        return attend(module, query, key, value, attention_mask, **options), None
+        return _apart(module, query, key, value, attention_mask, **options), None
     if tree is None:
         return inner(module, query, key, value, attention_mask, **options)
     for name in UNSUPPORTED:
         if options.get(name) is not None:
             raise ValueError(f"{type(module).__name__} passes {name}, which tree attention does not support")
     return tree_attention(query, key, value, tree, scale=options.get("scaling")), None
+
+
+# A compiled layer leaves attention over packs alone, or it would be compiled anew for each pack.
+_apart: Any = torch.compiler.disable(attend)

@@ -24,12 +24,14 @@ from agentenv.train.model.attention import Node, Way
 from agentenv.train.model.blank import Unread, blank_copy, copy_parts, fill
 from agentenv.train.model.budget import TokenBudget, memory_of
 from agentenv.train.model.check import (
+    compiled_reason,
     depends_on_longest,
     difference,
     probe_gradients,
     probe_rows,
     refuse_ways,
 )
+from agentenv.train.model.compiled import CompiledLayers
 from agentenv.train.model.lean import keep_less, recipes
 from agentenv.train.model.logprob import chunked_logprobs, plain_logprobs
 from agentenv.train.model.memory import keep_freed_memory
@@ -108,6 +110,7 @@ class Policy:
         )
         if self.device.type == "cpu":
             keep_freed_memory()
+        if self.device.type == "cpu" and not config.torch_compile:
             faster_linear(model)
             keep_less(model)
         self.routers = Routers.of(self.decoder)
@@ -118,8 +121,9 @@ class Policy:
             refuse_replay(self.base, self.routers)
         refuse_lost_soft_cap(text)
         self._text = text
-        self.ways, self.pack_reason = ways_of(self.base, text, self.device)
+        self.ways, self.pack_reason = ways_of(self.base, text, self.device, traced=config.torch_compile)
         """Ways to attend over packs, of which the first is taken, and why there is none."""
+        self.compiled = CompiledLayers(_layers(self.model)) if config.torch_compile else None
         self.fused = _plain_head(self.head, text)
         self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
         """`_score_in_chunks` of a sharded model, between whose begin and end the head's weight is whole."""
@@ -134,7 +138,7 @@ class Policy:
             enable = next(getattr(self.base, name) for name in names if hasattr(self.base, name))
             enable({"use_reentrant": False})
             self.base.enable_input_require_grads()
-            for layer in _checkpointed(self.model):
+            for layer in _layers(self.model):
                 inner = layer._gradient_checkpointing_func  # noqa: SLF001 - transformers has no public hook
                 layer._gradient_checkpointing_func = partial(_in_evaluation, layer, inner)  # noqa: SLF001
 
@@ -145,7 +149,7 @@ class Policy:
         # The model stays in evaluation mode: without dropout the trained distribution equals the sampled one.
         if self.config.gradient_checkpointing:
             # Layers are checkpointed only in training mode; see `_in_evaluation`.
-            layers = _checkpointed(self.model)
+            layers = _layers(self.model)
             self.model.train(not layers)
             for layer in layers:
                 layer.training = True
@@ -153,10 +157,16 @@ class Policy:
             score = self._sharded_pass or self._score_in_chunks
             if not self.fused:
                 score = self._score_by_logits
-            with recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext():
+            with self._passing():
                 return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
         finally:
             self.model.eval()
+
+    def _passing(self) -> AbstractContextManager[None]:
+        """Return the context of a forward pass."""
+        if self.compiled is not None:
+            return self.compiled.scoring()
+        return recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext()
 
     def replayed(self, micro: MicroBatch) -> AbstractContextManager[None]:
         """Return a context in which tokens are sent to the experts that the engine chose, if it told them.
@@ -232,6 +242,8 @@ class Policy:
         refused: dict[Way, str] = {}
         for probe, tolerance in self._probes():
             probe.fused, probe.ways = self.fused, self.ways  # an earlier probe may have refused some
+            if why := self._refuse_compiled(probe, rows, tolerance):
+                findings.append(f"layers are not compiled: {why}")
             plain, not_exact = self._check_with(probe, rows, tolerance)
             if not plain:
                 findings.append(
@@ -247,6 +259,18 @@ class Policy:
                 f"packs have at most {MOST_MASKED:,} tokens, and a mask of all their pairs: {why}"
             )
         return findings
+
+    def _refuse_compiled(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> str:
+        """Return why layers are not compiled any more; empty if they still are, or never were."""
+        if self.compiled is None or probe.compiled is None or not self.compiled.allowed:
+            return ""
+        padded = pad_rows(rows)
+        probe.compiled.allowed = False
+        truth = probe_gradients(probe, padded)
+        probe.compiled.allowed = True
+        reason = compiled_reason(probe, padded, truth, tolerance)
+        self.compiled.allowed = probe.compiled.allowed = not reason
+        return reason
 
     def _check_with(
         self, probe: Policy, rows: Sequence[Row], tolerance: float
@@ -309,6 +333,8 @@ class Policy:
         model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
         twin = Policy(model if dtype is None else model.to(dtype), self.config, world=self.world)
         # The results of a check are valid for a copy, too.
+        if self.compiled is not None and twin.compiled is not None:
+            twin.compiled.allowed = self.compiled.allowed
         twin.fused, twin.ways, twin.pack_reason = self.fused, self.ways, self.pack_reason
         if self._blank is not None:
             twin._shard()
@@ -345,8 +371,8 @@ def reduces_each_pass(trained: int, device_bytes: int) -> bool:
     return 4 * trained > device_bytes / 4
 
 
-def _checkpointed(model: nn.Module) -> list[Any]:
-    """Return the layers whose activations are recomputed in the backward pass."""
+def _layers(model: nn.Module) -> list[Any]:
+    """Return the repeated layers, whose activations can be recomputed in the backward pass."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -168,7 +168,7 @@ def test_a_group_that_is_dropped_ends_early_and_no_later_round_has_its_number(tm
 
     async def run(**options):
         # Only the first of its groups is held: no event is set, so it would be played for ever.
-        Parrot.held = {number: asyncio.Event()} if options["max_ahead"] else {}
+        Parrot.held = {number: asyncio.Event()} if "late_groups" in options else {}
         trainer = make(tmp_path, on_metrics=lambda *_: alive.append(Parrot.alive), **options)
         if checkpoint := last_checkpoint(tmp_path):
             trainer.resume(checkpoint)
