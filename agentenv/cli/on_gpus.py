@@ -15,7 +15,7 @@ from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
 from agentenv.runs.store.reader import find_run
 from agentenv.train.config import GRPOConfig
-from agentenv.train.on_gpus import Division, divide, machine_of, run_divided
+from agentenv.train.on_gpus import Division, device_here, divide, machine_of, run_divided
 
 __all__ = ["train_on_gpus", "words_of"]
 
@@ -44,7 +44,8 @@ def train_on_gpus(ctx: typer.Context, gpus: str, options: Mapping[str, Any]) -> 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("--gpus starts the processes that train", remedy="leave torchrun out")
     limits = build(RunLimits, record.get("limits", {}), options["limits"])
-    division = divide(config.model, config, machine_of(gpus), limits.max_context_tokens)
+    machine, longest = machine_of(gpus), limits.max_context_tokens
+    division = divide(config.model, config, machine, longest, device=device_here())
     if division.servers:
         _say(division)
         logs = Path(options["runs_dir"]) / "servers"

@@ -1,8 +1,9 @@
 """Start a training on the GPUs of one machine: processes that train, and vLLM servers that sample.
 
 The division is the one that `agentenv plan` prints: of those that fit, the one with the fewest expected
-seconds for a step. The trainers have the first GPUs and the servers the others. Each trainer is a process
-with the command line that was typed, as torchrun would start it, and the addresses of the servers.
+seconds for a step, by speeds that are measured first. The trainers have the first GPUs and the servers the
+others. Each trainer is a process with the command line that was typed, as torchrun would start it, and the
+addresses of the servers.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from pathlib import Path
 from agentenv.core.errors import UsageError
 from agentenv.engine.vllm.launch import ServeOptions, running_server
 from agentenv.train.capacity.machine import Machine
+from agentenv.train.capacity.measure import measured
 from agentenv.train.capacity.needs import DryRuns
 from agentenv.train.capacity.placement import Placement
 from agentenv.train.capacity.report import plan_capacity
 from agentenv.train.capacity.shape import read_config
 from agentenv.train.config import GRPOConfig
 
-__all__ = ["Division", "divide", "machine_of", "run_divided", "trainer_processes"]
+__all__ = ["Division", "device_here", "divide", "machine_of", "run_divided", "trainer_processes"]
 
 DEFAULT_CONTEXT = 8192
 """Length of the longest episode in tokens, where no limit says it."""
@@ -51,12 +53,18 @@ class Division:
     """The setting of several trainers: the number that share a copy of the model, or all of them."""
     flags: tuple[str, ...] = ()
     """Arguments that the training needs the servers to have."""
+    measured: tuple[float, float] | None = None
+    """Operations and bytes per second of a device by which it was chosen; None if they were not measured."""
 
     def __str__(self) -> str:
         if not self.servers:
             return "the GPU trains, and samples while it does not"
         each = ", ".join("+".join(map(str, one)) for one in self.servers)
-        return f"GPUs {', '.join(map(str, self.trainers))} train; servers on {each}"
+        text = f"GPUs {', '.join(map(str, self.trainers))} train; servers on {each}"
+        if self.measured is not None:
+            products, moved = self.measured
+            text += f" (measured: {products / 1e12:,.0f} TFLOP/s in a layer, {moved / 1e12:,.2f} TB/s)"
+        return text
 
 
 def machine_of(text: str) -> Machine:
@@ -79,7 +87,21 @@ def machine_of(text: str) -> Machine:
     return Machine(int(text), max(1, smallest // 10**9))
 
 
-def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None = None) -> Division:
+def device_here() -> str | None:
+    """Return the kind of the devices of this machine that train; None if it has none."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def divide(
+    model: str,
+    train: GRPOConfig,
+    machine: Machine,
+    context: int | None = None,
+    *,
+    device: str | None = None,
+) -> Division:
     """Divide the GPUs of a machine between the training of a model and its sampling.
 
     Args:
@@ -87,6 +109,8 @@ def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None 
         train: options of the training.
         machine: the GPUs.
         context: tokens of the longest episode; None means 8,192, or fewer if the model takes fewer.
+        device: kind of device whose speed is measured first; None takes that of the kind that the machine
+            names.
 
     Raises:
         UsageError: The training does not fit; the remedy names what does.
@@ -94,6 +118,8 @@ def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None 
     runs = DryRuns(read_config(model))
     longest = getattr(runs.model.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT
     context = context or min(DEFAULT_CONTEXT, longest)
+    if device is not None and machine.gpus > 1:
+        machine = measured(machine, model, context, device)
     plan = plan_capacity(runs, train, model=model, context=context, machine=machine)
     if not plan.placement.fits:
         nearest = " or ".join(one.change for one in plan.alternatives) or "a smaller model"
@@ -102,7 +128,8 @@ def divide(model: str, train: GRPOConfig, machine: Machine, context: int | None 
             remedy=f"the nearest that fits: {nearest} (agentenv plan says more)",
         )
     flags = ("--enable-return-routed-experts",) if train.router_replay else ()
-    return replace(_numbered(plan.placement, context, train.fsdp or True), flags=flags)
+    division = _numbered(plan.placement, context, train.fsdp or True)
+    return replace(division, flags=flags, measured=machine.measured)
 
 
 def _numbered(placement: Placement, context: int, fsdp: bool | int) -> Division:

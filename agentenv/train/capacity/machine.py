@@ -42,6 +42,9 @@ class Machine:
     gpus: int
     gigabytes: int
     """Memory of each device in units of 10^9 bytes."""
+    measured: tuple[float, float] | None = None
+    """Operations of matrix products and bytes of memory per second, if they were measured on this machine;
+    None takes a share of what is published for the kind of device."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -76,12 +79,12 @@ class Machine:
     @property
     def products_per_s(self) -> float:
         """Number of floating-point operations of matrix products that a device makes per second."""
-        return self._speed[1] * MATRIX_USE
+        return self._speed[1] * MATRIX_USE if self.measured is None else self.measured[0]
 
     @property
     def bytes_per_s(self) -> float:
         """Number of bytes of its memory that a device reads per second."""
-        return self._speed[2] * BANDWIDTH_USE
+        return self._speed[2] * BANDWIDTH_USE if self.measured is None else self.measured[1]
 
     @property
     def _speed(self) -> tuple[str, float, float]:

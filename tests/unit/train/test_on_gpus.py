@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from agentenv.engine.vllm.build import Build
 from agentenv.engine.vllm.launch import ServeOptions, server_command
 from agentenv.render import byte_tokenizer
 from agentenv.runs import Run
-from agentenv.train import GRPOConfig
+from agentenv.train import GRPOConfig, on_gpus
 from agentenv.train.capacity import DryRuns, Machine
 from agentenv.train.loop import save_tokenizer
 from agentenv.train.on_gpus import Division, divide, machine_of, run_divided, trainer_processes
@@ -53,6 +54,29 @@ def test_gpus_are_divided_as_the_plan_says(tmp_path):
     assert division.trainers
     assert division.servers
     assert division.context == 128
+
+
+def test_gpus_are_divided_by_the_speed_that_is_measured(tmp_path, monkeypatch):
+    train, asked = GRPOConfig(tokens_per_micro_batch=64), []
+
+    def trainers(*speeds: float) -> int:
+        def measured(machine: Machine, *given: object) -> Machine:
+            asked.append(given)
+            return replace(machine, measured=speeds)
+
+        monkeypatch.setattr(on_gpus, "measured", measured)
+        division = divide(model, train, Machine(8, 80), 128, device="cuda")
+        assert division.measured == speeds
+        return len(division.trainers)
+
+    model = tiny_config(tmp_path)
+    slow_products, slow_memory = trainers(1e9, 1e12), trainers(1e15, 1e6)
+
+    assert slow_products > slow_memory
+    assert asked == [(model, 128, "cuda")] * 2
+    assert "(measured: 990 TFLOP/s in a layer, 3.35 TB/s)" in str(
+        Division((0,), ((1,),), 128, measured=(990e12, 3.35e12))
+    )
 
 
 def test_servers_tell_the_experts_that_the_training_replays(tmp_path, monkeypatch):
