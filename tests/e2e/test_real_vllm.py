@@ -374,7 +374,9 @@ async def test_the_server_scores_tokens_as_a_teacher(served, trainer):
     teacher = await asyncio.to_thread(ServedTeacher, served.url, tokenizer)
     ids = tokenizer.encode(LONG)
     rows = [make_row(ids, [5, 6, len(ids) - 1]), make_row(ids[:40][::-1], [1, 39])]
-    teacher.score(rows)
+    # With adapters, vLLM's CPU build fails if it scores two prompts in one step.
+    for row in rows:
+        teacher.score([row])
 
     score = scorer(trainer)
     for row in rows:
