@@ -66,7 +66,6 @@ def parts(options: argparse.Namespace) -> dict[str, Part]:
         "gpu",
         "--timeout",
         "240",
-        str(HERE.parent / "tests"),
     ]
     cells = ["--cells", "tiny", *([] if options.quick else ["bf16", "bf16-long"])]
     shared = "0.2" if cpu else "0.4"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agentenv.core.errors import UsageError
 from agentenv.engine.vllm.launch import ServeOptions, running_server
-from agentenv.train.capacity.machine import Machine
+from agentenv.train.capacity.machine import Machine, Speeds
 from agentenv.train.capacity.measure import measured
 from agentenv.train.capacity.needs import DryRuns
 from agentenv.train.capacity.placement import Placement
@@ -53,18 +53,15 @@ class Division:
     """The setting of several trainers: the number that share a copy of the model, or all of them."""
     flags: tuple[str, ...] = ()
     """Arguments that the training needs the servers to have."""
-    measured: tuple[float, float] | None = None
-    """Operations and bytes per second of a device by which it was chosen; None if they were not measured."""
+    measured: Speeds | None = None
+    """The speeds of a device by which it was chosen, if they were measured."""
 
     def __str__(self) -> str:
         if not self.servers:
             return "the GPU trains, and samples while it does not"
         each = ", ".join("+".join(map(str, one)) for one in self.servers)
-        text = f"GPUs {', '.join(map(str, self.trainers))} train; servers on {each}"
-        if self.measured is not None:
-            products, moved = self.measured
-            text += f" (measured: {products / 1e12:,.0f} TFLOP/s in a layer, {moved / 1e12:,.2f} TB/s)"
-        return text
+        measured = "" if self.measured is None else f" (measured: {self.measured})"
+        return f"GPUs {', '.join(map(str, self.trainers))} train; servers on {each}{measured}"
 
 
 def machine_of(text: str) -> Machine:

@@ -85,7 +85,7 @@ def _run(config: Any, train: GRPOConfig, tokens: int, ranks: int) -> dict[str, i
             with tracker.counting():
                 for last in (False, True):
                     _pass(policy, micro, tracker, last=last)
-        except (NotImplementedError, RuntimeError) as error:
+        except RuntimeError as error:
             raise UsageError(f"{type(config).__name__} cannot be planned: {first_line_of(error)}") from error
         return tracker.peaks
 

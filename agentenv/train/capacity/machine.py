@@ -8,7 +8,7 @@ from typing import Self
 
 from agentenv.core.errors import UsageError
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "Speeds"]
 
 RESERVED = 0.08
 """Share of a device's memory that is left to the driver, kernels, communication and fragments."""
@@ -36,15 +36,27 @@ _MACHINE = re.compile(r"(\d+)x(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
+class Speeds:
+    """What a device reaches."""
+
+    products_per_s: float
+    """Floating-point operations of matrix products per second, in bfloat16."""
+    bytes_per_s: float
+    """Bytes of its memory that it reads or writes per second."""
+
+    def __str__(self) -> str:
+        return f"{self.products_per_s / 1e12:,.0f} TFLOP/s in a layer, {self.bytes_per_s / 1e12:,.2f} TB/s"
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """So many equal devices in one machine."""
 
     gpus: int
     gigabytes: int
     """Memory of each device in units of 10^9 bytes."""
-    measured: tuple[float, float] | None = None
-    """Operations of matrix products and bytes of memory per second, if they were measured on this machine;
-    None takes a share of what is published for the kind of device."""
+    measured: Speeds | None = None
+    """The speeds of a device, if they were measured; None takes a share of what is published for its kind."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -79,12 +91,12 @@ class Machine:
     @property
     def products_per_s(self) -> float:
         """Number of floating-point operations of matrix products that a device makes per second."""
-        return self._speed[1] * MATRIX_USE if self.measured is None else self.measured[0]
+        return self._speed[1] * MATRIX_USE if self.measured is None else self.measured.products_per_s
 
     @property
     def bytes_per_s(self) -> float:
         """Number of bytes of its memory that a device reads per second."""
-        return self._speed[2] * BANDWIDTH_USE if self.measured is None else self.measured[1]
+        return self._speed[2] * BANDWIDTH_USE if self.measured is None else self.measured.bytes_per_s
 
     @property
     def _speed(self) -> tuple[str, float, float]:

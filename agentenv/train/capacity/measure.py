@@ -13,15 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from agentenv.train.capacity.machine import Machine
+from agentenv.train.capacity.machine import Machine, Speeds
 from agentenv.train.capacity.shape import model_shape, read_config, shortened
 
-__all__ = ["Speeds", "measured", "speeds_of"]
+__all__ = ["measured", "speeds_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +33,11 @@ MOST_S = 300.0
 """Longest time, in seconds, that the measuring process may take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """What a device was measured to reach."""
-
-    products_per_s: float
-    """Floating-point operations per second of the forward and backward pass of a layer, in bfloat16."""
-    bytes_per_s: float
-    """Bytes that a copy within the device's memory reads and writes per second."""
-
-
 def measured(machine: Machine, model: str, context: int, device: str) -> Machine:
     """Return the machine with the speeds of its first device; unchanged, with a warning, if that fails.
 
     Args:
-        machine: the machine, of which this process runs on one.
+        machine: the machine that this process runs on.
         model: directory or Hub id of the model, of which only the config is read.
         context: tokens of the longest episode.
         device: kind of the devices, as torch names it.
@@ -62,7 +52,7 @@ def measured(machine: Machine, model: str, context: int, device: str) -> Machine
             "the speed of the devices was not measured, so that of their kind is taken: %s", *said or [""]
         )
         return machine
-    return replace(machine, measured=(found.products_per_s, found.bytes_per_s))
+    return replace(machine, measured=found)
 
 
 def speeds_of(config: Any, tokens: int, device: str) -> Speeds:
@@ -70,8 +60,8 @@ def speeds_of(config: Any, tokens: int, device: str) -> Speeds:
 
     Args:
         config: transformers config of the model.
-        tokens: length of the sequence that the layer computes.
-        device: the device.
+        tokens: length of the sequence that the layer computes, forward and backward.
+        device: the device, whose memory is copied from one place to another.
     """
     from transformers import AutoModelForCausalLM
 
@@ -108,10 +98,7 @@ def _least_seconds(run: Callable[[], object], device: str) -> float:
 def main() -> None:
     """Measure, and print the speeds as a line of JSON."""
     model, tokens, device = sys.argv[1:]
-    found = speeds_of(read_config(model), int(tokens), device)
-    sys.stdout.write(
-        json.dumps({"products_per_s": found.products_per_s, "bytes_per_s": found.bytes_per_s}) + "\n"
-    )
+    sys.stdout.write(json.dumps(asdict(speeds_of(read_config(model), int(tokens), device))) + "\n")
 
 
 if __name__ == "__main__":

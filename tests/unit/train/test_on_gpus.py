@@ -59,7 +59,7 @@ def test_gpus_are_divided_as_the_plan_says(tmp_path):
 def test_gpus_are_divided_by_the_speed_that_is_measured(tmp_path, monkeypatch):
     train, asked = GRPOConfig(tokens_per_micro_batch=64), []
 
-    def trainers(*speeds: float) -> int:
+    def trainers(speeds: Speeds) -> int:
         def measured(machine: Machine, *given: object) -> Machine:
             asked.append(given)
             return replace(machine, measured=speeds)
@@ -70,12 +70,12 @@ def test_gpus_are_divided_by_the_speed_that_is_measured(tmp_path, monkeypatch):
         return len(division.trainers)
 
     model = tiny_config(tmp_path)
-    slow_products, slow_memory = trainers(1e9, 1e12), trainers(1e15, 1e6)
+    slow_products, slow_memory = trainers(Speeds(1e9, 1e12)), trainers(Speeds(1e15, 1e6))
 
     assert slow_products > slow_memory
     assert asked == [(model, 128, "cuda")] * 2
     assert "(measured: 990 TFLOP/s in a layer, 3.35 TB/s)" in str(
-        Division((0,), ((1,),), 128, measured=(990e12, 3.35e12))
+        Division((0,), ((1,),), 128, measured=Speeds(990e12, 3.35e12))
     )
 
 
