@@ -13,15 +13,19 @@ from agentenv.envs import gym_hook
 
 if TYPE_CHECKING:
     from agentenv import core as core
+    from agentenv import endpoint as endpoint
     from agentenv import engine as engine
     from agentenv import envs as envs
     from agentenv import interop as interop
+    from agentenv import placement as placement
     from agentenv import render as render
     from agentenv import runner as runner
     from agentenv import runs as runs
     from agentenv import sandbox as sandbox
     from agentenv import testing as testing
     from agentenv import tools as tools
+    from agentenv import training as training
+    from agentenv import workers as workers
     from agentenv.core.context import Context as Context
     from agentenv.core.errors import AgentEnvError as AgentEnvError
     from agentenv.core.errors import ToolError as ToolError
@@ -71,7 +75,7 @@ if TYPE_CHECKING:
     from agentenv.tools.tool import Tool as Tool
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
-    from agentenv.train.run import train as train
+    from agentenv.training.run import train as train
 
 __version__ = "0.1.0"
 
@@ -112,21 +116,24 @@ __all__ = sorted(
                 "tools.registry": ["make_tool", "register_tool"],
                 "tools.tool": ["Tool", "tool"],
                 "tools.toolbox": ["Toolbox"],
+                "training.run": ["train"],
             },
             # Without them, `ae.testing` would work only where something else has imported it already.
-            # agentenv.train stays the package, and calling it is calling `train`.
             packages=[
                 "core",
+                "endpoint",
                 "engine",
                 "envs",
                 "interop",
+                "placement",
                 "render",
                 "runner",
                 "runs",
                 "sandbox",
                 "testing",
                 "tools",
-                "train",
+                "training",
+                "workers",
             ],
         ),
     ]

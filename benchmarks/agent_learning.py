@@ -28,7 +28,7 @@ from typing import Any
 import agentenv as ae
 from agentenv.core import Message, text_of
 from agentenv.testing import tool_call_message
-from agentenv.train import train
+from agentenv.training import train
 
 AGENT = Path(__file__).parents[1] / "examples" / "agents" / "with_openai_agents.py"
 LIMITS = ae.RunLimits(max_turns=3, max_tokens_per_turn=48)

@@ -12,8 +12,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from agentenv.train import GRPOConfig
-from agentenv.train.capacity import CapacityPlan, DryRuns, Machine, plan_capacity, read_config
+from agentenv.placement import CapacityPlan, DryRuns, Machine, plan_capacity, read_config
+from agentenv.training import GRPOConfig
 
 CONFIGS = Path(__file__).parent / "model_configs"
 MODELS = ("1B", "8B", "14B", "32B", "30B-A3B")

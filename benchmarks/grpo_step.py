@@ -70,7 +70,7 @@ def run_ours(model: str, steps: int, clock: Clock, vllm_share: float = 0.0) -> N
     import torch
 
     import agentenv as ae
-    from agentenv.train import GRPOConfig, GRPOTrainer
+    from agentenv.training import GRPOConfig, GRPOTrainer
 
     class Story(ae.ToolEnv):
         def start(self, prompt: str) -> str:

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from agentenv.train.model.attention import Node, block_mask
-from agentenv.train.model.flex import attend, pack_mask
+from agentenv.training.learners.torch.attention import Node, block_mask
+from agentenv.training.learners.torch.flex import attend, pack_mask
 
 HEADS, KEY_HEADS, WIDTH, MEMBERS = 32, 8, 128, 8
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agentenv as ae
 from agentenv.envs import EnvSpec
 from agentenv.render import byte_tokenizer
-from agentenv.train import GRPOConfig, GRPOTrainer
+from agentenv.training import GRPOConfig, GRPOTrainer
 
 WAYS: dict[str, dict[str, object]] = {
     "synchronous": {},

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import agentenv as ae
 from agentenv.runs.store import RunWriter
-from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs import calculator
 
 CURVE = " ▁▂▃▄▅▆▇█"

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 import agentenv as ae
 from agentenv.render import byte_tokenizer
-from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs.score_self_correction import SelfCorrection
 
 TASKS = [{"question": f"What is {n} + 1?", "answer": n + 1} for n in range(1, 9)]

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 import agentenv as ae
 from agentenv.render import ChatTokenizer, byte_tokenizer
-from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
 from agentenv_envs.kuhn import SITUATIONS, KuhnPoker, deals, exploitability, messages_at
 
 GAME, MOVES = ae.spec("agentenv/KuhnPoker-v0"), ("pass", "bet")

@@ -14,12 +14,12 @@ from agentenv.runs.store.index import new_summaries
 
 if TYPE_CHECKING:
     from agentenv.core.trajectory import Trajectory
-    from agentenv.train.plan import TrainPlan
+    from agentenv.training.plan import TrainPlan
 
 __all__ = ["Dashboard", "held_out_lines", "sparkline", "step_line"]
 
 TELL_EVERY_S = 10.0
-_warmup_log = logging.getLogger("agentenv.train.loop.sft")
+_warmup_log = logging.getLogger("agentenv.training.loop.sft")
 _runner_log = logging.getLogger("agentenv.runner.runner")
 _BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 30.0

@@ -13,9 +13,9 @@ import typer
 from agentenv.core.errors import UsageError
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build
+from agentenv.placement.on_gpus import Division, device_here, divide, machine_of, run_divided
 from agentenv.runs.store.reader import find_run
-from agentenv.train.config import GRPOConfig
-from agentenv.train.on_gpus import Division, device_here, divide, machine_of, run_divided
+from agentenv.training.config import GRPOConfig
 
 __all__ = ["train_on_gpus", "words_of"]
 

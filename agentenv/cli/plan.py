@@ -14,8 +14,8 @@ from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.settings import build, parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.train.capacity.placement import Placement
-    from agentenv.train.capacity.report import Alternative, CapacityPlan
+    from agentenv.placement.placement import Placement
+    from agentenv.placement.report import Alternative, CapacityPlan
 
 __all__ = ["app"]
 
@@ -42,12 +42,12 @@ def run(
     The exit code is 1 if the training does not fit.
     """
     DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv plan")
-    from agentenv.train.capacity.machine import Machine
-    from agentenv.train.capacity.needs import DryRuns
-    from agentenv.train.capacity.report import plan_capacity
-    from agentenv.train.capacity.shape import read_config
-    from agentenv.train.config import GRPOConfig
-    from agentenv.train.sections import TRAIN_SECTIONS
+    from agentenv.placement.machine import Machine
+    from agentenv.placement.needs import DryRuns
+    from agentenv.placement.report import plan_capacity
+    from agentenv.placement.shape import read_config
+    from agentenv.training.config import GRPOConfig
+    from agentenv.training.sections import TRAIN_SECTIONS
 
     sources = [read_toml(config)] if config else []
     read = read_settings([*sources, parse_pairs(settings or [])], TRAIN_SECTIONS)

@@ -28,7 +28,7 @@ from agentenv.core.errors import DependencyMissing, UsageError
 from agentenv.core.settings import parse_pairs, read_settings, read_toml
 
 if TYPE_CHECKING:
-    from agentenv.train.run import TrainResult
+    from agentenv.training.run import TrainResult
 
 __all__ = ["app"]
 
@@ -82,9 +82,9 @@ def run(
     one section alone has the name (max_turns=3), but not of env and engine.
     """
     DependencyMissing.require("torch", "transformers", extra="train", purpose="agentenv train")
-    from agentenv.train.loop.launch import LaunchFailed
-    from agentenv.train.run import train
-    from agentenv.train.sections import TRAIN_SECTIONS
+    from agentenv.training.loop.launch import LaunchFailed
+    from agentenv.training.run import train
+    from agentenv.training.sections import TRAIN_SECTIONS
 
     given = {"model": model, "max_steps": steps, "num_generations": group_size, "seed": seed}
     chosen = _typed(ctx, given)

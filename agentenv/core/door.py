@@ -36,22 +36,11 @@ class _Package(ModuleType):
         return list(self.__dict__["__all__"])
 
 
-class _CallablePackage(_Package):
-    """A package that can be called in place of one of its functions, as `agentenv.train(...)` is."""
-
-    @property
-    def __call__(self) -> Callable[..., object]:
-        # A property, so that Python calls the function itself, without a frame in between.
-        function: Callable[..., object] = getattr(self, self.__dict__["_call"])
-        return function
-
-
 def door(
     package: str,
     names: Mapping[str, Sequence[str]],
     *,
     packages: Sequence[str] = (),
-    call: str = "",
     require: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Let a package load its public names when they are first used.
@@ -60,7 +49,6 @@ def door(
         package: `__name__` of the package.
         names: public names by the submodule that defines them, such as `{"base": ["Engine", "Sampling"]}`.
         packages: folders of the package that are public names themselves.
-        call: the public function that runs when the package itself is called; none if empty.
         require: function that is called with a name before the name is loaded, and raises if an optional
             package is missing.
 
@@ -77,6 +65,6 @@ def door(
         module.__dict__[name] = value
         return value
 
-    module.__dict__.update(_homes=homes, _packages=frozenset(packages), _call=call, _load=load)
-    module.__class__ = _CallablePackage if call else _Package
+    module.__dict__.update(_homes=homes, _packages=frozenset(packages), _load=load)
+    module.__class__ = _Package
     return sorted([*homes, *packages])

@@ -23,7 +23,7 @@ import agentenv as ae
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import ChatTokenizer, byte_tokenizer
 from agentenv.tools import tool
-from agentenv.train import GRPOConfig, GRPOTrainer, demonstrate
+from agentenv.training import GRPOConfig, GRPOTrainer, demonstrate
 
 ROOMS = ("kitchen", "garage", "bedroom", "office", "hall", "cellar")
 TASKS = [{"id": f"{state}-{room}", "room": room, "state": state} for room in ROOMS for state in ("on", "off")]

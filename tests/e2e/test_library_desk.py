@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentenv.render import byte_tokenizer
-from agentenv.train.loop import save_tokenizer
+from agentenv.training.loop import save_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "library_desk.py"
 READ_BACK = {

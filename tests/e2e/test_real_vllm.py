@@ -367,7 +367,7 @@ async def test_the_server_says_how_many_episodes_its_cache_holds(remote, served)
 async def test_the_server_scores_tokens_as_a_teacher(served, trainer):
     from agentenv.engine.hf import locate
     from agentenv.render import ChatTokenizer
-    from agentenv.train.served_teacher import ServedTeacher
+    from agentenv.training.served_teacher import ServedTeacher
     from helpers.training import make_row
 
     tokenizer = ChatTokenizer.load(locate(served.model).tokenizer.path)
@@ -510,7 +510,7 @@ async def test_requests_in_flight_survive_an_update_and_name_both_versions(remot
 
 
 def test_a_trainer_pushes_its_adapter_to_the_server_after_each_step(served, model_dir, tmp_path):
-    from agentenv.train import GRPOConfig, GRPOTrainer, LoraOptions
+    from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
 
     config = GRPOConfig(
         model=str(model_dir),

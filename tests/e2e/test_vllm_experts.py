@@ -15,10 +15,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agentenv.engine import Sampling, load_engine
 from agentenv.render import byte_tokenizer
-from agentenv.train import GRPOConfig
-from agentenv.train.loop import save_tokenizer
-from agentenv.train.model import Policy
-from agentenv.train.update import score_rows
+from agentenv.training import GRPOConfig
+from agentenv.training.learners.torch import Policy
+from agentenv.training.loop import save_tokenizer
+from agentenv.training.update import score_rows
 from helpers.training import make_row
 
 pytestmark = [

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from agentenv.core import RoutedExperts
-from agentenv.train.rows import Row
+from agentenv.training.rows import Row
 from helpers.training import make_row
 
 EXPERTS, CHOSEN = 6, 2

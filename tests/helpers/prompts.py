@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import agentenv as ae
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.train import GRPOConfig, GRPOTrainer
+from agentenv.training import GRPOConfig, GRPOTrainer
 
 SIZES = (5, 500, 8, 600, 3, 700, 2, 9)
 

@@ -12,7 +12,7 @@ from random import Random
 from aiohttp import web
 
 from agentenv.render import byte_tokenizer
-from agentenv.train.loop import save_tokenizer
+from agentenv.training.loop import save_tokenizer
 from helpers.fake_vllm import FakeVLLM
 
 CALL = '<tool_call>{"name": "near", "arguments": {"number": %d}}</tool_call>'

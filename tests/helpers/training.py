@@ -8,8 +8,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
-from agentenv.train import GRPOConfig, GRPOTrainer
-from agentenv.train.rows import Row
+from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.rows import Row
 
 
 def tiny(seed: int = 0, dtype: torch.dtype = torch.float64, **options) -> LlamaForCausalLM:

@@ -28,12 +28,15 @@ SCRIPTS = [
     path for folder in ("examples", "envs", "tools", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 ]
 MEASURES_PARTS = {
-    "benchmarks/packs.py": {"agentenv.train.model.attention", "agentenv.train.model.flex"},
+    "benchmarks/packs.py": {
+        "agentenv.training.learners.torch.attention",
+        "agentenv.training.learners.torch.flex",
+    },
     "benchmarks/trainer.py": {
-        "agentenv.train.model.products",
-        "agentenv.train.rows",
-        "agentenv.train.sums",
-        "agentenv.train.update",
+        "agentenv.training.learners.torch.products",
+        "agentenv.training.rows",
+        "agentenv.training.sums",
+        "agentenv.training.update",
     },
 }
 """Modules of the trainer that benchmarks measure one by one; nobody else calls their parts."""

@@ -11,7 +11,7 @@ import agentenv
 
 NOT_FOR_A_FIRST_EVALUATION = (
     *("aiohttp", "openai", "httpx", "torch", "transformers", "pandas", "pyarrow", "rich"),
-    *("agentenv.endpoint", "agentenv.runner.agent", "agentenv.interop", "agentenv.train"),
+    *("agentenv.endpoint", "agentenv.runner.agent", "agentenv.interop", "agentenv.training"),
     *("agentenv.workers.crew", "agentenv.workers.episode_worker", "agentenv.workers.local"),
     *("agentenv.workers.recipe", "agentenv.envs.adapters", "agentenv.engine.vllm", "agentenv.engine.hf"),
 )
@@ -82,19 +82,13 @@ def test_a_public_name_stays_what_it_is_when_its_submodule_is_imported():
     assert shown.stdout.split() == ["True", "True", "True"]
 
 
-def test_train_is_called_by_its_name_and_stays_a_package():
+def test_train_is_a_function_and_training_the_package_that_defines_it():
     code = (
         "import sys, agentenv as ae\n"
-        "assert 'agentenv.train' not in sys.modules\n"
-        "print(callable(ae.train), ae.train is sys.modules['agentenv.train'], 'torch' in sys.modules)\n"
-        "import agentenv.train as package\n"
-        "from agentenv.train import GRPOConfig, train\n"
-        "from agentenv import train as again\n"
-        "print(package is ae.train is again, train.__module__, ae.train.__call__ is train, callable(ae.runs))"
+        "print(type(ae.train).__name__, ae.train is ae.training.train, 'torch' in sys.modules)\n"
+        "print(ae.train.__module__, callable(ae.training))"
     )
 
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    first, second = shown.stdout.splitlines()
-    assert first.split() == ["True", "True", "False"]
-    assert second.split() == ["True", "agentenv.train.run", "True", "False"]
+    assert shown.stdout.split() == ["function", "True", "False", "agentenv.training.run", "False"]

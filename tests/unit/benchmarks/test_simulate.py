@@ -16,8 +16,8 @@ import agentenv as ae
 from agentenv.engine import ScriptedEngine
 from agentenv.envs import EnvSpec, ToolEnv
 from agentenv.render import byte_tokenizer
-from agentenv.train import GRPOConfig, GRPOTrainer
-from agentenv.train.watch import episode_metrics
+from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.watch import episode_metrics
 from helpers.scripts import load_benchmark
 from helpers.virtual_time import run_in_virtual_time
 
@@ -112,7 +112,7 @@ def measured(tmp_path, monkeypatch, options, *, concurrency: int = 1000):
     slowly += [trainer._train_on] if trainer.config.plays_ahead else [trainer._ledger.add]
     with monkeypatch.context() as patched:
         for module in modules:
-            patched.setattr(f"agentenv.train.{module}.beside_the_loop", at_once)
+            patched.setattr(f"agentenv.training.{module}.beside_the_loop", at_once)
         history = run_in_virtual_time(trainer.run, patched)
     return episodes, history
 

@@ -454,7 +454,7 @@ def tiny_model(tmp_path_factory):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from agentenv.render import byte_tokenizer
-    from agentenv.train.loop.checkpoint import save_tokenizer
+    from agentenv.training.loop.checkpoint import save_tokenizer
 
     path = tmp_path_factory.mktemp("tiny")
     tokenizer = byte_tokenizer()
@@ -578,7 +578,7 @@ def test_the_failure_of_a_second_process_fails_the_run_and_loses_no_episode(tiny
         + """
 
 import os
-from agentenv.train import GRPOTrainer
+from agentenv.training import GRPOTrainer
 
 step = GRPOTrainer.step
 

@@ -22,7 +22,7 @@ from agentenv.engine import Sampling
 from agentenv.runner import RunnerOptions
 from agentenv.runs import EvalConfig
 from agentenv.tools.definition import ToolOptions
-from agentenv.train.config import GRPOConfig, LoraOptions
+from agentenv.training.config import GRPOConfig, LoraOptions
 
 OPTIONS = [RunLimits, Sampling, RunnerOptions, ToolOptions, GRPOConfig, LoraOptions]
 

@@ -18,8 +18,8 @@ from agentenv.engine import Sampling
 from agentenv.runner import RunnerOptions
 from agentenv.runs import EvalConfig
 from agentenv.runs.sections import EVAL_SECTIONS
-from agentenv.train.config import GRPOConfig
-from agentenv.train.sections import TRAIN_SECTIONS
+from agentenv.training.config import GRPOConfig
+from agentenv.training.sections import TRAIN_SECTIONS
 
 positive = st.integers(1, 10_000)
 seconds = st.floats(0.001, 1e6)

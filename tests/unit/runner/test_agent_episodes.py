@@ -21,8 +21,8 @@ from agentenv.interop import to_sft
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.runs import replay_episode, verify_episode
 from agentenv.runs.store.codec import decode_trajectory, dumps, encode_trajectory
-from agentenv.train import GRPOConfig
-from agentenv.train.batch import build_batch
+from agentenv.training import GRPOConfig
+from agentenv.training.batch import build_batch
 from helpers.agents import ADD, RENDERER, TOKENIZER, by_turn, call
 from helpers.waiting import until
 

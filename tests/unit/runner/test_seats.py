@@ -14,7 +14,7 @@ from agentenv.render import Renderer, byte_tokenizer
 from agentenv.runner import Runner, RunnerOptions
 from agentenv.runner.guard import Failure, Guard, Halt
 from agentenv.runs import evaluate, replay_episode
-from agentenv.train.objective import group_advantages
+from agentenv.training.objective import group_advantages
 from helpers.virtual_time import run_in_virtual_time
 from helpers.waiting import until
 

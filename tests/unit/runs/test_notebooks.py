@@ -10,7 +10,7 @@ import agentenv as ae
 from agentenv.core import DependencyMissing, UsageError
 from agentenv.envs import EnvSpec
 from agentenv.runs import EvalResult, Run, compare, show
-from agentenv.train import TrainResult
+from agentenv.training import TrainResult
 
 
 class Choice(ae.ToolEnv):

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentenv.core import ModelNotFound
 from agentenv.engine.hf import load_model, locate
-from agentenv.train import GRPOConfig, GRPOTrainer
+from agentenv.training import GRPOConfig, GRPOTrainer
 
 CONFIG = {
     "vocab_size": 50,

@@ -1,0 +1,359 @@
+"""Turn trajectory groups into rows to train on, with their advantages, and count what is left out.
+
+An episode has one row (`train.rows`), and several if its history was rewritten. Nothing in this module
+depends on how the rows are packed or split later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import isfinite, nan
+from typing import Any, NamedTuple, TypeAlias
+
+from agentenv.core.errors import UsageError
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.training.config import GRPOConfig
+from agentenv.training.objective.advantage import (
+    group_advantages,
+    is_scored,
+    overlong_penalty,
+    scored,
+    standard_deviation,
+    turn_advantages,
+    turn_returns,
+)
+from agentenv.training.objective.branches import Branched, branch_advantages
+from agentenv.training.rows import Row, fit_rows, make_row
+from agentenv.training.sums import Mean
+
+__all__ = [
+    "Advantage",
+    "AdvantageFn",
+    "TrainBatch",
+    "add_demonstrations",
+    "build_batch",
+    "own_reward",
+]
+
+Advantage: TypeAlias = "float | Sequence[Sequence[float]]"
+"""Advantage of one episode: one number, or one number for each token of each of its sequences."""
+
+AdvantageFn: TypeAlias = Callable[[Sequence[TrajectoryGroup]], Sequence[Sequence[Advantage]]]
+"""Function of the user that returns, for each group, one `Advantage` for each member."""
+
+
+@dataclass(slots=True)
+class TrainBatch:
+    """The rows of one batch, with the metrics that were counted while they were made."""
+
+    rows: list[Row]
+    counted: list[Row] = field(default_factory=list[Row])
+    """Rows of groups without spread, which only count in the weights of the others."""
+    advantages: Sequence[Sequence[Advantage]] = ()
+    """Advantages of all members of all groups, including members without a row."""
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+def build_batch(
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    *,
+    weights_version: int | None = None,
+    max_length: int | None = None,
+    vocab_size: int | None = None,
+    advantage_fn: AdvantageFn | None = None,
+    kl_in_reward: Sequence[Sequence[float | None]] | None = None,
+    gather: Callable[[Sequence[Any]], Sequence[Any]] = list,
+) -> TrainBatch:
+    """Return the rows to train on.
+
+    These are left out and counted under `dropped/`: failed, untrainable, unscored and too stale episodes,
+    truncated ones if the options say so, rows longer than the model's context, and the episodes of groups
+    whose advantages are all 0; `GRPOConfig.count_zero_std` says whether the last ones still count in the
+    weights. A group's statistics use every usable member, truncated ones included.
+
+    Args:
+        groups: trajectory groups from any source; `Trajectory.sequences` hold the tokens.
+        config: the run's options.
+        weights_version: current version of the trainer's weights, which staleness is counted from.
+        max_length: length of the longest sequence that the model accepts.
+        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
+        advantage_fn: the user's function for advantages, if any.
+        kl_in_reward: for each group, its members' KL to the reference, which is subtracted from the rewards.
+            None leaves a member out of the group's statistics.
+        gather: returns the values of all processes, so that `scale_rewards="batch"` covers all of them.
+
+    Raises:
+        UsageError: A token id is outside the vocabulary, or the user's advantages do not fit.
+    """
+    rewards = _rewards(groups, config, kl_in_reward)
+    advantages = (
+        _given(groups, advantage_fn) if advantage_fn else _advantages(groups, rewards, config, gather)
+    )
+    mixed = [any(map(_nonzero, values)) for values in advantages]
+    rows: list[Row] = []
+    counted: list[Row] = []
+    dropped: Counter[str] = Counter()
+    episodes = count()
+    oldest = _oldest_version(config, weights_version)
+    for index, (group, values) in enumerate(zip(groups, advantages, strict=True)):
+        for place, (member, value) in enumerate(zip(group, values, strict=True)):
+            reason = _unfit(member, config, weights_version)
+            if reason:
+                dropped[reason] += 1
+                continue
+            made = _rows_of(member, value, _Place(next(episodes), index, place), oldest, config)
+            if mixed[index] or config.trains_zero_std:
+                rows += fit_rows(made, max_length, vocab_size, dropped)
+                continue
+            dropped["zero_std_episodes"] += 1
+            if config.counts_zero_std:
+                counted += fit_rows(made, max_length, vocab_size, Counter())
+    for row in counted:
+        row.counted_only = True
+    metrics = {f"dropped/{reason}": float(number) for reason, number in dropped.items()}
+    metrics |= _stale_tokens(groups, oldest) | _reward_metrics(groups, sum(mixed))
+    return TrainBatch(rows, counted, advantages, metrics)
+
+
+class _Place(NamedTuple):
+    """Indices of the episode, the group and the member that a row comes from."""
+
+    episode: int
+    group: int
+    member: int
+
+
+def _oldest_version(config: GRPOConfig, weights_version: int | None) -> int | None:
+    """Return the oldest version of the weights whose tokens are trained; None if all are."""
+    most = config.max_token_staleness
+    return None if most is None or weights_version is None else weights_version - most
+
+
+def _stale_tokens(groups: Sequence[TrajectoryGroup], oldest_version: int | None) -> dict[str, float]:
+    """Return the metric that counts tokens that are too old to be trained; none without such a limit."""
+    if oldest_version is None:
+        return {}
+    sequences = [sequence for group in groups for one in group for sequence in one.sequences]
+    versions = [(len(span), span.weights_version) for sequence in sequences for span in sequence.spans]
+    stale = [size for size, version in versions if version is not None and version < oldest_version]
+    return {"tokens/stale": float(sum(stale))}
+
+
+def _rows_of(
+    one: Trajectory, advantage: Advantage, place: _Place, oldest_version: int | None, config: GRPOConfig
+) -> Iterator[Row | None]:
+    """Yield a row for each sequence of an episode; None for a sequence without a trained token."""
+    if not isinstance(advantage, (int, float)) and len(advantage) != len(one.sequences):
+        raise UsageError(
+            f"{len(advantage)} lists of advantages for an episode of {len(one.sequences)} sequences"
+        )
+    attempts = [turn.attempt for turn in one.turns]
+    for number, sequence in enumerate(one.sequences):
+        own: float | Sequence[float] = advantage if isinstance(advantage, (int, float)) else advantage[number]
+        row = make_row(
+            sequence,
+            own,
+            place.episode,
+            place.group,
+            attempts=attempts,
+            oldest_version=oldest_version,
+            replay=config.router_replay,
+        )
+        if row is not None:
+            row.member, row.sequence = place.member, number
+        yield row
+
+
+def add_demonstrations(
+    batch: TrainBatch, demonstrations: Sequence[Trajectory], max_length: int | None, vocab_size: int | None
+) -> None:
+    """Add the rows of demonstrations, whose sampled tokens are trained by cross entropy.
+
+    Rows that are too long or have no sampled token are left out, and counted under
+    `dropped/demonstrations_`.
+
+    Args:
+        batch: the batch to which rows and counts are added.
+        demonstrations: trajectories whose model spans the model learns to imitate.
+        max_length: length of the longest sequence that the model accepts.
+        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
+
+    Raises:
+        UsageError: A token id is outside the vocabulary.
+    """
+    dropped: Counter[str] = Counter()
+    for episode, one in enumerate(demonstrations):
+        made = [make_row(seq, 0.0, -1 - episode, -1, demonstration=True) for seq in one.sequences]
+        batch.rows += fit_rows(made, max_length, vocab_size, dropped)
+    batch.metrics |= {
+        f"dropped/demonstrations_{reason.removeprefix('rows_')}": float(count)
+        for reason, count in dropped.items()
+    }
+
+
+def own_reward(one: Trajectory) -> float | None:
+    """Return the reward of an episode that may be trained; None if it has none."""
+    usable = not one.stop_reason.failed and one.trainable and is_scored(one.reward)
+    return one.reward if usable else None
+
+
+def _rewards(
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    kl_in_reward: Sequence[Sequence[float | None]] | None,
+) -> list[list[float | None]]:
+    kl = kl_in_reward or [[0.0] * len(group) for group in groups]
+    pairs = [zip(group, values, strict=True) for group, values in zip(groups, kl, strict=True)]
+    return [[_reward(one, config, own) for one, own in members] for members in pairs]
+
+
+def _reward(one: Trajectory, config: GRPOConfig, kl: float | None) -> float | None:
+    reward = own_reward(one)
+    if reward is None or kl is None:
+        return None
+    if config.overlong_penalty_tokens and config.max_completion_length is not None:
+        reward += overlong_penalty(
+            one.num_sampled_tokens,
+            max_tokens=config.max_completion_length,
+            cache_tokens=config.overlong_penalty_tokens,
+        )
+    return reward - config.beta * kl
+
+
+def _advantages(
+    groups: Sequence[TrajectoryGroup],
+    rewards: list[list[float | None]],
+    config: GRPOConfig,
+    gather: Callable[[Sequence[Any]], Sequence[Any]],
+) -> Sequence[Sequence[Advantage]]:
+    options: dict[str, Any] = {
+        "advantage": config.advantage,
+        "scale_rewards": config.scale_rewards,
+        "eps": config.advantage_eps,
+        "gather": gather,
+    }
+    if config.advantage_level == "episode":
+        if not any(one.branch_of is not None for group in groups for one in group):
+            return group_advantages(rewards, **options)
+        trees = [_tree(group, known) for group, known in zip(groups, rewards, strict=True)]
+        return _by_turn(groups, branch_advantages(trees, **options))
+    returns = [
+        [
+            None
+            if reward is None
+            else turn_returns(_turn_rewards(one, reward), discount=config.turn_discount)
+            for one, reward in zip(group, known, strict=True)
+        ]
+        for group, known in zip(groups, rewards, strict=True)
+    ]
+    return _by_turn(groups, turn_advantages(returns, baseline=config.turn_baseline, **options))
+
+
+def _tree(group: TrajectoryGroup, rewards: Sequence[float | None]) -> list[Branched]:
+    """Return the members of a group as a tree."""
+    places = {one.member: place for place, one in enumerate(group)}
+
+    def parent(one: Trajectory) -> Hashable:
+        if one.branch_of is None:
+            return None
+        # An episode of another group that was branched is no sibling, but its branches are siblings.
+        return places.get(one.branch_of, f"member {one.branch_of}")
+
+    return [
+        Branched(reward, len(one.turns), parent(one), one.shared_turns)
+        for one, reward in zip(group, rewards, strict=True)
+    ]
+
+
+def _by_turn(
+    groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[Sequence[float]]]
+) -> list[list[list[list[float]]]]:
+    """Return the advantages of all tokens from those of the turns."""
+    return [
+        [_spread(one, values) for one, values in zip(group, members, strict=True)]
+        for group, members in zip(groups, advantages, strict=True)
+    ]
+
+
+def _turn_rewards(one: Trajectory, reward: float) -> list[float]:
+    """Return the rewards of the turns; penalties on the episode's reward are added to the last turn."""
+    rewards = list(one.turn_rewards)
+    if rewards:
+        rewards[-1] += reward - (one.reward or 0.0)
+    return rewards
+
+
+def _spread(one: Trajectory, values: Sequence[float]) -> list[list[float]]:
+    """Return, for every token of every sequence, the advantage of its turn."""
+    held = values or [0.0] * len(one.turns)
+    return [[held[turn] if turn >= 0 else 0.0 for turn in seq.turn_index] for seq in one.sequences]
+
+
+def _given(groups: Sequence[TrajectoryGroup], advantage_fn: AdvantageFn) -> list[list[Advantage]]:
+    """Return the user's own advantages as plain numbers, after a check of their shape."""
+    given = advantage_fn(groups)
+    if [len(group) for group in groups] != [len(values) for values in given]:
+        raise UsageError("the advantage function must return one advantage for each member of each group")
+    return [
+        [_plain(value, one) for value, one in zip(values, group, strict=True)]
+        for values, group in zip(given, groups, strict=True)
+    ]
+
+
+def _plain(value: Any, one: Trajectory) -> Advantage:
+    """Return an advantage as Python numbers, because users may return values of NumPy or torch."""
+    try:
+        number: float | None = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    try:
+        plain = [[float(each) for each in row] for row in value] if number is None else [[number]]
+    except (TypeError, ValueError):
+        plain = [[nan]]
+    if not all(isfinite(each) for row in plain for each in row):
+        raise UsageError(
+            f"the advantage of member {one.member} of group {one.group_id!r} must be a finite number, or "
+            f"for each of its sequences one for each token, not {value!r}"
+        )
+    return plain if number is None else number
+
+
+def _nonzero(value: Advantage) -> bool:
+    if isinstance(value, (int, float)):
+        return value != 0
+    return any(number != 0 for sequence in value for number in sequence)
+
+
+def _unfit(one: Trajectory, config: GRPOConfig, weights_version: int | None) -> str:
+    """Return the name of the metric that counts why an episode is left out; empty if it is trained."""
+    if one.stop_reason.failed:
+        return "failed_episodes"
+    if not one.trainable or not one.sequences:
+        return "untrainable_episodes"
+    if one.reward is None or not is_scored(one.reward):
+        return "unscored_episodes"
+    if config.mask_truncated_completions and one.truncated:
+        return "truncated_episodes"
+    if config.max_staleness is None or weights_version is None or not one.weights_versions:
+        return ""
+    return "stale_episodes" if weights_version - min(one.weights_versions) > config.max_staleness else ""
+
+
+def _reward_metrics(groups: Sequence[TrajectoryGroup], mixed: int) -> dict[str, float]:
+    """Return metrics of the rewards without penalties; `mixed` is the number of groups with a gradient."""
+    known = [scored([own_reward(one) for one in group]) for group in groups]
+    flat = [reward for group in known for reward in group]
+    stds = [standard_deviation(group) if max(group) > min(group) else 0.0 for group in known if group]
+    number = len(groups)
+    return {
+        "reward": Mean(sum(flat), len(flat)),
+        "reward_std": Mean(sum(stds), len(stds)),
+        "frac_reward_zero_std": Mean(stds.count(0.0), len(stds), otherwise=1.0),
+        "groups/frac_mixed": Mean(mixed, number, otherwise=0.0),
+        "groups/frac_all_good": Mean(sum(1 for g in known if g and min(g) >= 1.0), number, otherwise=0.0),
+        "groups/frac_all_bad": Mean(sum(1 for g in known if g and max(g) <= 0.0), number, otherwise=0.0),
+    }

@@ -1,0 +1,567 @@
+"""The options of a training run: one frozen dataclass that uses TRL's names where TRL has the option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Literal, TypeAlias
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from agentenv.core.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_bounds,
+)
+from agentenv.core.errors import UsageError
+
+__all__ = ["GRPOConfig", "LoraOptions", "LossType", "Reduction", "TurnBaseline", "refuse_groups_of_one"]
+
+LossType: TypeAlias = Literal[
+    "dapo", "grpo", "dr_grpo", "prompt_mean", "cispo", "sapo", "reinforce", "dppo", "gmpo", "gpg", "distill"
+]
+Reduction: TypeAlias = Literal["token_mean", "seq_mean", "constant", "prompt_mean"]
+TurnBaseline: TypeAlias = Literal["turn", "episode"]
+
+REDUCTION_OF: dict[str, Reduction] = {
+    "dapo": "token_mean",
+    "grpo": "seq_mean",
+    "dr_grpo": "constant",
+    "prompt_mean": "prompt_mean",
+    "cispo": "token_mean",
+    "sapo": "seq_mean",
+    "reinforce": "token_mean",
+    "dppo": "token_mean",
+    "gmpo": "seq_mean",
+    "gpg": "token_mean",
+    "distill": "token_mean",
+}
+"""The reduction that each loss type was published with; `GRPOConfig.reduction` overrides it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraOptions:
+    """Train low-rank adapters instead of all weights. This needs peft.
+
+    A model that already has adapters keeps them, and these options are not used.
+    """
+
+    r: PositiveInt = 16
+    alpha: PositiveInt = 32
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Dropout of the adapters. A value above 0 makes the trainer's logprobs differ from the sampler's."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GRPOConfig:
+    """Options of a GRPO run.
+
+    Raises:
+        UsageError: A value is outside its range, or two options exclude each other.
+    """
+
+    model: str = ""
+    """Path or Hub id of a causal language model, or a .gguf file."""
+    engine: str = ""
+    """Engine that generates episodes: a vLLM server (`http://HOST:PORT/v1`) or `vllm:PATH`; empty means the
+    trained model."""
+    workers: NonNegativeInt = 0
+    """Number of worker processes, for each process of a launch, that play the episodes; 0 plays them in the
+    trainer's process. The engine must be a server. `runner.concurrency` limits the episodes of all workers
+    together."""
+    ray: str = ""
+    """Address of a Ray cluster on which the workers are placed, or `auto`; empty for processes of this
+    machine."""
+    output_dir: str = "runs/train"
+    """Directory that `metrics.jsonl` and `checkpoints/` are written to."""
+    seed: int = 0
+
+    # What one step trains on
+    groups_per_step: PositiveInt = 4
+    """Number of tasks per step. Each task is played as a group of `num_generations` episodes."""
+    num_generations: PositiveInt = 8
+    """Group size: episodes of one task that are compared with each other. 1 needs `branches` or
+    an `advantage_fn`."""
+    branches: NonNegativeInt = 0
+    """Number of branches of each member of a group: continuations that share the member's turns before
+    `branch_turn` and are compared with what the member did from there. 0 plays none."""
+    branch_turn: PositiveInt = 1
+    """Index of the turn from which branches go on. Members without such a turn are not branched."""
+    branch_members: PositiveInt | None = None
+    """Number of members of each group that are branched, the first ones; None branches all."""
+    num_iterations: PositiveInt = 1
+    """Number of passes over the same batch. More than 1 makes the later updates off-policy."""
+    num_minibatches: PositiveInt = 1
+    """Number of optimiser steps in one pass. A group is never split between them."""
+    max_steps: NonNegativeInt = 20
+    """Number of training steps of the whole run."""
+    temperature: Annotated[PositiveFloat, "greedy samples have no gradient estimate"] = 1.0
+    """Sampling temperature. The trained distribution has the same temperature. 0 is refused, because greedy
+    samples have no gradient."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Sample from the likeliest tokens whose probabilities sum to this; 1 means all tokens.
+
+    With `top_p`, `top_k` or `min_p` the engine returns the tokens that were left to sample each token from,
+    and all log-probabilities of the training are those among them (`agentenv.core.supports`).
+    """
+    top_k: NonNegativeInt = 0
+    """Sample from this many likeliest tokens; 0 means no limit."""
+    min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Leave out tokens less likely than this share of the likeliest token; 0 leaves out none."""
+    stop: tuple[str, ...] = ()
+    """Stop strings: texts that end a completion, as in `Sampling.stop`."""
+    drop_zero_std: bool = True
+    """Compute nothing for groups whose advantages are all 0, because their policy loss has no gradient. A KL
+    term or an entropy bonus in the loss is then left out for them too."""
+    count_zero_std: bool | None = None
+    """Whether the weights of the other tokens still count the groups that `drop_zero_std` leaves out, as if
+    they were trained. GRPO and its relatives were published so. DAPO's dynamic sampling replaces such groups
+    and counts only those that are kept, so None means True without `refill_rounds` and False with them."""
+    refill_rounds: NonNegativeInt = 0
+    """DAPO's dynamic sampling: rounds of extra tasks played while too few groups have a gradient."""
+    max_staleness: NonNegativeInt | None = None
+    """Episodes are left out if one of their tokens was sampled more than this many weight versions
+    (optimiser steps) ago; None keeps all episodes. The importance ratio to the sampler's logprobs corrects
+    the episodes that are kept."""
+    max_token_staleness: NonNegativeInt | None = None
+    """Tokens that were sampled more than this many weight versions ago are not trained, but newer tokens of
+    the same episode are; 0 trains only what the current weights sampled. None trains all, and the importance
+    ratio to the sampler's logprobs corrects them."""
+    mask_truncated_completions: bool = False
+    """Leave out episodes that a limit stopped. Their rewards still count in the group's statistics."""
+    overlong_penalty_tokens: NonNegativeInt = 0
+    """DAPO's soft overlong penalty: over this many last tokens before `max_completion_length`, the penalty
+    grows linearly to -1. 0 switches it off."""
+    max_completion_length: PositiveInt | None = None
+    """Largest number of sampled tokens in an episode. The overlong penalty and the `constant` reduction use
+    it."""
+
+    # The loss
+    loss_type: LossType = "dapo"
+    """Name of the surrogate loss. It also selects the reduction that the loss was published with; see
+    `agentenv.training.objective.loss`."""
+    teacher: str = ""
+    """Model that takes the place of the reference, with the same tokenizer: a directory, a Hub id, a .gguf
+    file, or the http://HOST:PORT/v1 of vLLM servers. `loss_type="distill"` imitates it on the policy's own
+    episodes, and `beta` keeps the policy close to it. Empty means the first weights of the policy."""
+    reduction: Reduction | None = None
+    """Reduction to use instead of the loss type's own; None uses that of the loss type."""
+    epsilon: Annotated[float, Ge(0), Lt(1), "the lower clip is 1 - epsilon"] | None = None
+    """Lower clip is 1 - this. None means 0.2, and 3e-4 with `importance_sampling_level="sequence"`, whose
+    ratios hardly move (GSPO, arXiv 2507.18071, section 5.1)."""
+    epsilon_high: NonNegativeFloat | None = None
+    """Upper clip is 1 + this. None means 0.28 (DAPO's clip-higher: a wide clip lets rare good tokens grow,
+    which counters entropy collapse), and 4e-4 with `importance_sampling_level="sequence"` (GSPO)."""
+    delta: float | None = None
+    """Upper bound of the ratio in the unclipped term, for a two-sided clip (TRL's `delta`)."""
+    dual_clip: Annotated[float, Gt(1), Lt(inf)] | None = None
+    """Upper bound of the loss of a token with a negative advantage, as a multiple of that advantage; usually
+    3."""
+    ratio_max: PositiveFloat = 5.0
+    """CISPO: absolute upper bound of the importance ratio. Some other libraries set the bound to 1 + this
+    value."""
+    sapo_temperature_pos: PositiveFloat = 1.0
+    sapo_temperature_neg: PositiveFloat = 1.05
+    dppo_low: NonNegativeFloat = 0.2
+    dppo_high: NonNegativeFloat = 0.2
+    """DPPO: `dppo_low` and `dppo_high` bound the change of a token's probability, not of its ratio."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """`token` uses one importance ratio per token; `sequence` (GSPO) uses one per sequence, the geometric
+    mean over its tokens."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divisor of the advantages: the standard deviation of the group, that of the batch (over all
+    processes), or none."""
+    advantage: Literal["grpo", "rloo"] = "grpo"
+    """Baseline of the advantages: the group's mean (`grpo`), or the mean of the other members (`rloo`)."""
+    advantage_level: Literal["episode", "turn"] = "episode"
+    """`episode` gives all tokens of an episode one advantage; `turn` gives each turn its own, from the turn's
+    return-to-go."""
+    turn_baseline: TurnBaseline = "turn"
+    """What a turn's return-to-go is compared with: that of the group's other members at the same turn
+    (`turn`), or the return of their whole episodes (`episode`). Neither has a bias; `turn` usually has less
+    variance."""
+    advantage_eps: PositiveFloat = 1e-4
+    turn_discount: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 0.0
+    """Coefficient of the KL divergence to the reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_weights: tuple[float, ...] = ()
+    """Factors of `beta` for the first turn, the second, and so on; the last one holds for all later turns.
+    `(1, 0)` keeps the first turn alone close to the reference. Empty means 1 for all."""
+    kl_weights_by: Literal["turn", "attempt"] = "turn"
+    """What `kl_weights` are numbered by: assistant turns, or the attempts that the environment marks with
+    `context.attempt`."""
+    use_bias_correction_kl: bool = False
+    """Multiply the KL term by the importance ratio, so that the term is unbiased on off-policy tokens."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    router_aux_loss_coef: NonNegativeFloat = 0.0
+    """Weight of the load balancing loss of a mixture of experts, over all tokens that a pass computes,
+    prompts included and padding left out; see `training.learners.torch.experts`. Models are published with
+    0.001 to 0.02. 0 leaves it out, and a model without routers is refused."""
+    sft_coef: NonNegativeFloat = 1.0
+    """Weight of the cross entropy on the demonstrations that are passed to `step`."""
+    demo_min_reward: float | None = None
+    """Least reward of a demonstration that the warm-up of `ae.train` imitates; None takes any."""
+    demo_epochs: PositiveInt = 1
+    """Number of times that the warm-up of `ae.train` goes through the demonstrations, in steps of 8. A
+    small set of tasks needs several."""
+
+    # Differences between sampler and trainer
+    old_logprobs: Literal["sampler", "recompute"] | None = None
+    """Logprobs of the proximal policy: the sampler's own, or recomputed by the trainer before the first
+    update. None means `recompute` with a separate `engine`, whose numbers differ from the trainer's, as long
+    as each step plays its own batch; and with `importance_sampling_level="sequence"`, whose clip is narrower
+    than such differences. Otherwise it means `sampler`."""
+    importance_correction: (
+        Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "off"] | None
+    ) = None
+    """TIS (truncate) or MIS/IcePop (mask) on exp(old - sampler), per token or per sequence. This needs
+    recomputed logprobs; otherwise old and sampler logprobs are equal. None means `token_truncate` for
+    recomputed logprobs with a separate `engine` and where episodes are played ahead, and otherwise `off`."""
+    importance_cap: PositiveFloat = 2.0
+    """Upper bound of the importance correction."""
+    importance_floor: NonNegativeFloat = 0.5
+    """Lower bound of the importance correction in the `_mask` modes."""
+    router_replay: bool = False
+    """Send each token of a mixture of experts to the experts that the engine chose for it (rollout routing
+    replay, R3, arXiv 2510.11370), in all passes of the policy and its reference. The routers still weight the
+    experts and are trained. The engine must tell its choices; see `training.learners.torch.routers`."""
+    off_policy_mask_threshold: float | None = None
+    """OPSM: leave out sequences with a negative advantage whose mean of sampler - policy logprobs exceeds
+    this."""
+
+    # Optimiser
+    optim: str = "adamw"
+    """Optimiser: `adamw`, or an import string such as `bitsandbytes.optim:AdamW8bit`."""
+    learning_rate: PositiveFloat = 1e-6
+    adam_beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
+    adam_beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
+    adam_epsilon: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of the matrices. Norms and biases do not decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegativeInt = 0
+    optimizer_offload: bool = False
+    """Keep the float32 masters and the optimiser's state in main memory and compute its step there, which
+    leaves a GPU the weights and the gradients. A step takes longer: gradients and weights are copied. On the
+    CPU it only takes memory. Checkpoints can be resumed with and without it."""
+    lora: LoraOptions | None = None
+    """Train LoRA adapters with these options; None trains all weights."""
+
+    # Compute
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Number format of the weights. `auto` is bfloat16 if the device multiplies it fast, else float32. The
+    optimiser keeps float32 masters of bfloat16 weights."""
+    device: str = "auto"
+    packing: Literal["auto", "shared", "padded"] = "auto"
+    """Layout of the rows in a forward pass: `shared` packs them with shared prefixes and `padded` pads them.
+    `auto` packs if a check at the start found packing exact for the model and it costs less."""
+    tokens_per_micro_batch: PositiveInt | None = None
+    """Largest number of tokens in one forward pass. A longer row gets a pass of its own. None means 4,096 at
+    first. On a GPU each update then sets it to what the memory holds, as far as was measured, and at most
+    doubles it."""
+    logprob_chunk: PositiveInt = 256
+    """Number of trained tokens that pass the LM head at once. It bounds the memory of the logits."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: at most half their memory for a quarter more time."""
+    torch_compile: bool = False
+    """Compile the layers of the model (`torch.compile`), which joins small operations on a GPU. A check at
+    the start, which compiles first, compares gradients and leaves it out where they differ. On the CPU it
+    takes the place of the trainer's own operations, which are faster."""
+    fsdp: bool | int = False
+    """Under torchrun, shard the model over the ranks (FSDP2) instead of replicating it. With a number, each
+    copy of the model is sharded over so many neighbouring ranks, such as those of one machine, and the copies
+    are replicas of each other (HSDP). The trainer then needs a separate engine: a server, or one on a copy of
+    the model in each process."""
+    reduce_gradients: Literal["auto", "step", "micro_batch"] = "auto"
+    """When the gradients of a sharded model are added over the ranks. `step` adds them once, after the last
+    micro-batch, and until then each device holds those of the whole model (4 bytes for each trained
+    parameter). `micro_batch` adds them after each micro-batch, which needs no such memory and more traffic.
+    `auto` is `step` where they take at most a quarter of the device's memory, and on the CPU."""
+
+    # The loop
+    asynchronous: bool = False
+    """Play the next batch while the current one trains, at most one step ahead. The in-process engine then
+    samples from a copy of the weights. Results depend on timing, so a run does not repeat bit by bit."""
+    max_ahead: NonNegativeInt = 0
+    """Play a stream of groups instead of batches: each step trains on the first groups that finish. A group
+    is trained at most this many steps after it began, and at most `(max_ahead + 1) * groups_per_step` groups
+    are under way. 0 plays batches."""
+    partial_turns: PositiveInt | None = None
+    """Most turns that an episode plays in one step. An unfinished one goes on in the next step, with the new
+    weights: its environment plays the earlier turns again. A step trains the groups that are finished. None
+    plays each episode to its end."""
+    late_groups: Literal["wait", "drop"] = "wait"
+    """What happens in a stream to a group that is not finished when its last step comes (see `max_ahead`):
+    the step waits for it, or the group is dropped and replaced. `drop` is faster and biased: groups with long
+    episodes are trained less often than others."""
+    max_prompt_length: PositiveInt | None = None
+    """Tasks whose first prompt has more tokens than this are left out. With None the only limit is the
+    context."""
+    process_timeout_s: PositiveFloat = 24 * 3600.0
+    """Longest time, in seconds, that one process of a launch waits for another, such as for its longest
+    episode. A process that has ended is noticed at once."""
+    rollout: str = ""
+    """Function that plays the episodes of each step, as `file.py:function` or `module:function`; empty means
+    the runner. See `agentenv.training.RolloutRequest`."""
+    check_prompts: bool = True
+    """Reset every task of the run once before the first step, so that tasks with too long prompts are left
+    out."""
+    eval_steps: NonNegativeInt = 0
+    """Number of steps between evaluations on held-out tasks; 0 evaluates only at the end."""
+    eval_on_start: bool = False
+    """Evaluate before the first step, too, after the warm-up; its metrics are those of step 0."""
+    eval_tasks: NonNegativeInt = 0
+    """Number of held-out tasks to evaluate on; 0 means all."""
+    eval_temperature: NonNegativeFloat = 0.0
+    """Sampling temperature of the evaluations; 0 is greedy."""
+    num_generations_eval: PositiveInt = 1
+    """Number of episodes of each held-out task. With several, `eval/success` is their mean (avg@k), and
+    `eval/pass@k` is the chance that at least one of them succeeds; `eval_temperature` must be above 0."""
+    save_steps: NonNegativeInt = 0
+    """Number of steps between checkpoints; the last step is saved too. 0 saves none."""
+    save_total_limit: NonNegativeInt | None = None
+    """Number of checkpoints to keep, the newest and at least one; None keeps all."""
+    report_to: tuple[str, ...] | str = ()
+    """Trackers that get the metrics in addition to `metrics.jsonl`: trackio, wandb, tensorboard. A text with
+    commas between the names is read as these names, and `none` as no tracker."""
+    top_kl_tokens: NonNegativeInt = 0
+    """Number of highest-KL tokens logged per step, with their text, in `kl_tokens.jsonl`."""
+    notify: tuple[str, ...] = ()
+    """Apprise addresses (`mailto://...`, `ntfys://...`) that get a notice when `train` fails."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.report_to, str):
+            names = [name.strip() for name in self.report_to.split(",")]
+            object.__setattr__(self, "report_to", tuple(name for name in names if name not in {"", "none"}))
+        check_bounds(self)
+        self._check_fsdp()
+        self._check_clips()
+        self._check_compile()
+        self._check_reduction()
+        self._check_kl_weights()
+        self._check_teacher()
+        if self.branches and self.advantage_level == "turn":
+            raise UsageError(
+                f"branches={self.branches} gives credit by branch, and advantage_level='turn' by turn",
+                remedy="leave out one of the two",
+            )
+        if self.num_generations_eval > 1 and not self.eval_temperature:
+            raise UsageError(
+                f"num_generations_eval={self.num_generations_eval} would play each held-out task several "
+                "times with the same tokens, because eval_temperature is 0",
+                remedy="set eval_temperature above 0, for example to 1",
+            )
+        if self.count_zero_std is False and not self.drop_zero_std:
+            raise UsageError(
+                "count_zero_std=False cannot be combined with drop_zero_std=False, which trains all groups",
+                remedy="leave out one of the two",
+            )
+        updates = self.num_iterations * self.num_minibatches
+        self._check_stream()
+        self._check_partial()
+        if self.plays_ahead and self.max_staleness is not None and self.max_staleness < updates:
+            raise UsageError(
+                f"max_staleness={self.max_staleness} would leave out all asynchronous episodes: they are "
+                f"up to {updates} versions old (num_iterations * num_minibatches)",
+                remedy=f"set it to at least {updates}, or to None",
+            )
+
+    def _check_teacher(self) -> None:
+        distills = self.loss_type == "distill"
+        if distills and not self.teacher:
+            raise UsageError("loss_type='distill' needs a teacher", remedy="set teacher to a model")
+        if self.teacher and not distills and not self.beta:
+            raise UsageError(
+                f"teacher={self.teacher!r} has no effect",
+                remedy="set loss_type='distill', or beta above 0",
+            )
+        if self.teacher_is_served and self.temperature != 1:
+            raise UsageError(
+                f"the teacher {self.teacher} scores at temperature 1, not at {self.temperature:g}",
+                remedy="set temperature=1, or name the directory of the teacher",
+            )
+        if self.teacher_is_served and self.is_cut:
+            raise UsageError(
+                f"the teacher {self.teacher} scores tokens among its whole vocabulary, which cannot be "
+                "compared with those of a cut distribution (top_p, top_k or min_p)",
+                remedy="leave out top_p, top_k and min_p, or name the directory of the teacher",
+            )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens are sampled from a cut distribution, and trained on their supports."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def teacher_is_served(self) -> bool:
+        """Whether the teacher is on servers, and not in the trainer's process."""
+        return self.teacher.startswith(("http://", "https://"))
+
+    def _check_kl_weights(self) -> None:
+        for weight in self.kl_weights:
+            if not 0 <= weight < inf:
+                raise UsageError(f"kl_weights must be finite and 0 or more, not {weight}")
+        if self.kl_weights and not self.beta:
+            raise UsageError(
+                f"kl_weights={self.kl_weights} has no effect with beta=0, which they multiply",
+                remedy="set beta above 0, or leave kl_weights out",
+            )
+
+    def _check_partial(self) -> None:
+        names = ("asynchronous", "max_ahead", "refill_rounds", "branches", "rollout", "workers")
+        for name in names if self.partial_turns is not None else ():
+            if value := getattr(self, name):
+                raise UsageError(
+                    f"partial_turns={self.partial_turns} cannot be combined with {name}={value!r}",
+                    remedy="leave out one of the two",
+                )
+
+    def _check_stream(self) -> None:
+        if self.late_groups == "drop" and not self.max_ahead:
+            raise UsageError(
+                "late_groups='drop' has no effect without a stream", remedy="set max_ahead to 1 or more"
+            )
+        if not self.max_ahead:
+            return
+        if self.asynchronous:
+            raise UsageError(
+                f"asynchronous=True plays batches one step ahead, and max_ahead={self.max_ahead} a stream",
+                remedy="leave out one of the two",
+            )
+        if self.loss_type == "gpg" and self.proximal == "sampler":
+            raise UsageError(
+                f"loss_type='gpg' has no importance ratio, so with max_ahead={self.max_ahead} nothing would "
+                "correct for the older weights that sampled the episodes",
+                remedy="set old_logprobs='recompute', or use a loss with a ratio such as dapo or cispo",
+            )
+
+    def _check_fsdp(self) -> None:
+        kind: type = type(self.fsdp)
+        if kind is not bool and (kind is not int or self.fsdp < 2):
+            raise UsageError(
+                f"fsdp must be true, false or the number of processes that share a copy of the model, at "
+                f"least 2, not {self.fsdp!r}",
+                remedy="set true to share one copy among all processes, and false to give each its own",
+            )
+
+    def _check_compile(self) -> None:
+        watched = {"router_aux_loss_coef": self.router_aux_loss_coef, "router_replay": self.router_replay}
+        for name, value in watched.items() if self.torch_compile else ():
+            if value:
+                raise UsageError(
+                    f"torch_compile=True cannot be combined with {name}={value!r}, which watches the routers",
+                    remedy="leave out one of the two",
+                )
+
+    def _check_clips(self) -> None:
+        high = 1 + self.clip[1]
+        if self.delta is not None and self.delta <= high:
+            raise UsageError(f"delta must be above 1 + epsilon_high = {high}, not {self.delta}")
+        if not self.importance_floor < self.importance_cap:
+            raise UsageError(
+                f"importance_floor {self.importance_floor} must be below importance_cap {self.importance_cap}"
+            )
+        if self.importance_correction not in (None, "off") and self.proximal == "sampler":
+            raise UsageError(
+                f"importance_correction={self.importance_correction!r} has no effect with "
+                "old_logprobs='sampler': the old logprobs are then those of the sampler",
+                remedy="set old_logprobs='recompute'",
+            )
+
+    def _check_reduction(self) -> None:
+        if self.importance_sampling_level == "sequence" and self.scheme == "token_mean":
+            raise UsageError(
+                "importance_sampling_level='sequence' (GSPO) cannot be combined with reduction 'token_mean'",
+                remedy="set reduction='seq_mean'",
+            )
+        if self.max_completion_length is None:
+            if self.scheme == "constant":
+                raise UsageError("reduction 'constant' (Dr.GRPO) needs max_completion_length")
+            if self.overlong_penalty_tokens:
+                raise UsageError("overlong_penalty_tokens needs max_completion_length")
+        elif self.overlong_penalty_tokens > self.max_completion_length:
+            raise UsageError(
+                f"overlong_penalty_tokens must be at most max_completion_length = "
+                f"{self.max_completion_length}, not {self.overlong_penalty_tokens}"
+            )
+
+    def shard_size(self, processes: int) -> int:
+        """Return how many of so many processes share a copy of the model; 1 if each has its own.
+
+        Raises:
+            UsageError: The processes cannot be divided into groups of `fsdp`.
+        """
+        if isinstance(self.fsdp, bool):
+            return processes if self.fsdp else 1
+        if processes % self.fsdp:
+            raise UsageError(
+                f"fsdp={self.fsdp} cannot divide {processes} training process{'es' * (processes > 1)} into "
+                f"groups of {self.fsdp}",
+                remedy="set fsdp to a number that divides the number of processes, or to true",
+            )
+        return self.fsdp
+
+    @property
+    def plays_ahead(self) -> bool:
+        """Whether episodes are played while a batch trains."""
+        return self.asynchronous or self.max_ahead > 0
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """The clip below and above 1: `epsilon` and `epsilon_high`, or the defaults for the ratio's level."""
+        low, high = (3e-4, 4e-4) if self.importance_sampling_level == "sequence" else (0.2, 0.28)
+        return (
+            low if self.epsilon is None else self.epsilon,
+            high if self.epsilon_high is None else self.epsilon_high,
+        )
+
+    @property
+    def proximal(self) -> Literal["sampler", "recompute"]:
+        """Whose logprobs the proximal policy has: `old_logprobs`, or the default for the run."""
+        own_batches = not self.plays_ahead and self.partial_turns is None
+        recompute = self.importance_sampling_level == "sequence" or (bool(self.engine) and own_batches)
+        return self.old_logprobs or ("recompute" if recompute else "sampler")
+
+    @property
+    def correction(self) -> str:
+        """The importance correction that is used: `importance_correction`, or the default for the run."""
+        differs = (bool(self.engine) or self.plays_ahead) and self.proximal == "recompute"
+        return self.importance_correction or ("token_truncate" if differs else "off")
+
+    @property
+    def counts_zero_std(self) -> bool:
+        """Whether groups that are left out for their lack of spread count in the weights of the others."""
+        return not self.refill_rounds if self.count_zero_std is None else self.count_zero_std
+
+    @property
+    def trains_zero_std(self) -> bool:
+        """Whether groups without spread are trained: a distillation takes nothing from their rewards."""
+        return not self.drop_zero_std or self.loss_type == "distill"
+
+    @property
+    def scheme(self) -> Reduction:
+        """The reduction that is used: `reduction`, or that of the loss type."""
+        return self.reduction or REDUCTION_OF[self.loss_type]
+
+
+def refuse_groups_of_one(config: GRPOConfig) -> None:
+    """Refuse groups of one episode, which has no other episode to be compared with.
+
+    Raises:
+        UsageError: `num_generations` is 1.
+    """
+    if config.num_generations == 1 and not config.branches and config.loss_type != "distill":
+        raise UsageError(
+            "num_generations=1 (-k 1) can never train: advantages compare the episodes of one task",
+            remedy="use 2 or more, set branches, or pass an advantage_fn of your own to GRPOTrainer",
+        )

@@ -1,0 +1,248 @@
+"""Compare ways to compute a model's gradients, when training starts, on a few short rows.
+
+The comparisons are made on gradients, because a leak between rows may hardly change the loss (2e-5 on
+convolution layers) and yet change the gradients by a fifth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from agentenv.core.faults import first_line_of
+from agentenv.training.learners.torch.attention import BLOCK, Way
+from agentenv.training.learners.torch.packing import MicroBatch, pack_rows, pad_rows
+from agentenv.training.learners.torch.shards import local, reshard
+from agentenv.training.learners.torch.world import World
+from agentenv.training.rows import Row
+
+__all__ = [
+    "Scorer",
+    "compiled_reason",
+    "depends_on_longest",
+    "difference",
+    "probe_gradients",
+    "probe_rows",
+    "refuse_ways",
+]
+
+MEMBERS = 3
+MOST_COMPARED = 400_000_000
+"""Number of weights whose gradients are compared, which bounds the memory of a check."""
+SAMPLED = 1024
+"""Number of values of each gradient that a rank compares if the model is sharded."""
+MOST_LEAK = 0.01
+"""Largest relative change of a row's gradients that other tokens in its neighbours may cause, in any number
+format. What is not visible contributes exact zeros: none at all was measured on the CPU, also with a mixture
+of experts. The rest is room for kernels of other devices that sum in no fixed order."""
+TAKEN: dict[Way, str] = {"tree": "tree attention", "flex": "flex attention", "mask": "a mask of all pairs"}
+
+
+class Scorer(Protocol):
+    """The part of a policy that is checked."""
+
+    model: Any
+    ways: tuple[Way, ...]
+    """Ways to attend over packs, of which it takes the first."""
+    max_length: int | None
+    world: World
+
+    def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of the trained tokens."""
+        ...
+
+
+def probe_rows(vocab_size: int, *, groups: int = 2, length: int = 0) -> list[Row]:
+    """Return groups of rows, each with a common prefix, and with a gap in their trained tokens.
+
+    Args:
+        vocab_size: number of different tokens.
+        groups: number of groups.
+        length: number of tokens by which both a prefix and the rest of a row are longer than a few tokens.
+    """
+    generator = torch.Generator().manual_seed(0)
+    top = min(vocab_size, 1000)
+
+    def draw(count: int) -> list[int]:
+        return torch.randint(0, top, (count,), generator=generator).tolist()
+
+    rows: list[Row] = []
+    for group in range(groups):
+        prompt, (own,) = draw(7 + group + length), draw(1)
+        for member in range(MEMBERS):
+            # The first token after the prompt is different in each row, so rows share exactly the prompt.
+            ids = [*prompt, (own + member) % top, *draw(5 + member + length)]
+            positions_n = torch.tensor([p for p in range(len(prompt), len(ids)) if p != len(prompt) + 2])
+            weights_n = torch.randn(positions_n.shape, generator=generator)
+            rows.append(Row(ids, positions_n, torch.zeros_like(weights_n), weights_n, member, group))
+    return rows
+
+
+def refuse_ways(
+    probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float, *, vocab_size: int
+) -> dict[Way, str]:
+    """Take from a probe the ways to attend over packs that come before an exact one; return why each is not.
+
+    Args:
+        probe: the policy that is checked, whose `ways` are shortened.
+        rows: short rows.
+        truth: their gradients as a padded batch.
+        tolerance: largest relative difference of gradients.
+        vocab_size: number of different tokens.
+    """
+    refused: dict[Way, str] = {}
+    while probe.ways:
+        try:
+            reason = _reason(probe, rows, truth, tolerance, vocab_size)
+        except Exception as error:  # noqa: BLE001 - models and compilers raise what they like
+            said = f"{type(error).__name__}: {first_line_of(error)}"
+            reason = f"the model does not take {TAKEN[probe.ways[0]]}: {said}"
+            reshard(probe.model)  # the pass was broken off where some layers were whole
+        if not reason:
+            break
+        refused[probe.ways[0]] = reason
+        probe.ways = probe.ways[1:]
+    return refused
+
+
+def compiled_reason(
+    probe: Scorer, micro: MicroBatch, truth: Sequence[Tensor | None], tolerance: float
+) -> str:
+    """Return why the compiled layers of a probe cannot be used; empty if they are exact."""
+    try:
+        gap = difference(probe_gradients(probe, micro), truth, probe.world)
+    except Exception as error:  # noqa: BLE001 - compilers raise what they like
+        reshard(probe.model)  # the pass was broken off where some layers were whole
+        return f"{type(error).__name__}: {first_line_of(error)}"
+    return "" if gap <= tolerance else f"compiled gradients are off by {gap:.1e} (relative)"
+
+
+def _reason(
+    probe: Scorer, rows: Sequence[Row], truth: Sequence[Tensor | None], tolerance: float, vocab_size: int
+) -> str:
+    """Return why packs are not exact with the probe's first way; empty if they are."""
+    gap = difference(probe_gradients(probe, pack_rows(rows)), truth, probe.world)
+    if not gap <= tolerance:
+        return f"packed gradients are off by {gap:.1e} (relative)"
+    leak = _leak(probe, rows, vocab_size)
+    if not leak <= MOST_LEAK:
+        return f"the rows packed beside a row change its gradients by {leak:.1e} (relative)"
+    fits = probe.max_length is None or probe.max_length > 3 * BLOCK
+    if probe.ways[0] == "flex" and fits:
+        # Short rows fit into one block, in which every pair is looked at.
+        rows = probe_rows(vocab_size, groups=1, length=BLOCK)
+        whole = probe_gradients(probe, pad_rows(rows))
+        gap = difference(probe_gradients(probe, pack_rows(rows)), whole, probe.world)
+        if not gap <= tolerance:
+            return f"packed gradients of longer rows are off by {gap:.1e} (relative)"
+    return ""
+
+
+def probe_gradients(probe: Scorer, micro: MicroBatch) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the rows' weighted log-probabilities.
+
+    A parameter that had no part in them, such as an expert that no token chose, has None.
+    """
+    with torch.enable_grad():
+        logprobs_N, _ = probe.score(micro)
+        weights_N = torch.cat([row.advantages_n for row in micro.rows]).to(logprobs_N)
+        loss = (weights_N * logprobs_N).sum()
+        if probe.world.sharded:
+            return _sharded_gradients(probe.model, loss)
+        return torch.autograd.grad(loss, _compared(probe.model), allow_unused=True)
+
+
+def _sharded_gradients(model: Any, loss: Tensor) -> tuple[Tensor | None, ...]:
+    """Return a sample of this rank's part of each gradient.
+
+    Each gradient is freed as soon as it is sampled, so that a check needs no memory for those of all layers.
+    """
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    kept: dict[Tensor, Tensor] = {}
+
+    def keep(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        flat = local(parameter.grad).reshape(-1)
+        kept[parameter] = flat[:: -(-len(flat) // SAMPLED) or 1].clone()
+        parameter.grad = None
+
+    hooks = [one.register_post_accumulate_grad_hook(keep) for one in parameters]
+    try:
+        loss.backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(kept.get(one) for one in parameters)
+
+
+def _compared(model: Any) -> list[Tensor]:
+    """Return the trained parameters to compare, without the largest ones of a large model.
+
+    A wrong activation changes the gradients of all parameters below it, so a part of them shows it.
+    """
+    parameters = sorted((one for one in model.parameters() if one.requires_grad), key=Tensor.numel)
+    sizes = accumulate(one.numel() for one in parameters)
+    return [one for one, size in zip(parameters, sizes, strict=True) if size <= MOST_COMPARED] or parameters[
+        :1
+    ]
+
+
+def difference(
+    grads: Sequence[Tensor | None], truth: Sequence[Tensor | None], world: World | None = None
+) -> float:
+    """Return the distance of gradients from the true ones, relative to their norm; None is zero.
+
+    Of sharded gradients every rank passes its own part, and all get the same number.
+    """
+    gap = sum(
+        _square(b if a is None else a if b is None else a - b) for a, b in zip(grads, truth, strict=True)
+    )
+    size = sum(map(_square, truth))
+    if world is not None and world.sharded:
+        gap, size = world.total(gap), world.total(size)
+    return (gap / size) ** 0.5 if size else float(gap > 0)
+
+
+def _square(grad: Tensor | None) -> float:
+    return 0.0 if grad is None else float(grad.double().square().sum())
+
+
+def _leak(probe: Scorer, rows: Sequence[Row], vocab_size: int) -> float:
+    """Return how far other tokens in the other rows of a pack move the gradients of its last row.
+
+    Both packs have the same layout, so rounding is the same and even a small leak is seen in any format.
+    """
+    last = max(rows, key=lambda row: row.token_ids)
+    before, after = (
+        [row if row is last else _silent(row, shift, vocab_size) for row in rows] for shift in (0, 1)
+    )
+    moved, still = (probe_gradients(probe, pack_rows(one)) for one in (after, before))
+    return difference(moved, still, probe.world)
+
+
+def _silent(row: Row, shift: int, vocab_size: int) -> Row:
+    """Return a row without weight in the loss, whose tokens after its first own one are shifted."""
+    own = int(row.positions_n[0]) + 1
+    ids = row.token_ids[:own] + [(token + shift) % vocab_size for token in row.token_ids[own:]]
+    return replace(row, token_ids=ids, advantages_n=torch.zeros_like(row.advantages_n))
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def depends_on_longest(probe: Scorer, rows: Sequence[Row], limit: int, tolerance: float) -> bool:
+    """Return whether the numbers of a row change if a row at the end of the context is beside it.
+
+    The second row has few tokens at the last positions, because models select by positions what they compute.
+    """
+    near, far = (
+        replace(row, token_ids=row.token_ids[:8], positions_n=torch.arange(1, 8)) for row in rows[:2]
+    )
+    positions_BT = torch.stack([torch.arange(7), torch.arange(limit - 7, limit)])
+    both, alone = pad_rows([near, far]), pad_rows([near])
+    both.positions_BT, alone.positions_BT = positions_BT, positions_BT[:1]
+    ours, truth = probe.score(both)[0][:7], probe.score(alone)[0]
+    return not float((ours - truth).abs().max()) <= tolerance * float(truth.abs().max())

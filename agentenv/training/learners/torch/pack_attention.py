@@ -1,0 +1,176 @@
+"""How a model attends over a pack: what its device and its layers allow, and how it is asked to do so.
+
+There are three ways. `tree` and `flex` hold nothing for pairs of tokens: the first has the kernels of the
+CPU, the second the compiled ones of CUDA. `mask` gives the model's own attention a mask of all pairs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentenv.core.errors import UsageError
+from agentenv.training.learners.torch.attention import Node, Way, block_mask, tree_attention
+from agentenv.training.learners.torch.flex import PackMask, attend, pack_mask
+
+__all__ = ["enable_packs", "holds_pairs", "is_eager", "pack_inputs", "refuse_lost_soft_cap", "ways_of"]
+
+SUFFIX = "+packs"
+EAGER = "eager_attention_forward"
+
+UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
+"""Arguments by which some models change attention, and which tree attention does not support."""
+
+
+def ways_of(
+    base: Any, text: Any, device: torch.device, *, traced: bool = False
+) -> tuple[tuple[Way, ...], str]:
+    """Return the ways to attend over packs, the best first, and the reason if there is none.
+
+    Args:
+        base: the causal language model.
+        text: its text config.
+        device: device of the model.
+        traced: whether the layers are compiled, and the nodes of a tree would be compiled in.
+    """
+    kinds = set(getattr(text, "layer_types", None) or ())
+    others = kinds - {"full_attention", "sliding_attention"}
+    if others:
+        return (), f"layers of kind {sorted(others)} cannot keep the rows of a pack apart by a mask"
+    files = (sys.modules[kind.__module__] for kind in type(base).__mro__)
+    takes_another = not is_eager(text) or any(hasattr(file, EAGER) for file in files)
+    ways: tuple[Way, ...] = ("flex",) if device.type == "cuda" and takes_another else ()
+    if not kinds and getattr(text, "sliding_window", None):
+        return ways, "" if ways else "a sliding window without layer_types replaces the block mask"
+    if is_eager(text):
+        capped = getattr(text, "attn_logit_softcapping", None) is not None
+        able = getattr(base, "_supports_sdpa", False) and not capped
+        reason = "eager attention takes no block mask and keeps the scores of all pairs of tokens"
+        return ways, "" if ways else f"{reason}; load the model with sdpa" if able else reason
+    if device.type == "cpu" and not traced and not _sliding_layers(text):
+        ways = ("tree",)
+    return (*ways, "mask"), ""
+
+
+def is_eager(text: Any) -> bool:
+    """Return whether a model's own attention computes the scores of all pairs of tokens as a matrix."""
+    return text._attn_implementation.removesuffix(SUFFIX) == "eager"  # noqa: SLF001
+
+
+def refuse_lost_soft_cap(text: Any) -> None:
+    """Refuse an attention that ignores the cap of its scores, which every engine applies (Gemma 2).
+
+    Raises:
+        UsageError: The attention ignores the cap.
+    """
+    name: str = text._attn_implementation  # noqa: SLF001
+    applied = is_eager(text) or "flash" in name or "flex" in name
+    if getattr(text, "attn_logit_softcapping", None) is not None and not applied:
+        raise UsageError(
+            f"the attention {name!r} ignores the soft cap of this model's attention scores",
+            remedy="load the model with attn_implementation='eager'",
+        )
+
+
+def holds_pairs(text: Any) -> bool:
+    """Return whether a model's own attention over one row holds something for each pair of its tokens.
+
+    With a sliding window that is a mask, which transformers makes.
+    """
+    return is_eager(text) or bool(getattr(text, "sliding_window", None))
+
+
+def pack_inputs(base: Any, text: Any, way: Way, nodes: Sequence[Node], depth_T: Tensor) -> dict[str, Any]:
+    """Return the arguments by which a model attends over a pack in this way.
+
+    Args:
+        base: the causal language model.
+        text: its text config.
+        way: how to attend.
+        nodes: nodes of the prefix tree.
+        depth_T: depth of each token in its row, on the model's device.
+    """
+    if way == "mask":
+        keep_TT = block_mask(nodes).to(depth_T.device)
+        if not _sliding_layers(text):
+            return {"attention_mask": keep_TT[None, None]}
+        near_TT = depth_T[:, None] - depth_T[None, :] < text.sliding_window
+        masks = {"full_attention": keep_TT, "sliding_attention": keep_TT & near_TT}
+        return {"attention_mask": {kind: mask_TT[None, None] for kind, mask_TT in masks.items()}}
+    enable_packs(base)
+    if way == "tree":
+        # The model makes no mask of its own if it gets one of four dimensions. Tree attention ignores it.
+        return {"attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool), "tree": nodes}
+    make = partial(
+        pack_mask,
+        nodes,
+        depth_T,
+        device=depth_T.device,
+        softcap=getattr(text, "attn_logit_softcapping", None),
+    )
+    if _sliding_layers(text):
+        masks = {"full_attention": make(), "sliding_attention": make(window=text.sliding_window)}
+        return {"attention_mask": masks}
+    window = None if getattr(text, "layer_types", None) else getattr(text, "sliding_window", None)
+    return {"attention_mask": make(window=window)}
+
+
+def _sliding_layers(text: Any) -> bool:
+    return "sliding_attention" in (getattr(text, "layer_types", None) or ())
+
+
+def enable_packs(model: Any) -> None:
+    """Make a model's attention take `tree=nodes` or a `PackMask`; without them it is unchanged.
+
+    Args:
+        model: a model from transformers, with any attention function of its interface.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name: str = model.config._attn_implementation  # noqa: SLF001 - transformers has no public getter
+    if name.endswith(SUFFIX):
+        return
+    inner = _eager if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    AttentionInterface.register(name + SUFFIX, partial(_forward, inner))
+    AttentionMaskInterface.register(name + SUFFIX, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    model.set_attn_implementation(name + SUFFIX)
+
+
+def _eager(module: Any, *args: Any, **options: Any) -> Any:
+    """Call the eager attention of a model, which is a function in the file of its layers."""
+    files = (sys.modules[kind.__module__] for kind in type(module).__mro__)
+    function: Any = next(file.eager_attention_forward for file in files if hasattr(file, EAGER))
+    return function(module, *args, **options)
+
+
+def _forward(  # noqa: PLR0917 - transformers' signature
+    inner: Any,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *,
+    tree: Sequence[Node] | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention function for transformers: inputs have heads in dimension 1, results in dimension 2."""
+    if isinstance(attention_mask, PackMask):
+        return _apart(module, query, key, value, attention_mask, **options), None
+    if tree is None:
+        return inner(module, query, key, value, attention_mask, **options)
+    for name in UNSUPPORTED:
+        if options.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} passes {name}, which tree attention does not support")
+    return tree_attention(query, key, value, tree, scale=options.get("scaling")), None
+
+
+# A compiled layer leaves attention over packs alone, or it would be compiled anew for each pack.
+_apart: Any = torch.compiler.disable(attend)

@@ -1,0 +1,439 @@
+"""The trained model, which computes the log-probabilities of a micro-batch's trained tokens.
+
+Rows are packed only if packing is exact for the model. When the trainer starts, it compares the gradients of
+a small packed batch with those of the same batch padded, in one way to attend over packs after the other.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agentenv.core.context_length import context_length
+from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.training.config import GRPOConfig, LoraOptions
+from agentenv.training.learners.torch.adapters import adapted, base_of
+from agentenv.training.learners.torch.attention import Node, Way
+from agentenv.training.learners.torch.blank import Unread, blank_copy, copy_parts, fill
+from agentenv.training.learners.torch.budget import TokenBudget, memory_of
+from agentenv.training.learners.torch.check import (
+    compiled_reason,
+    depends_on_longest,
+    difference,
+    probe_gradients,
+    probe_rows,
+    refuse_ways,
+)
+from agentenv.training.learners.torch.compiled import CompiledLayers
+from agentenv.training.learners.torch.lean import keep_less, recipes
+from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
+from agentenv.training.learners.torch.memory import keep_freed_memory
+from agentenv.training.learners.torch.pack_attention import (
+    holds_pairs,
+    pack_inputs,
+    refuse_lost_soft_cap,
+    ways_of,
+)
+from agentenv.training.learners.torch.packing import MOST_MASKED, CostModel, MicroBatch, pad_rows
+from agentenv.training.learners.torch.products import faster_linear
+from agentenv.training.learners.torch.routers import Routers, refuse_replay, refuse_unbalanced
+from agentenv.training.learners.torch.shards import as_forward, reshard
+from agentenv.training.learners.torch.world import World
+from agentenv.training.rows import Row
+from agentenv.training.supports import TokenSupports
+
+__all__ = ["Policy", "add_lora", "reduces_each_pass"]
+
+MAX_CHECK_PARAMETERS = 400_000_000
+"""A low-precision model of up to this size is checked as a float32 copy, too."""
+EXACT = 1e-3
+"""Relative difference of gradients that float32 explains."""
+MOST_ROUNDING = 0.15
+"""Relative difference of gradients that rounding in a lower precision may explain: for packed rows of dense
+models and mixtures of experts, 0.5 % to 10 % were measured. A wrong mask may change them by a fifth."""
+
+
+def add_lora(model: Any, options: LoraOptions) -> Any:
+    """Return the model with new adapters to train. A model that has adapters is returned unchanged.
+
+    Raises:
+        DependencyMissing: peft is not installed.
+    """
+    if adapted(model) is not None:
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise DependencyMissing.of("peft", "train", purpose="LoRA") from None
+    targets = options.target_modules
+    config = LoraConfig(
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)
+
+
+class Policy:
+    """A causal language model from transformers that scores only trained tokens.
+
+    Args:
+        model: the model.
+        config: the run's options.
+        world: the processes that train together, and the device of the training; None means those of the
+            launch, and the device of the model.
+
+    Raises:
+        UsageError: The model is no causal language model, its attention ignores the cap of its scores, or an
+            option needs routers that it does not have.
+    """
+
+    def __init__(self, model: Any, config: GRPOConfig, *, world: World | None = None) -> None:
+        self.model = model
+        self.world = world or World(next(model.parameters()).device, timeout_s=config.process_timeout_s)
+        self.device: torch.device = self.world.device
+        self.config = config
+        self.budget = TokenBudget(config.tokens_per_micro_batch, memory_of(self.device), self.world.gather)
+        """Number of tokens of a micro-batch."""
+        self.temperature = config.temperature
+        self.base = base_of(model)
+        self.decoder: nn.Module = _decoder(self.base)
+        self.head: Any = self.base.get_output_embeddings()
+        text = self.base.config.get_text_config()
+        self.vocab_size: int = self.head.weight.shape[0] if self.head is not None else text.vocab_size
+        self.max_length = context_length(
+            getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None)
+        )
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        if self.device.type == "cpu" and not config.torch_compile:
+            faster_linear(model)
+            keep_less(model)
+        self.routers = Routers.of(self.decoder)
+        """The routers of a mixture of experts; None for other models."""
+        if config.router_aux_loss_coef:
+            refuse_unbalanced(self.base, self.routers)
+        if config.router_replay:
+            refuse_replay(self.base, self.routers)
+        refuse_lost_soft_cap(text)
+        self._text = text
+        self.ways, self.pack_reason = ways_of(self.base, text, self.device, traced=config.torch_compile)
+        """Ways to attend over packs, of which the first is taken, and why there is none."""
+        self.compiled = CompiledLayers(_layers(self.model)) if config.torch_compile else None
+        self.fused = _plain_head(self.head, text)
+        self._sharded_pass: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """`_score_in_chunks` of a sharded model, between whose begin and end the head's weight is whole."""
+        self._blank: Any = None
+        """Copy without weights of a sharded model, which itself cannot be copied."""
+        self.softcap: float | None = getattr(text, "final_logit_softcapping", None)
+        self._cost = _cost(self.decoder, text, self.device)
+        _tie_gradients(self.base, sparse=True)
+        if config.gradient_checkpointing:
+            # The second name is that of transformers before 5.23.
+            names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+            enable = next(getattr(self.base, name) for name in names if hasattr(self.base, name))
+            enable({"use_reentrant": False})
+            self.base.enable_input_require_grads()
+            for layer in _layers(self.model):
+                inner = layer._gradient_checkpointing_func  # noqa: SLF001 - transformers has no public hook
+                layer._gradient_checkpointing_func = partial(_in_evaluation, layer, inner)  # noqa: SLF001
+
+    def score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of the trained tokens, `[N]`, in the rows' order."""
+        index_N = micro.index_N.to(self.device)
+        labels_N = micro.labels_N.to(self.device)
+        # The model stays in evaluation mode: without dropout the trained distribution equals the sampled one.
+        if self.config.gradient_checkpointing:
+            # Layers are checkpointed only in training mode; see `_in_evaluation`.
+            layers = _layers(self.model)
+            self.model.train(not layers)
+            for layer in layers:
+                layer.training = True
+        try:
+            score = self._sharded_pass or self._score_in_chunks
+            if not self.fused:
+                score = self._score_by_logits
+            with self._passing():
+                return score(self._inputs(micro), index_N, labels_N, micro.supports_N)
+        finally:
+            self.model.eval()
+
+    def _passing(self) -> AbstractContextManager[None]:
+        """Return the context of a forward pass."""
+        if self.compiled is not None:
+            return self.compiled.scoring()
+        return recipes() if torch.is_grad_enabled() and self.device.type == "cpu" else nullcontext()
+
+    def replayed(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        """Return a context in which tokens are sent to the experts that the engine chose, if it told them.
+
+        Args:
+            micro: the micro-batch that is scored in the context. Its backward pass belongs there, too.
+        """
+        if micro.routed_TLK is None or self.routers is None or not self.config.router_replay:
+            return nullcontext()
+        return self.routers.replayed(micro.routed_TLK, self.device)
+
+    def _score_in_chunks(
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
+    ) -> tuple[Tensor, Tensor]:
+        """Score with the LM head on the trained positions only, one chunk at a time."""
+        hidden_BTH = self.decoder(**inputs).last_hidden_state
+        return chunked_logprobs(
+            hidden_BTH.flatten(0, 1).index_select(0, index_N),
+            self.head.weight,
+            labels_N,
+            temperature=self.temperature,
+            chunk=self.config.logprob_chunk,
+            softcap=self.softcap,
+            supports=supports_N,
+        )
+
+    def _score_by_logits(
+        self, inputs: dict[str, Any], index_N: Tensor, labels_N: Tensor, supports_N: TokenSupports | None
+    ) -> tuple[Tensor, Tensor]:
+        """Score through the model's own logits, for heads that are not one plain matrix."""
+        logits_BTV = self.base(**inputs).logits
+        logits_NV = logits_BTV.flatten(0, 1).index_select(0, index_N)
+        return plain_logprobs(logits_NV, labels_N, temperature=self.temperature, supports=supports_N)
+
+    @property
+    def packable(self) -> bool:
+        """Whether rows can be packed."""
+        return bool(self.ways)
+
+    @property
+    def way(self) -> Way:
+        """How attention over packs is computed."""
+        return self.ways[0] if self.ways else "mask"
+
+    @property
+    def cost(self) -> CostModel:
+        """Cost of a forward pass, by which micro-batches are laid out."""
+        return replace(self._cost, way=self.way)
+
+    def _inputs(self, micro: MicroBatch) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": micro.ids_BT.to(self.device), "use_cache": False}
+        if micro.positions_BT is not None:
+            inputs["position_ids"] = micro.positions_BT.to(self.device)
+        nodes, (count, size) = micro.tree, micro.ids_BT.shape
+        if nodes is None and count == 1 and self.way == "flex" and holds_pairs(self._text):
+            nodes = (Node(0, size, size),)
+        if nodes is None:
+            return inputs
+        depths_BT = inputs.get("position_ids", torch.arange(size, device=self.device)[None])
+        return inputs | pack_inputs(self.base, self._text, self.way, nodes, depths_BT[0])
+
+    def check(self) -> list[str]:
+        """Compare scoring and packing with the model's own logits on a padded batch.
+
+        Returns:
+            Sentences that name what cannot be used, and why; empty if everything is exact.
+
+        Raises:
+            UsageError: The numbers of a row depend on the longest row of a forward pass.
+        """
+        rows = probe_rows(self.vocab_size)
+        findings: list[str] = []
+        refused: dict[Way, str] = {}
+        for probe, tolerance in self._probes():
+            probe.fused, probe.ways = self.fused, self.ways  # an earlier probe may have refused some
+            if why := self._refuse_compiled(probe, rows, tolerance):
+                findings.append(f"layers are not compiled: {why}")
+            plain, not_exact = self._check_with(probe, rows, tolerance)
+            if not plain:
+                findings.append(
+                    "the LM head is not one plain matrix, so the model computes the logits itself"
+                )
+            refused |= not_exact
+        if not self.packable:
+            self.pack_reason = "; ".join(refused.values()) or self.pack_reason
+            findings.append(f"rows are padded, not packed: {self.pack_reason}")
+        elif refused:
+            (why,) = refused.values()  # the last way is not refused, and there are at most two
+            findings.append(
+                f"packs have at most {MOST_MASKED:,} tokens, and a mask of all their pairs: {why}"
+            )
+        return findings
+
+    def _refuse_compiled(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> str:
+        """Return why layers are not compiled any more; empty if they still are, or never were."""
+        if self.compiled is None or probe.compiled is None or not self.compiled.allowed:
+            return ""
+        padded = pad_rows(rows)
+        probe.compiled.allowed = False
+        truth = probe_gradients(probe, padded)
+        probe.compiled.allowed = True
+        reason = compiled_reason(probe, padded, truth, tolerance)
+        self.compiled.allowed = probe.compiled.allowed = not reason
+        return reason
+
+    def _check_with(
+        self, probe: Policy, rows: Sequence[Row], tolerance: float
+    ) -> tuple[bool, dict[Way, str]]:
+        """Return whether the chunked head was not refused, and which ways to attend over packs were."""
+        fused, probe.fused = probe.fused, False
+        padded = pad_rows(rows)
+        truth = probe_gradients(probe, padded)
+        probe.fused = fused
+        plain = not fused or difference(probe_gradients(probe, padded), truth, probe.world) <= tolerance
+        self.fused = probe.fused = fused and plain
+        refused = refuse_ways(probe, rows, truth, tolerance, vocab_size=self.vocab_size)
+        self.ways = probe.ways
+        self._refuse_dependence(probe, rows, tolerance)  # last, because a row alone may take a way of a pack
+        return plain, refused
+
+    def _refuse_dependence(self, probe: Policy, rows: Sequence[Row], tolerance: float) -> None:
+        if self.max_length is None or self.max_length < 16:
+            return
+        try:
+            depends = depends_on_longest(probe, rows, self.max_length, tolerance)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            reshard(probe.model)
+            return  # a model that takes no positions has none to depend on
+        if depends:
+            raise UsageError(
+                f"the numbers of a row in {type(self.base).__name__} depend on the longest row of the "
+                "forward pass, so packed, padded and sampled rows would differ",
+                remedy="load the model through GRPOTrainer or hf:, which fix its position frequencies",
+            )
+
+    @property
+    def to_be_sharded(self) -> bool:
+        """Whether `shard` shards the model, because `fsdp` is set and there are several ranks."""
+        return self.config.shard_size(self.world.size) > 1
+
+    def shard(self, unread: Unread | None = None) -> None:
+        """Shard the model over the ranks, if it is to be sharded, and read the weights that it has not yet.
+
+        The embeddings and the LM head are gathered once for each pass, not once for each chunk of the head.
+        """
+        if not self.to_be_sharded:
+            return
+        self._blank = blank_copy(self.model)
+        names = {} if unread is None else unread.release(self.model)
+        self._shard()
+        if unread is not None:
+            unread.fill(self.model, names)
+
+    def _shard(self) -> None:
+        _tie_gradients(self.base, sparse=False)
+        self.world.shard(self.base, size=self.config.shard_size(self.world.size))
+        self._sharded_pass = as_forward(self.base, self._score_in_chunks)
+
+    def copy(self, dtype: torch.dtype | None = None) -> Policy:
+        """Return a policy with a copy of the weights, in another number format if one is named.
+
+        The copy of a sharded model is sharded in the same way, and each rank copies its own parts.
+        """
+        model = copy.deepcopy(self.model) if self._blank is None else blank_copy(self._blank)
+        twin = Policy(model if dtype is None else model.to(dtype), self.config, world=self.world)
+        # The results of a check are valid for a copy, too.
+        if self.compiled is not None and twin.compiled is not None:
+            twin.compiled.allowed = self.compiled.allowed
+        twin.fused, twin.ways, twin.pack_reason = self.fused, self.ways, self.pack_reason
+        if self._blank is not None:
+            twin._shard()
+            fill(twin.model, copy_parts(self.model))
+        return twin
+
+    @property
+    def reduces_each_pass(self) -> bool:
+        """Whether the gradients of a sharded model are added over the ranks after each micro-batch."""
+        how = self.config.reduce_gradients
+        if how != "auto" or self.device.type != "cuda":
+            return how == "micro_batch"
+        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        return reduces_each_pass(trained, torch.cuda.get_device_properties(self.device).total_memory)
+
+    def _probes(self) -> Iterator[tuple[Policy, float]]:
+        """Yield the policies to check, each with the relative difference that its number format explains.
+
+        A model of low precision is checked as a float32 copy, which shows small errors, and as it is, because
+        the kernels of its own format may be at fault: SDPA with a mask in bfloat16 on the CPU (torch 2.13)
+        returns gradients of SmolLM2 that are off by 0.9, and in float32 by 3e-5.
+        """
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        if next(self.model.parameters()).dtype in (torch.float32, torch.float64):
+            yield self, EXACT
+            return
+        if size <= MAX_CHECK_PARAMETERS:
+            yield self.copy(torch.float32), EXACT
+        yield self, MOST_ROUNDING
+
+
+def reduces_each_pass(trained: int, device_bytes: int) -> bool:
+    """Return whether the gradients of so many parameters would take more than a quarter of a device."""
+    return 4 * trained > device_bytes / 4
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    """Return the repeated layers, whose activations can be recomputed in the backward pass."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _in_evaluation(layer: Any, checkpoint: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
+    """Run a layer with activation checkpointing, in evaluation mode both now and in the backward pass.
+
+    The layer has decided to checkpoint by now, which depends on its mode. This is bound with `partial`, whose
+    copies, unlike those of a nested function, hold the layer of a copied model.
+    """
+
+    def evaluate(*given: Any) -> Any:
+        layer.training = False
+        return run(*given)
+
+    return checkpoint(evaluate, *args)
+
+
+def _decoder(base: Any) -> nn.Module:
+    """Return the part of a causal language model below its LM head."""
+    decoder = base.get_decoder() if hasattr(base, "get_decoder") else None
+    if decoder is None or decoder is base:
+        decoder = getattr(base, base.base_model_prefix, None)
+    if decoder is None:  # Llama 4 names an attribute that only its multimodal wrapper has
+        decoder = getattr(base, "model", None)
+    if not isinstance(decoder, nn.Module):
+        raise UsageError(f"{type(base).__name__} is not a causal language model with an LM head")
+    return decoder
+
+
+def _plain_head(head: Any, text: Any) -> bool:
+    """Return whether the logits are `hidden @ weight.T`, perhaps with a final soft cap."""
+    if type(head) is not nn.Linear or head.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        return False
+    scales = (getattr(text, name, None) for name in ("logits_scaling", "logit_scale", "lm_head_multiplier"))
+    return all(scale in (None, 1, 1.0) for scale in scales)
+
+
+def _tie_gradients(base: Any, *, sparse: bool) -> None:
+    """Make embeddings that are tied to the LM head compute sparse gradients, or dense ones again.
+
+    A dense gradient of the embeddings would fill a second matrix of the whole vocabulary with zeros.
+    """
+    embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
+    if isinstance(embeddings, nn.Embedding) and head is not None and head.weight is embeddings.weight:
+        embeddings.sparse = sparse
+
+
+def _cost(decoder: nn.Module, text: Any, device: torch.device) -> CostModel:
+    embeddings = decoder.get_input_embeddings() if hasattr(decoder, "get_input_embeddings") else None  # pyright: ignore[reportCallIssue]
+    held = embeddings.weight.numel() if embeddings is not None else 0
+    body = max(1, sum(parameter.numel() for parameter in decoder.parameters()) - held)
+    per_pair = 2.0 * text.hidden_size * text.num_hidden_layers / body
+    layers = text.num_hidden_layers
+    # Measured on one core: 90 GFLOP/s, and in each layer 10 us more per token and 0.3 ms more per branch.
+    branch = 3e-4 * layers / (6 * body / 9e10 + 1e-5 * layers)
+    overhead = 2048.0 if device.type == "cuda" else 32.0
+    return CostModel(attention=per_pair, overhead=overhead, branch=branch)

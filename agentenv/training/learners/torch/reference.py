@@ -1,0 +1,198 @@
+"""The reference policy of the KL term: the model without its adapter, a frozen copy, or a teacher."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from agentenv.core.errors import UsageError
+from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.training.batch import own_reward
+from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.torch.adapters import AdaptedModel, adapted
+from agentenv.training.learners.torch.policy import Policy
+from agentenv.training.objective.loss import kl_penalty
+from agentenv.training.objective.loss_inputs import kl_factors
+from agentenv.training.rows import Row, fit_rows, make_row
+from agentenv.training.update import score_rows
+
+__all__ = ["Reference", "ScoresRows", "Teacher", "episode_kl"]
+
+log = logging.getLogger(__name__)
+
+ADAPTER = "agentenv_reference"
+
+
+@runtime_checkable
+class ScoresRows(Protocol):
+    """What can take the place of the reference."""
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Set `ref_n` of the rows, the log-probabilities of their trained tokens."""
+        ...
+
+
+class Reference:
+    """The policy as it was when training began.
+
+    With a new LoRA adapter, the reference is the model without the adapter and costs no memory. If training
+    continues an adapter, its weights are copied into a second adapter (as TRL does). A full fine-tune keeps
+    a frozen copy of the model.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._model = adapted(policy.model)
+        self._first: str | None = None
+        """Adapter with the first weights of a continued adapter; None if the trained adapter is new."""
+        self._frozen: Policy | None = None
+        if self._model is not None and not _is_new(self._model):
+            _copy_adapter(self._model, self._model.active_adapter, ADAPTER)
+            self._first = ADAPTER
+
+    def freeze(self) -> None:
+        """Keep a copy of the model as it is, if it has no adapters. It is sharded if the model is."""
+        if self._model is None:
+            self._frozen = self._policy.copy()
+            self._frozen.model.requires_grad_(requires_grad=False)
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Set `ref_n` of the rows: their log-probabilities under the reference."""
+        if self._frozen is not None:
+            scored = score_rows(self._frozen, rows)
+        else:
+            with self._switched():
+                scored = score_rows(self._policy, rows)
+        for row, values in zip(rows, scored, strict=True):
+            row.ref_n = values
+
+    @contextmanager
+    def _switched(self) -> Generator[None]:
+        model = self._model
+        assert model is not None
+        if self._first is None:
+            with model.disable_adapter():
+                yield
+            return
+        active = model.active_adapter
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        model.set_adapter(self._first)
+        try:
+            yield
+        finally:
+            model.set_adapter(active)
+            # `set_adapter` may have changed which parameters are trained.
+            for parameter in trained:
+                parameter.requires_grad_(requires_grad=True)
+
+
+class Teacher:
+    """Another model in the place of the reference.
+
+    Args:
+        model: a causal language model whose token ids mean what those of the policy do.
+        config: the run's options.
+    """
+
+    def __init__(self, model: Any, config: GRPOConfig) -> None:
+        # The experts of another model have nothing to do with those of the policy.
+        own = replace(config, gradient_checkpointing=False, router_aux_loss_coef=0.0, router_replay=False)
+        self._policy = Policy(model, own)
+        self._policy.shard()
+        for finding in self._policy.check():
+            log.warning("teacher: %s", finding)
+        model.requires_grad_(requires_grad=False)
+
+    def score(self, rows: Sequence[Row]) -> None:
+        """Set `ref_n` of the rows: their log-probabilities under the teacher.
+
+        Raises:
+            UsageError: A row does not fit the teacher.
+        """
+        size, longest = self._policy.vocab_size, self._policy.max_length
+        for row in rows:
+            if max(row.token_ids) >= size:
+                raise UsageError(
+                    f"token id {max(row.token_ids)} is outside the teacher's vocabulary of {size}",
+                    remedy="name a teacher with the tokenizer of the policy",
+                )
+            if longest is not None and len(row.token_ids) > longest:
+                raise UsageError(
+                    f"a row of {len(row.token_ids)} tokens is longer than the {longest} of the teacher",
+                    remedy="set limits.max_context_tokens to the context of the teacher",
+                )
+        for row, values in zip(rows, score_rows(self._policy, rows), strict=True):
+            row.ref_n = values
+
+
+def episode_kl(
+    reference: ScoresRows,
+    groups: Sequence[TrajectoryGroup],
+    config: GRPOConfig,
+    *,
+    max_length: int | None = None,
+    vocab_size: int | None = None,
+) -> list[list[float | None]]:
+    """Return, for each group, its members' KL to the reference, summed over the tokens that can be trained.
+
+    Each token counts with its factor of `kl_weights`. The KL is estimated from the sampler's logprobs. It is
+    None for members without a reward, and for those whose sequences are all too long for the model.
+
+    Args:
+        reference: the reference policy.
+        groups: the episodes.
+        config: the run's options, which name the estimator and the weights of turns or attempts.
+        max_length: length of the longest sequence that the model accepts.
+        vocab_size: size of the model's vocabulary, to detect tokens of another tokenizer.
+
+    Raises:
+        UsageError: A token id is outside the vocabulary.
+    """
+    members = [member for group in groups for member in group]
+    totals: list[float | None] = [None] * len(members)
+    rows: list[Row] = []
+    for index, member in enumerate(members):
+        if own_reward(member) is None:
+            continue
+        attempts = [turn.attempt for turn in member.turns]
+        rows_of = (
+            make_row(seq, 0.0, index, 0, attempts=attempts, replay=config.router_replay)
+            for seq in member.sequences
+        )
+        made = [row for row in rows_of if row is not None]
+        fit = list(fit_rows(made, max_length, vocab_size, Counter()))
+        if fit or not made:
+            totals[index] = 0.0
+        rows += fit
+    reference.score(rows)
+    for row in rows:
+        assert row.ref_n is not None
+        kl_n = kl_penalty(row.sampler_n, row.ref_n, config.kl_estimator)
+        factor_n = kl_factors(*row.indices(), config)
+        value = float((kl_n if factor_n is None else kl_n * factor_n).sum())
+        totals[row.episode] = (totals[row.episode] or 0.0) + value
+    values = iter(totals)
+    return [[next(values) for _ in group] for group in groups]
+
+
+def _is_new(model: AdaptedModel) -> bool:
+    """Return whether the active adapter has no effect yet, because all its B matrices are zero."""
+    return all(
+        not parameter.detach().any()
+        for name, parameter in model.named_parameters()
+        if "lora_B" in name and parameter.requires_grad
+    )
+
+
+def _copy_adapter(model: AdaptedModel, source: str, target: str) -> None:
+    model.add_adapter(target, model.peft_config[source])
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if f".{target}." in name:
+            parameter.data.copy_(parameters[name.replace(f".{target}.", f".{source}.")].data)
+            parameter.requires_grad_(requires_grad=False)
+    model.set_adapter(source)

@@ -1,0 +1,132 @@
+"""Load the model and the tokenizer of a training run, in the same way as the transformers engine."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.engine.hf.adapters import base_model
+from agentenv.engine.hf.load import load_model as load
+from agentenv.engine.hf.load import locate, require_whole
+from agentenv.engine.hf.positions import fix_frequencies
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.torch.blank import Unread
+from agentenv.training.learners.torch.world import num_processes
+from agentenv.training.served_teacher import ServedTeacher
+from agentenv.training.unread import Refused, unread_model
+
+__all__ = ["find_model", "find_teacher", "load_model", "load_tokenizer"]
+
+log = logging.getLogger(__name__)
+
+
+def find_model(given: Any, config: GRPOConfig) -> tuple[str, Any, Unread | None]:
+    """Return the name of the model to train, and the model, whose numbers are those of the engines.
+
+    The weights of a model that is to be sharded are not read yet, if they can be read in parts. They are the
+    third value; it is None for a model that has its weights.
+
+    A model that caps its attention scores gets an attention that applies the cap, and position frequencies
+    that depend on the longest row of a pass are fixed; see `agentenv.engine.hf.positions`.
+
+    Args:
+        given: a path or Hub id, or a model from transformers; None means `config.model`.
+        config: the run's options.
+
+    Raises:
+        ModelNotFound: The model cannot be loaded.
+        UsageError: No model is named, the numbers of its rows depend on the longest row beside them, or the
+            processes cannot be divided as `fsdp` says.
+    """
+    from agentenv.engine.hf.attention import apply_soft_cap
+
+    source = config.model if given is None else given
+    sharded = config.shard_size(num_processes()) > 1
+    unread = None
+    if not isinstance(source, (str, Path)):
+        name, model = config.model, source
+    elif str(source):
+        name = str(source)
+        model, unread = _unread_model(name, config) if sharded else (None, None)
+        model = load_model(name, config) if model is None else model
+    else:
+        raise UsageError(
+            "no model is named", remedy="set GRPOConfig.model to a path or Hub id, or pass model="
+        )
+    apply_soft_cap(base_model(model))
+    # Without weights it is the policy's own check that compares numbers.
+    fix_frequencies(base_model(model), check=unread is None)
+    return name, model, unread
+
+
+def _unread_model(name: str, config: GRPOConfig) -> tuple[Any, Unread | None]:
+    """Return a model that is to be sharded, and its files; None if it must be loaded whole."""
+    try:
+        model, unread = unread_model(locate(name), config)
+    except Refused as error:
+        log.warning("each process loads %s whole before it is sharded, because %s", name, error)
+        return None, None
+    _remember_name(model, name)
+    return model, unread
+
+
+def find_teacher(config: GRPOConfig, student: str) -> Any:
+    """Return the model that `config.teacher` names, or what asks its server; None if it names none.
+
+    Args:
+        config: the run's options.
+        student: name of the model to train; empty if it was passed as an object.
+
+    Raises:
+        ModelNotFound: The teacher cannot be loaded.
+        EngineUnavailable: The teacher's server does not answer.
+        UsageError: The teacher is only an adapter, or its tokens are not those of the student.
+    """
+    if not config.teacher:
+        return None
+    if config.teacher_is_served:
+        return ServedTeacher(config.teacher, load_tokenizer(student) if student else None)
+    require_whole(locate(config.teacher), "a teacher")
+    if student and _vocabulary(config.teacher) != _vocabulary(student):
+        raise UsageError(
+            f"the tokens of the teacher {config.teacher} are not those of {student}",
+            remedy="name a teacher with the same tokenizer, such as a larger model of the same family",
+        )
+    # A teacher is loaded whole, because only the policy's weights are read part by part.
+    return find_model(load_model(config.teacher, config), config)[1]
+
+
+def _vocabulary(name: str) -> dict[str, int]:
+    return load_tokenizer(name).backend.get_vocab()
+
+
+def load_model(name: str, config: GRPOConfig) -> Any:
+    """Load a causal language model, or an adapter with its base, from a directory, a .gguf file or the Hub.
+
+    Raises:
+        ModelNotFound: The model cannot be loaded.
+    """
+    wide = config.dtype == "float64"
+    model = load(locate(name), dtype="float32" if wide else config.dtype, device=config.device)
+    _remember_name(model, name)
+    return model.double() if wide else model
+
+
+def _remember_name(model: Any, name: str) -> None:
+    # peft saves this name as the base of an adapter. It must be the path or the Hub id that the user passed,
+    # not the folder of a .gguf file or a path in the cache of the Hub.
+    path = Path(name).expanduser()
+    model.name_or_path = str(path.absolute()) if path.exists() else name
+
+
+def load_tokenizer(name: str) -> ChatTokenizer:
+    """Load the tokenizer that is stored with a model.
+
+    Raises:
+        ModelNotFound: The model or its tokenizer does not exist.
+    """
+    files = locate(name).tokenizer
+    return ChatTokenizer.load(files.path, gguf_file=files.gguf_file)

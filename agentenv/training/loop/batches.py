@@ -1,0 +1,115 @@
+"""The batches that a training trains on: whole ones, also one ahead, a stream of groups, or partial ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Protocol
+
+from agentenv.core.errors import UsageError
+from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.training.loop.partial import PartialBatches
+from agentenv.training.loop.place import Place
+from agentenv.training.loop.rollouts import EpisodeBatch, Rollouts
+from agentenv.training.loop.stream import GroupStream
+
+__all__ = ["Batch", "Batches", "WholeBatches", "open_batches"]
+
+
+class Batch(Protocol):
+    """The groups of one step; awaiting it waits until they are finished."""
+
+    def __await__(self) -> Generator[Any, None, object]: ...
+
+    @property
+    def groups(self) -> tuple[TrajectoryGroup, ...]:
+        """The finished groups that this process played."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """How the batch was played, and what the step waited for."""
+        ...
+
+    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
+        """Return the place of the run once this batch was trained.
+
+        Args:
+            gather: returns the values of all processes, which call this method together.
+        """
+        ...
+
+
+class Batches(Protocol):
+    """Plays the batches of a run."""
+
+    def begin(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0, which may have begun before."""
+        ...
+
+    def refill(self) -> bool:
+        """Return whether the last batch is played further, because too few of its groups have a gradient."""
+        ...
+
+    def go_on(self) -> bool:
+        """Begin what may be played while the last batch trains; return whether anything is played then."""
+        ...
+
+    def stepped(self) -> Place | None:
+        """Begin what the new weights allow; return the place if that has changed it."""
+        ...
+
+
+class WholeBatches:
+    """Plays whole batches: the next one when the last one was trained, or when its training begins.
+
+    Args:
+        rollouts: plays the groups.
+        place: the place of the run.
+    """
+
+    def __init__(self, rollouts: Rollouts, place: Place) -> None:
+        self._rollouts, self._cursors = rollouts, place.cursors
+        rollouts.go_on_after(place.rounds)
+        self._batch: EpisodeBatch | None = None
+        self._ahead: EpisodeBatch | None = None
+
+    def begin(self, step: int) -> EpisodeBatch:
+        """Return the batch that was begun ahead, or begin one."""
+        cursors = self._cursors if self._batch is None else self._batch.cursors
+        self._batch, self._ahead = self._ahead or self._rollouts.begin(step, cursors), None
+        return self._batch
+
+    def refill(self) -> bool:
+        """Play further groups for the batch, if too few of its groups have a gradient."""
+        return self._batch is not None and self._rollouts.refill(self._batch)
+
+    def go_on(self) -> bool:
+        """Begin the next batch, if training is asynchronous."""
+        self._ahead = None if self._batch is None else self._rollouts.begin_ahead(self._batch)
+        return self._ahead is not None
+
+    def stepped(self) -> None:
+        """Begin nothing: a batch begins as a whole."""
+
+
+def open_batches(rollouts: Rollouts, place: Place) -> Batches:
+    """Return what plays the batches of a run, from this place on.
+
+    Raises:
+        UsageError: The checkpoint has groups of another way to play, which this run cannot go on with.
+    """
+    if place.unfinished and not rollouts.config.partial_turns:
+        raise UsageError(
+            f"the checkpoint has {len(place.unfinished)} groups with unfinished episodes, and without "
+            "partial_turns a step plays whole episodes",
+            remedy="go on with partial_turns",
+        )
+    if rollouts.config.max_ahead:
+        return GroupStream(rollouts, place)
+    if place.untrained:
+        raise UsageError(
+            f"the checkpoint has {len(place.untrained)} groups that a stream dealt and did not train, and "
+            "max_ahead=0 plays no stream",
+            remedy="go on with max_ahead of at least 1",
+        )
+    return PartialBatches(rollouts, place) if rollouts.config.partial_turns else WholeBatches(rollouts, place)

@@ -1,0 +1,275 @@
+"""Checkpoints: plain Hugging Face directories that also hold the trainer's state.
+
+`model.safetensors`, `config.json` and the tokenizer's files load anywhere; `trainer_state.json` and
+`trainer_state.pt` hold the state for a bit-equal resume. Of a sharded model the optimiser's tensors are in
+the folder `optimizer`, to which each process writes its own parts. Any number of processes reads either kind
+of checkpoint, and none of them reads more of the optimiser than it keeps. A directory gets its final name
+only when it is complete and on the disk; see `directories`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentenv.core.errors import AgentEnvError, StoreError, UsageError
+from agentenv.engine.hf.load import no_progress_bar
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.training.learners.torch.adapters import adapter_of
+from agentenv.training.learners.torch.files import WeightFiles
+from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.shards import local, whole_weights
+from agentenv.training.learners.torch.world import World
+from agentenv.training.loop.directories import find_whole, partial_of, remove_stale, replace_whole
+from agentenv.training.loop.parts import fill_in, index_of, read_parts, take_out, write_parts
+
+__all__ = [
+    "last_checkpoint",
+    "load_checkpoint",
+    "prune_checkpoints",
+    "save_checkpoint",
+    "save_tokenizer",
+    "step_of",
+]
+
+STATE = "trainer_state.json"
+PARTS = "optimizer"
+_NAME = re.compile(r"step-(\d+)|\.step-(\d+)\.old")
+
+
+def save_checkpoint(
+    learner: Learner, path: Path, *, tokenizer: ChatTokenizer | None, **loop: Mapping[str, Any]
+) -> Path:
+    """Write a checkpoint, which replaces an older one of the same name.
+
+    Only the first process writes. All processes gather a sharded model, and return when it is written.
+
+    Args:
+        learner: the learner to save.
+        path: directory of the checkpoint.
+        tokenizer: tokenizer of the model, which is saved too; None saves none.
+        loop: further state of the loop as JSON values, which `load_checkpoint` returns.
+
+    Raises:
+        StoreError: The directory cannot be written.
+    """
+    world = learner.world
+    state = {**learner.counters(), **loop}
+    if not world.sharded:
+        if world.rank == 0:  # replicas are equal
+            write = partial(_fill, learner.model, None, learner.optimizer.state_dict(), state, tokenizer)
+            _write(path, write)
+        return path
+    weights = whole_weights(learner.model, keep=world.rank == 0)
+    rest, parts = take_out(learner.optimizer.state_dict())
+    write = partial(_fill, learner.model, weights, rest, state, tokenizer)
+    _write_together(path, write, parts, world)
+    return path
+
+
+def _write_together(
+    path: Path, write: Callable[[Path], None], parts: Mapping[str, Any], world: World
+) -> None:
+    """Write a checkpoint to which all processes add their parts, between the first and the last file."""
+    begun = False
+
+    def begin(directory: Path) -> None:
+        nonlocal begun
+        (directory / PARTS).mkdir()
+        begun = True
+        world.settle(None)
+        write_parts(directory / PARTS, parts, world)
+        write(directory)
+
+    failure: AgentEnvError | None = None
+    try:
+        if world.rank == 0:
+            _write(path, begin)
+        else:
+            world.settle(None)
+            begun = True
+            write_parts(partial_of(path) / PARTS, parts, world)
+    except StoreError as error:
+        failure = error
+    if not begun:
+        world.settle(failure)  # the others wait for the directory
+    world.settle(failure)
+
+
+def _fill(  # noqa: PLR0917 - the parts of a checkpoint
+    model: Any,
+    weights: Any,
+    optimizer: dict[str, Any],
+    state: Mapping[str, Any],
+    tokenizer: ChatTokenizer | None,
+    directory: Path,
+) -> None:
+    """Write the files of a checkpoint with these weights; None means the model's own."""
+    with no_progress_bar():
+        model.save_pretrained(str(directory), state_dict=weights, safe_serialization=True)
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, directory)
+    try:
+        torch.save({"optimizer": optimizer, "rng": torch.get_rng_state()}, directory / "trainer_state.pt")
+    except RuntimeError as error:  # torch's own writer failed, as on a full disk
+        raise OSError(str(error)) from error
+    (directory / STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+
+
+def _write(path: Path, fill: Callable[[Path], None]) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        replace_whole(path, fill)
+    except StoreError:
+        raise
+    except (OSError, SafetensorError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise StoreError(f"cannot write the checkpoint {path}: {why}") from error
+
+
+def load_checkpoint(learner: Learner, path: Path) -> dict[str, Any]:
+    """Load weights, optimiser, random state and counters; return these and the state of the loop.
+
+    Raises:
+        UsageError: The checkpoint does not exist, or it was made from another model.
+    """
+    path = find_whole(path)
+    if not (path / STATE).is_file():
+        raise UsageError(f"{path} is not a checkpoint of a trainer: it has no {STATE}")
+    counters = json.loads((path / STATE).read_text(encoding="utf-8"))
+    # The optimiser is made before the load, because its package declares the tensor types in its state.
+    optimizer, sharded = learner.optimizer, learner.world.sharded
+    # Of whole tensors in the file, a process that keeps a part of them reads no more than that.
+    where = optimizer.masters[0].device if not sharded else torch.device("cpu")
+    state = torch.load(path / "trainer_state.pt", map_location=where, mmap=sharded, weights_only=True)
+    _load_weights(learner.model, path)
+    optimizer.refuse_other(state["optimizer"])
+    held = state["optimizer"]
+    if (path / PARTS).is_dir():
+        held = fill_in(held, read_parts(path / PARTS, lambda name: optimizer.masters[index_of(name)]))
+    optimizer.load_state_dict(held)
+    torch.set_rng_state(state["rng"].cpu())
+    learner.restore(counters)
+    return counters
+
+
+def _load_weights(model: Any, path: Path) -> None:
+    from safetensors.torch import load_file
+
+    adapter = adapter_of(model)
+    # peft saves every adapter except "default" in a folder with the adapter's name.
+    folder = path if adapter is None or not (path / adapter).is_dir() else path / adapter
+    if adapter is None and _load_parts(model, path):
+        return
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(str(file))
+    if adapter is not None:
+        if not any("lora_" in name for name in weights):
+            raise UsageError(f"{path} holds no weights of the adapter {adapter!r}")
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, weights, adapter_name=adapter)
+        return
+    if weights.keys() - model.state_dict().keys() and (converted := _converted(model, path)) is not None:
+        weights = converted
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # shapes differ
+        why = str(error).splitlines()[-1].strip()
+        raise UsageError(f"{path} holds another model's weights: {why}") from error
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    if unexpected or set(missing) - tied:
+        wrong = (list(unexpected) + sorted(set(missing) - tied))[:3]
+        raise UsageError(f"{path} holds another model's weights: the parameters {wrong} do not match")
+
+
+def _converted(model: Any, path: Path) -> dict[str, torch.Tensor] | None:
+    """Return weights whose names transformers changes as it reads them, such as those of merged experts.
+
+    None if they are not those of this model.
+    """
+    # FSDP gives a model a class of its own, which cannot be made from files.
+    kind: Any = next(one for one in type(model).__mro__ if not one.__name__.startswith("FSDP"))
+    if not hasattr(kind, "from_pretrained"):
+        return None
+    dtype = next(model.parameters()).dtype
+    try:
+        with no_progress_bar():
+            read, info = kind.from_pretrained(
+                path, config=model.config, dtype=dtype, output_loading_info=True
+            )
+    except (OSError, RuntimeError, ValueError):  # such as weights of other shapes
+        return None
+    if any(info[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        return None
+    return read.state_dict()
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def _load_parts(model: Any, path: Path) -> bool:
+    """Read this process's parts of the weights; False if the files hold other names or shapes."""
+    files = WeightFiles.of(path)
+    state: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    if files is None or any(
+        name not in state or state[name].shape != entry.shape for name, entry in files.entries.items()
+    ):
+        return False
+    read = {id(state[name]) for name in files.entries}
+    if any(id(tensor) not in read for tensor in state.values()):
+        return False
+    for name in files.entries:
+        local(state[name]).copy_(files.part(name, state[name]))
+    return True
+
+
+def save_tokenizer(tokenizer: ChatTokenizer, path: Path) -> None:
+    """Write a tokenizer in files that transformers and `ChatTokenizer.load` can read."""
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens}
+    if tokenizer.chat_template is not None:
+        config["chat_template"] = tokenizer.chat_template
+        (path / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+    (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step N of a checkpoint named `step-N`."""
+    named = _NAME.fullmatch(checkpoint.name)
+    if named is None:
+        raise UsageError(f"{checkpoint} is not a checkpoint of a run: its name is not step-N")
+    return int(named[1] or named[2])
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """Return the newest complete checkpoint in a run's directory; None if there is none."""
+    complete = [path for path in _numbered(run / "checkpoints") if (path / STATE).is_file()]
+    return max(complete, key=step_of, default=None)
+
+
+def prune_checkpoints(directory: Path, keep: int | None, *, newest: int) -> None:
+    """Delete what kills left, and the oldest `step-N` directories but `keep`, at least one; None keeps all.
+
+    Checkpoints of steps after `newest`, which an earlier run left, stay and do not count. Only the
+    process that writes the checkpoints may do this.
+    """
+    remove_stale(directory, "step-*")
+    if keep is None:
+        return
+    paths = sorted((path for path in _numbered(directory) if step_of(path) <= newest), key=step_of)
+    for old in paths[: max(0, len(paths) - max(1, keep))]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _numbered(directory: Path) -> list[Path]:
+    """Return the checkpoints of a run, also one that a kill left without its name."""
+    steps = {step_of(path) for path in directory.glob("*") if _NAME.fullmatch(path.name)}
+    return [find_whole(directory / f"step-{step}") for step in steps]

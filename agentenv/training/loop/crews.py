@@ -1,0 +1,64 @@
+"""The workers of a training: they play with the engine's servers, and are told of each change of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.envs.spec import EnvSpec
+from agentenv.runner.options import RunnerOptions
+from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.loop.rollouts import PlayOptions
+from agentenv.training.loop.sampling import training_sampling
+from agentenv.workers.recipe import Recipe
+from agentenv.workers.start import crew_of
+
+__all__ = ["with_crew"]
+
+
+def with_crew(
+    options: PlayOptions, learner: Learner, specs: Sequence[EnvSpec], engine: Mapping[str, Any] | None
+) -> PlayOptions:
+    """Return the options with the workers that the training asks for, which are not started yet.
+
+    Args:
+        options: options for playing the episodes.
+        learner: the learner whose weights play.
+        specs: the environments of the training.
+        engine: options of the engine.
+
+    Raises:
+        UsageError: The engine is not a server, or a part of the training cannot be sent to workers.
+    """
+    config = learner.config
+    if not config.workers:
+        return options
+    if not config.engine:
+        raise UsageError(
+            f"workers={config.workers}, but the model is in the trainer's process, which alone can use it",
+            remedy="start a server and name it (engine='http://...'), or leave out the workers",
+        )
+    recipe = Recipe.of(
+        specs,
+        config.engine,
+        runner=options.runner or RunnerOptions(),
+        limits=options.limits or RunLimits(),
+        sampling=training_sampling(learner),
+        workers=config.workers,
+        engine=engine,
+        tokenizer=config.model or None,
+        run_seed=config.seed,
+        encode="" if options.rollout is not None else options.encode,
+    )
+    crew = crew_of(
+        recipe,
+        specs,
+        workers=config.workers,
+        ray=config.ray,
+        tell=options.on_workers,
+        tell_servers=options.on_servers,
+    )
+    return replace(options, crew=crew)

@@ -1,0 +1,102 @@
+"""Write the steps of a run to `metrics.jsonl` and trackers, log warnings, and send a notice of a failure.
+
+Only the first process writes. Any process may send the single notice of a launch: each of them can fail
+first, and then the others fail as a consequence.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.runs.notify import Notice, Notifier, through_apprise
+from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.watch.metrics import JsonLines
+from agentenv.training.watch.toptokens import TokenKL
+from agentenv.training.watch.track import Trackers
+from agentenv.training.watch.warn import early_warnings
+
+__all__ = ["Journal"]
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Writes the steps of one run, as a context around the run.
+
+    Raises:
+        DependencyMissing: A tracker or apprise is named in the options and not installed.
+        UsageError: A tracker is unknown.
+    """
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        config = learner.config
+        self._directory = Path(config.output_dir)
+        self._writes = learner.world.rank == 0
+        self._launch = _launch()
+        self._notifier: Notifier | None = None
+        if config.notify:
+            # The wait is long, because loading apprise's services takes seconds on a busy machine.
+            self._notifier = Notifier(
+                through_apprise(config.notify), directory=self._directory / "notices", wait_s=60.0
+            )
+        # An address of apprise may hold a password, so trackers must not show it.
+        shown = {name: value for name, value in asdict(config).items() if name != "notify"}
+        names = config.report_to if self._writes else ()
+        self._file = JsonLines(self._directory / "metrics.jsonl")
+        self._tokens = JsonLines(self._directory / "kl_tokens.jsonl")
+        self._trackers = Trackers(names, directory=self._directory, config=shown)
+        if self._writes:
+            self._file.forget_after(learner.steps_done)
+            self._tokens.forget_after(learner.steps_done)
+
+    def write(
+        self, history: Sequence[dict[str, float]], tokens: Sequence[TokenKL], tokenizer: ChatTokenizer
+    ) -> None:
+        """Write the metrics and tokens of the last step, and log warnings about it.
+
+        Args:
+            history: metrics of the steps so far, the last one included.
+            tokens: the highest-KL tokens of the last step.
+            tokenizer: the tokenizer that decodes them.
+        """
+        if not self._writes:
+            return
+        step = self._learner.steps_done
+        finite = {name: value if isfinite(value) else None for name, value in history[-1].items()}
+        self._file.write(step, finite)
+        self._trackers.log(step, history[-1])
+        for warning in early_warnings(history):
+            log.warning("step %d: %s", step, warning)
+        if tokens:
+            self._tokens.write(step, {"tokens": [token.record(tokenizer.decode) for token in tokens]})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception) and self._notifier is not None:
+                where = f"training run {self._directory.name} after {self._learner.steps_done} steps"
+                self._notifier.tell(Notice.of(where, error), once_for=self._launch)
+                self._notifier.wait()
+        finally:
+            self._trackers.close()
+
+
+def _launch() -> str:
+    """Return an id that the processes of one launch share, and that no later launch has."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+    shared = "-".join(filter(None, map(os.environ.get, names)))
+    return shared or f"{os.getpid()}-{time.time_ns()}"

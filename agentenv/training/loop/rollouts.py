@@ -1,0 +1,404 @@
+"""Play the episodes of a training: batches of groups, held-out tasks, and the check of first prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.task import Task
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.engine.base import Connected, Engine
+from agentenv.envs.spec import EnvSpec
+from agentenv.render.renderer import Renderer
+from agentenv.runner.options import RunnerOptions
+from agentenv.runner.runner import Runner
+from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.loop.branches import with_branches
+from agentenv.training.loop.custom import RolloutFunction, RolloutRequest, play_with
+from agentenv.training.loop.held_out import play_held_out
+from agentenv.training.loop.mixture import Mixture
+from agentenv.training.loop.place import Place
+from agentenv.training.loop.prompts import LongPrompt, too_long
+from agentenv.training.loop.sampling import training_sampling
+from agentenv.training.loop.sync import WeightSync
+from agentenv.workers.crew import Crew
+from agentenv.workers.reports import Tell, reporting_servers
+
+__all__ = ["EpisodeBatch", "PlayOptions", "Playing", "Rollouts"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayOptions:
+    """Options for playing the episodes of a training that are not part of its configuration."""
+
+    limits: RunLimits | None = None
+    runner: RunnerOptions | None = None
+    on_trajectory: Callable[[Trajectory], None] | None = None
+    """Called with each training episode as it finishes."""
+    on_held_out: Callable[[Trajectory], None] | None = None
+    """Called with each episode of an evaluation as it finishes."""
+    rollout: RolloutFunction | None = None
+    """Function that plays the episodes of each step; None means the runner."""
+    crew: Crew | None = None
+    """Workers that play the episodes; None plays them in this process."""
+    on_workers: Tell | None = None
+    """Called from time to time with how the driver and each worker are doing."""
+    on_servers: Tell | None = None
+    """Called from time to time with how each server of the engine is doing."""
+    encode: str = ""
+    """Name (`module:function`) of what workers make of each record for the driver; `crew.encoded` returns it
+    once. A rollout function may leave records out, so with one nothing is made."""
+
+
+class Playing(Protocol):
+    """Something that plays episodes until it is done or stopped."""
+
+    @property
+    def done(self) -> bool:
+        """Whether no episode is still being played."""
+        ...
+
+    async def stop(self) -> None:
+        """Cancel the running episodes, and wait until their environments are closed."""
+        ...
+
+
+class EpisodeBatch:
+    """The groups of one step. Playing starts with the constructor, and awaiting the batch finishes it.
+
+    Args:
+        step: number of the step, from 0.
+        cursors: number of tasks taken so far, by environment, including those of this batch.
+        plays: coroutines, each of which plays the groups of one environment.
+        last_round: index of the last round that the batch may deal.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        cursors: Mapping[str, int],
+        plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]],
+        *,
+        last_round: int,
+    ) -> None:
+        self.step = step
+        self._last_round = last_round
+        self.rounds = 0
+        """Number of times that further tasks were added."""
+        self.seconds = 0.0
+        """Seconds spent on playing: the sum over rounds, each from its first to its last episode."""
+        self._finished: list[TrajectoryGroup] = []
+        self._begin(cursors, plays)
+
+    def add(
+        self, cursors: Mapping[str, int], plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]]
+    ) -> None:
+        """Start to play further groups; await the batch again to finish them."""
+        self.rounds += 1
+        self._begin(cursors, plays)
+
+    def _begin(
+        self, cursors: Mapping[str, int], plays: Sequence[Coroutine[Any, Any, list[TrajectoryGroup]]]
+    ) -> None:
+        self.cursors = dict(cursors)
+        self._began = time.perf_counter()
+        self._tasks = [asyncio.ensure_future(play) for play in plays]
+        self._played = asyncio.gather(*self._tasks)
+        self._played.add_done_callback(self._end)
+
+    def _end(self, played: asyncio.Future[list[list[TrajectoryGroup]]]) -> None:
+        self.seconds += time.perf_counter() - self._began
+        if not played.cancelled() and played.exception() is None:
+            self._finished += [group for groups in played.result() for group in groups]
+
+    def __await__(self) -> Generator[Any, None, object]:
+        """Wait until all groups are played."""
+        return self._played.__await__()
+
+    @property
+    def groups(self) -> tuple[TrajectoryGroup, ...]:
+        """The groups of all finished rounds."""
+        return tuple(self._finished)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Seconds that the batch was played. It waits for its own groups only."""
+        return {"time/rollout": self.seconds, "time/wait/staleness": 0.0}
+
+    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
+        """Return the place behind the batch, which is the same in all processes."""
+        return Place(dict(self.cursors), self._last_round)
+
+    @property
+    def done(self) -> bool:
+        """Whether no episode of the batch is still being played."""
+        return all(task.done() for task in self._tasks)
+
+    async def stop(self) -> None:
+        """Cancel the running episodes, and wait until their environments are closed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(self._played, *self._tasks, return_exceptions=True)
+
+
+class Rollouts:
+    """Plays a mixture of environments with one engine, as an async context.
+
+    Args:
+        learner: the learner whose weights play.
+        engine: the engine that generates the episodes.
+        renderer: renderer of the model.
+        mixture: the environments and the order of their tasks.
+        options: options for playing the episodes.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine,
+        renderer: Renderer,
+        mixture: Mixture,
+        options: PlayOptions,
+    ) -> None:
+        self.learner, self.mixture = learner, mixture
+        self.config, self.options = learner.config, options
+        self._engine, self._renderer = engine, renderer
+        self.crew = options.crew
+        # The servers of workers are reported with the workers.
+        self._watched = reporting_servers(engine, None if options.crew else options.on_servers)
+        tell = None if options.crew is None else options.crew.expect_weights
+        self.sync = WeightSync(learner, engine, renderer, tell)
+        self.runner = Runner(
+            engine,
+            renderer,
+            options.limits,
+            options=options.runner,
+            sampling=training_sampling(learner),
+            run_seed=self.config.seed,
+            elsewhere=options.crew,
+            processes=learner.world.size,
+        )
+        self.left_out: frozenset[tuple[str, str]] = frozenset()
+        """Pairs of a name of the mixture and a task id, for tasks whose prompt is too long."""
+        self._playing: list[Playing] = []
+        self._rounds_before = 0
+        """Number of rounds beyond those that the steps so far would have dealt in whole batches."""
+
+    async def __aenter__(self) -> Self:
+        """Start the workers, if there are any."""
+        if self.options.crew is not None:
+            await self.options.crew.__aenter__()
+        await self._watched.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the running batches and the workers, and close the engine's connections on this event loop."""
+        try:
+            for playing in self._playing:
+                await playing.stop()
+        finally:
+            self._playing.clear()
+            await self.sync.stop()
+            await self._watched.__aexit__(None, None, None)
+            if self.options.crew is not None:
+                await self.options.crew.__aexit__(None, None, None)
+            if isinstance(self.runner.engine, Connected):
+                await self.runner.engine.disconnect()
+
+    # Playing ------------------------------------------------------------------------------
+
+    def begin(self, step: int, cursors: Mapping[str, int]) -> EpisodeBatch:
+        """Start to play the groups of one step, with the tasks that follow the cursors."""
+        after, plays = self._deal(self._round_index(step, 0), self.config.groups_per_step, cursors)
+        batch = EpisodeBatch(
+            step, after, plays, last_round=self._round_index(step, self.config.refill_rounds)
+        )
+        self.stop_at_the_end(batch)
+        return batch
+
+    def stop_at_the_end(self, playing: Playing) -> None:
+        """Stop this when the context ends, if it still plays."""
+        self._playing = [running for running in self._playing if not running.done] + [playing]
+
+    def begin_ahead(self, batch: EpisodeBatch) -> EpisodeBatch | None:
+        """Start to play the next batch if training is asynchronous and this step is not the last."""
+        if not self.config.asynchronous or batch.step + 1 == self.config.max_steps:
+            return None
+        return self.begin(batch.step + 1, batch.cursors)
+
+    def refill(self, batch: EpisodeBatch) -> bool:
+        """Start to play further tasks for a batch if too few of its groups have a gradient.
+
+        The ranks communicate to count these groups, so this must not run during an update.
+
+        Returns:
+            False if there are enough groups, or if the rounds are used up.
+        """
+        if batch.rounds == self.config.refill_rounds:
+            return False
+        wanted = self.config.groups_per_step - self.learner.count_mixed(batch.groups)
+        if wanted <= 0:
+            return False
+        round_index = self._round_index(batch.step, batch.rounds + 1)
+        batch.add(*self._deal(round_index, wanted, batch.cursors))
+        return True
+
+    def go_on_after(self, rounds: int) -> None:
+        """Number the rounds so that none has the number of one of the rounds that were dealt before."""
+        self._rounds_before = max(0, rounds - self.learner.steps_done * (1 + self.config.refill_rounds))
+
+    def _round_index(self, step: int, refill: int) -> int:
+        return self._rounds_before + step * (1 + self.config.refill_rounds) + 1 + refill
+
+    def _deal(
+        self, round_index: int, wanted: int, cursors: Mapping[str, int]
+    ) -> tuple[dict[str, int], list[Coroutine[Any, Any, list[TrajectoryGroup]]]]:
+        """Return the cursors after a round's tasks, and coroutines that play this process's share of them."""
+        dealt, after = self.mixture.deal(
+            wanted, seed=self.config.seed, round_index=round_index, cursors=cursors, left_out=self.left_out
+        )
+        world = self.learner.world
+        # Tasks are split over all environments together. Split for each one, the first rank would get every
+        # remainder.
+        mine = dealt[world.rank :: world.size]
+        parts = [
+            (entry, [(one.task, one.repeat) for one in mine if one.owner == index])
+            for index, entry in enumerate(self.mixture.specs)
+        ]
+        return after, [self._play(entry, tasks, round_index) for entry, tasks in parts if tasks]
+
+    async def _play(
+        self, entry: EnvSpec, tasks: Sequence[tuple[Task, int]], round_index: int
+    ) -> list[TrajectoryGroup]:
+        """Play a group for each task of one environment; each task comes with its number of repeats."""
+        chosen = tuple(task for task, _ in tasks)
+        given: dict[str, Any] = {"round_index": round_index, "repeats": [repeat for _, repeat in tasks]}
+        if self.options.rollout is not None:
+            return await self.play_with(self.options.rollout, entry, chosen, given)
+        size, keep = self.config.num_generations, self.options.on_trajectory
+        played = self.runner.run_groups(entry, chosen, size, on_trajectory=keep, **given)
+        # Sorted, so that the order does not depend on which episode finished first.
+        groups = sorted([group async for group in played], key=lambda group: group.group_id)
+        return await with_branches(self.runner, entry, groups, self.config, keep)
+
+    async def play_with(
+        self, function: RolloutFunction, entry: EnvSpec, chosen: tuple[Task, ...], given: Mapping[str, Any]
+    ) -> list[TrajectoryGroup]:
+        """Let a function of the user play the tasks; what it leaves out of its groups is not kept.
+
+        Args:
+            function: the function.
+            entry: the environment.
+            chosen: the tasks.
+            given: round and repeats of the tasks, as `Runner.run_groups` takes them.
+        """
+
+        async def play(group_size: int | None = None) -> list[TrajectoryGroup]:
+            size = group_size or self.config.num_generations
+            played = self.runner.run_groups(entry, chosen, size, **given)
+            groups = sorted([group async for group in played], key=lambda group: group.group_id)
+            return await with_branches(self.runner, entry, groups, self.config)
+
+        request = RolloutRequest(
+            engine=self._engine,
+            renderer=self._renderer,
+            tasks=chosen,
+            group_ids=tuple(job.group_id for job in self.runner.stage(entry).jobs(chosen, **given)),
+            group_size=self.config.num_generations,
+            spec=entry,
+            sampling=self.runner.sampling,
+            runner=self.runner,
+            play=play,
+        )
+        groups = await play_with(function, request, self.learner.weights_version)
+        if self.options.on_trajectory is not None:
+            for trajectory in (member for group in groups for member in group):
+                self.options.on_trajectory(trajectory)
+        return groups
+
+    # Before and after ---------------------------------------------------------------------
+
+    async def leave_out_long_prompts(self, cursors: Mapping[str, int]) -> dict[str, float]:
+        """Check the tasks that the rest of the run will play, and leave out those with a too long prompt.
+
+        Returns:
+            `tasks/checked` and `tasks/too_long`; with several environments, these for each of them.
+
+        Raises:
+            UsageError: No task of an environment is left.
+        """
+        counts: dict[str, float] = {}
+        mixture = self.mixture
+        for entry, name, weight in zip(mixture.specs, mixture.names, mixture.weights, strict=True):
+            share = weight / sum(mixture.weights)
+            number, long_prompts = await self._long_prompts(entry, share, cursors.get(name, 0))
+            prefix = "tasks" if len(self.mixture.specs) == 1 else f"tasks/{name}"
+            counts[f"{prefix}/checked"] = float(number)
+            counts[f"{prefix}/too_long"] = float(len(long_prompts))
+            if not long_prompts:
+                continue
+            if len(long_prompts) == number:
+                shortest = min(prompt.num_tokens for prompt in long_prompts)
+                raise UsageError(
+                    f"every prompt of {entry.id} is too long: the shortest of {number} has {shortest} "
+                    f"tokens, the limit is {long_prompts[0].limit}",
+                    remedy="raise max_context_tokens or max_prompt_length",
+                )
+            self.left_out |= {(name, prompt.task_id) for prompt in long_prompts}
+            log.warning(
+                "%s: %d of %d tasks are left out, because their prompt is over %d tokens",
+                *(name, len(long_prompts), number, long_prompts[0].limit),
+            )
+        return counts
+
+    async def _long_prompts(self, entry: EnvSpec, share: float, cursor: int) -> tuple[int, list[LongPrompt]]:
+        """Check the tasks that the rest of the run will play, estimated from the weights.
+
+        The dealing goes past a long prompt, so a further task is checked for each of them.
+
+        Returns:
+            The number of different tasks that were checked, and the long prompts.
+        """
+        rounds = (self.config.max_steps - self.learner.steps_done) * (1 + self.config.refill_rounds)
+        missing = ceil(max(0, rounds) * self.config.groups_per_step * share)
+        size, world = self.mixture.tasks_of(entry).num_tasks, self.learner.world
+        every = missing if size is None else 2 * size  # two rounds from any cursor hold all tasks
+        upcoming = self.mixture.rounds(entry, self.config.seed, cursor)
+        checked: set[str] = set()
+        found: dict[str, LongPrompt] = {}
+        taken = 0
+        missing = min(missing, every)
+        # An endless set that has hardly a short prompt must not keep the run from starting.
+        while missing and taken < 100 * every and (taken < every or len(found) < len(checked)):
+            tasks = list(islice(upcoming, missing))
+            new = list({task.id: task for task in tasks if task.id not in checked}.values())
+            mine = new[world.rank :: world.size]
+            long_prompts = world.gather(await too_long(self.runner, entry, mine, self.config))
+            found |= {prompt.task_id: prompt for prompt in long_prompts}
+            checked |= {task.id for task in new}
+            taken += len(tasks)
+            missing = sum(task.id in found for task in tasks)
+        return len(checked), list(found.values())
+
+    async def evaluate_alone(self) -> dict[str, float]:
+        """Do what `evaluate` does, in a context of its own."""
+        async with self:
+            return await self.evaluate()
+
+    def evaluate(self) -> Coroutine[Any, Any, dict[str, float]]:
+        """Play the held-out tasks; see `GRPOTrainer.evaluate`."""
+        keep = self.options.on_held_out
+        return play_held_out(self.runner, self.mixture, self.learner, self.sync, on_trajectory=keep)

@@ -1,0 +1,224 @@
+"""Supervised warm-up on demonstrations, which are ordinary trajectories.
+
+A scripted policy plays the environment through the runner. Its completions are model spans, and the warm-up
+raises their log-probability. Reinforcement learning then reinforces the better ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Literal, TypeAlias, TypedDict
+
+from agentenv.core.errors import UsageError
+from agentenv.core.imports import import_object
+from agentenv.core.limits import RunLimits
+from agentenv.core.loops import run_blocking
+from agentenv.core.playing import MessagePolicy
+from agentenv.core.seeds import derive_seed
+from agentenv.core.task import Task
+from agentenv.core.trajectory import Trajectory
+from agentenv.engine.scripted.policy import PolicyEngine, play_oracle
+from agentenv.envs.spec import EnvSpec
+from agentenv.render.renderer import Renderer
+from agentenv.runner.runner import Runner
+from agentenv.training.batch import TrainBatch, add_demonstrations
+from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.optim import learning_rate as scheduled_rate
+from agentenv.training.rows import Row
+from agentenv.training.sums import Meter
+
+__all__ = [
+    "DemonstrationPolicy",
+    "WarmupOptions",
+    "demonstrate",
+    "policy_of",
+    "require_oracle",
+    "sort_out",
+    "warm_up",
+]
+
+log = logging.getLogger(__name__)
+
+DemonstrationPolicy: TypeAlias = MessagePolicy
+"""Function of the messages so far, the task's fields and the episode's random generator, which returns
+the next assistant message."""
+
+
+def policy_of(demos: DemonstrationPolicy | str) -> tuple[DemonstrationPolicy | None, str]:
+    """Return a scripted policy and its name; no policy if `demos` names none.
+
+    Args:
+        demos: the policy, or its name `module:function` or `file.py:function`; `oracle` for the
+            environments' own; `none` for no demonstrations; empty means `oracle` where there is one.
+
+    Raises:
+        UsageError: The policy cannot be imported.
+    """
+    if not isinstance(demos, str):
+        return demos, f"{demos.__module__}:{getattr(demos, '__qualname__', type(demos).__qualname__)}"
+    if demos in {"", "none", "oracle"}:
+        return (None if demos == "none" else play_oracle), demos
+    return import_object(demos, where="demos"), demos
+
+
+def require_oracle(demos: str, specs: Sequence[EnvSpec]) -> str:
+    """Return the name of the demonstrations of a run; empty demonstrations become `oracle` or `none`.
+
+    Raises:
+        UsageError: Oracles are asked for, and no environment has one.
+    """
+    has_oracle = any(spec.oracle is not None for spec in specs)
+    if demos == "oracle" and not has_oracle:
+        specs[0].require_oracle()
+    return demos or ("oracle" if has_oracle else "none")
+
+
+def sort_out(
+    shown: Sequence[Trajectory], min_reward: float | None = None
+) -> tuple[list[Trajectory], dict[str, int]]:
+    """Return the demonstrations to imitate, and the numbers of the others by the reason to leave them out.
+
+    Args:
+        shown: the demonstrations. Failed ones, and those that a limit cut, are left out.
+        min_reward: least reward of a demonstration; None takes any.
+    """
+    good: list[Trajectory] = []
+    others: Counter[str] = Counter()
+    for trajectory in shown:
+        if trajectory.stop_reason.failed:
+            error = trajectory.error
+            others[f"failed ({trajectory.stop_reason if error is None else error.message})"] += 1
+        elif trajectory.truncated:
+            others[f"cut by a limit ({trajectory.stop_reason.value})"] += 1
+        elif min_reward is not None and (trajectory.reward is None or trajectory.reward < min_reward):
+            others[f"reward under {min_reward:g}"] += 1
+        else:
+            good.append(trajectory)
+    return good, dict(others)
+
+
+def demonstrate(
+    spec: EnvSpec,
+    tasks: Iterable[Task | Mapping[str, object]],
+    policy: DemonstrationPolicy,
+    renderer: Renderer,
+    *,
+    limits: RunLimits | None = None,
+    seed: int = 0,
+) -> list[Trajectory]:
+    """Play each task once with a scripted policy, through the runner, and return the trajectories.
+
+    The simulated user of the specification takes part. The ids of the groups begin with `demonstration:`.
+
+    Args:
+        spec: the environment.
+        tasks: the tasks to play.
+        policy: function that writes the assistant's messages; its random numbers are derived from the
+            seed and the task.
+        renderer: renderer of the model that will be trained.
+        limits: limits of the episodes.
+        seed: seed of the run.
+    """
+    return run_blocking(_demonstrate(spec, tasks, policy, renderer, limits or RunLimits(), seed))
+
+
+async def _demonstrate(  # noqa: PLR0917 - the parameters of `demonstrate`
+    spec: EnvSpec,
+    tasks: Iterable[Task | Mapping[str, object]],
+    policy: DemonstrationPolicy,
+    renderer: Renderer,
+    limits: RunLimits,
+    seed: int,
+) -> list[Trajectory]:
+    engine = PolicyEngine(policy, renderer.tokenizer, name="demonstration", seed=seed)  # pyright: ignore[reportArgumentType]
+    runner = Runner(engine, renderer, limits, run_seed=seed)
+    todo = list(tasks)
+    shown = [group async for group in runner.run_groups(spec, todo)]
+    order = {job.group_id: place for place, job in enumerate(runner.stage(spec).jobs(todo))}
+    shown.sort(key=lambda group: order[group.group_id])
+    return [
+        replace(trajectory, group_id=f"demonstration:{trajectory.group_id}")
+        for group in shown
+        for trajectory in group
+    ]
+
+
+class WarmupOptions(TypedDict, total=False):
+    """Options of a warm-up, with their defaults."""
+
+    batch_size: int
+    """Number of rows per step, drawn in shuffled rounds; default 8."""
+    learning_rate: float
+    """Peak of the learning rate; default 5e-5."""
+    warmup_steps: int
+    """Number of steps in which the learning rate rises linearly; default 4."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"]
+    on_metrics: Callable[[int, Mapping[str, float]], None] | None
+    """Called after every step."""
+
+
+def warm_up(
+    learner: Learner,
+    demonstrations: Sequence[Trajectory],
+    *,
+    steps: int,
+    batch_size: int = 8,
+    learning_rate: float = 5e-5,
+    warmup_steps: int = 4,
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant",
+    on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> list[dict[str, float]]:
+    """Train on demonstrations by cross entropy; see `GRPOTrainer.warmup`.
+
+    Raises:
+        UsageError: No demonstration has anything to train on.
+    """
+    config = replace(
+        learner.config,
+        max_steps=steps,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        lr_scheduler_type=lr_scheduler_type,
+        num_minibatches=1,  # one update a step
+        num_iterations=1,
+    )
+    rows, dropped = _rows_of(demonstrations, learner)
+    random = Random(derive_seed(config.seed, "warmup"))
+    queue: list[int] = []
+    history: list[dict[str, float]] = []
+    with learner.separate_optimizer(config) as optimizer:
+        for step in range(steps):
+            started = time.perf_counter()
+            while len(queue) < batch_size:
+                queue += random.sample(range(len(rows)), len(rows))
+            chosen, queue = queue[:batch_size], queue[batch_size:]
+            meter = Meter()
+            rate = scheduled_rate(config, step)
+            _, norm = learner.apply([rows[number] for number in chosen], optimizer, rate, meter)
+            metrics = {"sft/nll": meter.result()["sft/nll"], "grad_norm": norm}
+            metrics["time/update"] = time.perf_counter() - started
+            history.append(metrics if step else metrics | dropped)
+            log.info("warm-up step %d of %d: %.2f nats a token", step + 1, steps, metrics["sft/nll"])
+            if on_metrics is not None:
+                on_metrics(step + 1, history[-1])
+    return history
+
+
+def _rows_of(demonstrations: Sequence[Trajectory], learner: Learner) -> tuple[list[Row], dict[str, float]]:
+    """Return the rows of demonstrations, and metrics that count what was left out."""
+    longest = learner.policy.max_length
+    shown = TrainBatch([])
+    add_demonstrations(shown, demonstrations, longest, learner.policy.vocab_size)
+    if not shown.rows:
+        too_long = shown.metrics.get("dropped/demonstrations_too_long", 0.0)
+        raise UsageError(
+            f"none of {len(demonstrations)} demonstrations can be trained on: {too_long:.0f} are longer than "
+            f"the {longest} tokens that the model takes, the others have no sampled token",
+            remedy="play them with an engine that returns token ids, as `demonstrate` does",
+        )
+    return shown.rows, shown.metrics

@@ -1,0 +1,442 @@
+"""Play groups as a stream: each step takes the first that finish, and new ones begin as soon as they may.
+
+Rules:
+
+1. While n steps are done, at most `(n + max_ahead + 1) * groups_per_step` groups have begun (AReaL, arXiv
+   2505.24298, equation 3). Groups that were dropped and extra groups of refills do not count.
+2. With `late_groups="wait"`, a group that began when n steps were done is trained when at most
+   `n + max_ahead` are done: a step waits for those unfinished groups without which a later step would break
+   this rule. Nothing is left out for being long.
+3. With `late_groups="drop"`, no step waits, and a group that is too old for the next step is dropped and
+   replaced. Its running episodes are cancelled. Groups with long episodes are then trained less often than
+   others.
+4. Every group that was dealt is trained once, or dropped and counted. A checkpoint names the groups that were
+   dealt and not trained; a resumed run deals them first, with the same tasks, ids and seeds.
+
+In a launch of several processes all deal the same groups, and each plays and trains its share of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agentenv.core.errors import UsageError
+from agentenv.core.seats import game_of
+from agentenv.core.task import Task
+from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.envs.spec import EnvSpec
+from agentenv.runner.feed import JobFeed
+from agentenv.runner.plan import Job, jobs_of
+from agentenv.training.loop.branches import with_branches
+from agentenv.training.loop.custom import RolloutFunction
+from agentenv.training.loop.event_loop import beside_the_loop
+from agentenv.training.loop.place import DealtGroup, Place
+from agentenv.training.loop.rollouts import Rollouts
+
+__all__ = ["GroupStream", "StreamBatch"]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A group that was dealt and not trained."""
+
+    dealt: DealtGroup
+    number: int
+    """Number of the group in the order of dealing."""
+    owner: int
+    """Index of its environment in the mixture."""
+    rank: int
+    """The process that plays it."""
+    task: Task
+    job: Job
+    born: int | None = None
+    """Number of steps that were done when it began; None before that."""
+    began: float = 0.0
+    finished: float = 0.0
+    playing: asyncio.Task[None] | None = None
+    """Task that plays it alone: a rollout function, or its branches."""
+    groups: list[TrajectoryGroup] | None = None
+    """The played group; None before it is finished. A rollout function may return several groups, or none."""
+
+
+class StreamBatch:
+    """The groups that one step takes from the stream; awaiting it waits until they can be taken.
+
+    Args:
+        stream: where the groups come from.
+    """
+
+    def __init__(self, stream: GroupStream) -> None:
+        self._stream = stream
+        self._taken: list[_Open] = []
+        self.groups: tuple[TrajectoryGroup, ...] = ()
+        self.metrics: dict[str, float] = {}
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._take().__await__()
+
+    async def _take(self) -> None:
+        taken, waited = await self._stream.take()
+        now = time.perf_counter()
+        self._taken = taken
+        self.groups = tuple(played for group in taken for played in group.groups or ())
+        self.metrics = {
+            "time/rollout": max((group.finished - group.began for group in taken), default=0.0),
+            "time/wait/staleness": waited,
+            "time/ready": sum(now - group.finished for group in taken) / max(1, len(taken)),
+            **self._stream.gauges(),
+        }
+
+    def trained(self, gather: Callable[[Sequence[Any]], Sequence[Any]]) -> Place:
+        """Return the place of the run without the groups that the step took, and those that are too late."""
+        taken = [group.number for group in self._taken]
+        late = gather(self._stream.too_late(taken))
+        if late:
+            self.metrics["dropped/late_groups"] = len(late) / self._stream.num_processes
+        return self._stream.without(gather(taken), late)
+
+
+class GroupStream:
+    """Deals, plays and hands out groups; see the rules above.
+
+    Args:
+        rollouts: plays the groups.
+        place: the place of the run; its untrained groups are dealt first.
+    """
+
+    # Invariant: each group that was dealt and not trained is in `_open`; until it may begin, its number is
+    # also in `_held`. All processes have the same groups in `_open`, with the same numbers and ranks.
+
+    def __init__(self, rollouts: Rollouts, place: Place) -> None:
+        self._rollouts, self._config = rollouts, rollouts.config
+        self._learner, self._world = rollouts.learner, rollouts.learner.world
+        self._steps = self._learner.steps_done
+        """Number of steps whose weights the engine has."""
+        self._cursors = dict(place.cursors)
+        self._rounds = max(place.rounds, self._steps * (1 + self._config.refill_rounds))
+        self._open: dict[int, _Open] = {}
+        self._by_id: dict[str, _Open] = {}
+        self._held: deque[int] = deque()
+        self._dealt = 0
+        self._slots_dealt = self._slots_used = 0
+        """Slots are the groups that rule 1 counts. They go round the processes in turn."""
+        self._released = self._replaced = 0
+        self._gone: tuple[Sequence[int], Sequence[int]] = ((), ())
+        self._wanted = 0
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+        self._feeds = [JobFeed(self._begun) for _ in rollouts.mixture.specs]
+        self._room = asyncio.Semaphore(max(1, rollouts.runner.at_once.number // self._size))
+        self._tasks: set[asyncio.Task[None]] = set()
+        for dealt in place.untrained:
+            self._add_again(dealt)
+        rollouts.stop_at_the_end(self)
+        if rollouts.options.rollout is None:
+            for owner in range(len(rollouts.mixture.specs)):
+                self._start(self._play(owner))
+        self._deal(0)
+
+    @property
+    def _size(self) -> int:
+        return self._config.num_generations
+
+    # For the training ---------------------------------------------------------------------
+
+    def begin(self, step: int) -> StreamBatch:
+        """Return the batch of a step, whose groups began when the steps before it were done."""
+        return StreamBatch(self)
+
+    def refill(self) -> bool:
+        """Return False: awaiting the batch refills it too."""
+        return False
+
+    async def take(self) -> tuple[list[_Open], float]:
+        """Wait for the groups of a step, and for the further groups that a refill needs.
+
+        Returns:
+            The groups, and the seconds for which there were enough but unfinished ones had to come first.
+
+        Raises:
+            BaseException: Playing failed, for example in a rollout function.
+        """
+        config = self._config
+        self._wanted = config.groups_per_step
+        batch, waited = await self._finished()
+        for _ in range(config.refill_rounds):
+            count = partial(self._learner.count_mixed, [one for group in batch for one in group.groups or ()])
+            missing = config.groups_per_step - await beside_the_loop(count)
+            if missing <= 0:
+                break
+            self._wanted += missing
+            self._deal(self._wanted - config.groups_per_step)
+            batch, longer = await self._finished()
+            waited += longer
+        return sorted(batch, key=lambda group: group.number), waited
+
+    def go_on(self) -> bool:
+        """Return True: the stream is played while the batch trains."""
+        return True
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that train together."""
+        return self._world.size
+
+    def too_late(self, taken: Collection[int]) -> list[int]:
+        """Return the groups of this process that the next step must not train any more (rule 3)."""
+        if self._config.late_groups == "wait":
+            return []
+        born_before = self._steps + 1 - self._config.max_ahead
+        return [
+            number
+            for number, group in self._open.items()
+            if group.born is not None and group.born < born_before and number not in taken
+        ]
+
+    def without(self, taken: Sequence[int], dropped: Sequence[int]) -> Place:
+        """Return the place without these groups, which `stepped` then forgets.
+
+        This may be called in another thread than that of the event loop.
+        """
+        self._gone = (taken, dropped)
+        left = {*taken, *dropped}
+        untrained = tuple(group.dealt for number, group in self._open.items() if number not in left)
+        return Place(dict(self._cursors), self._rounds, untrained)
+
+    def stepped(self) -> Place:
+        """Begin the groups that the new step allows, and return the place with them."""
+        taken, dropped = self._gone
+        ranks = [self._open[number].rank for number in dropped]
+        for number in dropped:
+            self._end_early(self._open[number])
+        for number in (*taken, *dropped):
+            del self._by_id[self._open.pop(number).dealt.group_id]
+        self._slots_used += self._wanted
+        self._steps = self._learner.steps_done
+        if ranks and self._steps < self._config.max_steps:
+            self._replaced += len(ranks)
+            self._deal_round(len(ranks), ranks)
+        self._deal(0)
+        return self.without((), ())
+
+    def gauges(self) -> dict[str, float]:
+        """Return how many groups of this process are played, wait for room, and wait for the trainer."""
+        own = [group for group in self._open.values() if group.rank == self._world.rank]
+        return {
+            "stream/playing": float(sum(one.born is not None and one.groups is None for one in own)),
+            "stream/queued": float(sum(one.born is None and one.number not in self._held for one in own)),
+            "stream/finished": float(sum(one.groups is not None for one in own)),
+        }
+
+    # Dealing ------------------------------------------------------------------------------
+
+    def _deal(self, extra: int) -> None:
+        """Deal and begin as many groups as rule 1 allows, with `extra` ones for the refills of this step."""
+        config = self._config
+        steps = min(config.max_ahead + 1, config.max_steps - self._steps)
+        limit = self._slots_used + steps * config.groups_per_step + extra
+        while self._slots_dealt < limit:
+            count = min(config.groups_per_step, limit - self._slots_dealt)
+            slots = range(self._slots_dealt, self._slots_dealt + count)
+            self._slots_dealt += count
+            self._deal_round(count, [slot % self._world.size for slot in slots])
+        while self._held and self._released < limit + self._replaced:
+            self._released += 1
+            self._release(self._open[self._held.popleft()])
+
+    def _deal_round(self, count: int, ranks: Sequence[int]) -> None:
+        mixture, seed = self._rollouts.mixture, self._config.seed
+        self._rounds += 1
+        dealt, self._cursors = mixture.deal(
+            count,
+            seed=seed,
+            round_index=self._rounds,
+            cursors=self._cursors,
+            left_out=self._rollouts.left_out,
+        )
+        for one, rank in zip(dealt, ranks, strict=True):
+            job = self._job(one.owner, one.task, self._rounds, one.repeat)
+            name = mixture.names[one.owner]
+            place = DealtGroup(name, one.cursor, self._rounds, one.repeat, job.group_id)
+            self._add(place, one.owner, rank, one.task, job)
+
+    def _add_again(self, dealt: DealtGroup) -> None:
+        """Deal a group that an earlier run dealt and did not train."""
+        mixture = self._rollouts.mixture
+        if dealt.env not in mixture.names:
+            raise UsageError(
+                f"the checkpoint has groups of {dealt.env} to train on, which is not among the environments",
+                remedy="go on with the environments of the run",
+            )
+        owner = mixture.names.index(dealt.env)
+        task = mixture.task_at(owner, seed=self._config.seed, cursor=dealt.cursor)
+        job = self._job(owner, task, dealt.round_index, dealt.repeat)
+        if job.group_id != dealt.group_id:
+            raise UsageError(
+                f"the checkpoint has the group {dealt.group_id} to train on, but its task is now that of "
+                f"{job.group_id}",
+                remedy="go on with the tasks and the seed of the run",
+            )
+        rank = self._slots_dealt % self._world.size
+        self._slots_dealt += 1
+        self._add(dealt, owner, rank, task, job)
+
+    def _job(self, owner: int, task: Task, round_index: int, repeat: int) -> Job:
+        spec = self._rollouts.mixture.specs[owner]
+        return next(jobs_of([task], spec.id, self._config.seed, round_index, [repeat]))
+
+    def _add(self, dealt: DealtGroup, owner: int, rank: int, task: Task, job: Job) -> None:
+        group = _Open(dealt, self._dealt, owner, rank, task, job)
+        self._open[group.number] = self._by_id[job.group_id] = group
+        self._held.append(group.number)
+        self._dealt += 1
+
+    # Playing ------------------------------------------------------------------------------
+
+    def _release(self, group: _Open) -> None:
+        """Let a group begin, if this process plays it, as soon as there is room for its episodes."""
+        if group.rank != self._world.rank:
+            return
+        function = self._rollouts.options.rollout
+        if function is None:
+            self._feeds[group.owner].put(group.job)
+        else:
+            group.playing = self._start(self._play_with(function, group))
+
+    def _begun(self, job: Job) -> None:
+        group = self._by_id[job.group_id]
+        group.born, group.began = self._steps, time.perf_counter()
+
+    def _end_early(self, group: _Open) -> None:
+        """Cancel what this process still plays of a group."""
+        if group.groups is not None or group.rank != self._world.rank:
+            return
+        if group.playing is not None:
+            group.playing.cancel()
+        else:
+            self._feeds[group.owner].drop(group.job)
+
+    def _end(self, group: _Open, played: list[TrajectoryGroup]) -> None:
+        group.groups, group.finished = played, time.perf_counter()
+        self._changed.set()
+
+    async def _play(self, owner: int) -> None:
+        """Play the groups of one environment."""
+        rollouts = self._rollouts
+        keep, spec = rollouts.options.on_trajectory, rollouts.mixture.specs[owner]
+        jobs = rollouts.runner.run_jobs(spec, self._feeds[owner], self._size, on_trajectory=keep)
+        seats: list[TrajectoryGroup] = []
+        async with aclosing(jobs) as played:
+            async for group in played:
+                seats.append(group)
+                if group.group_id != game_of(group.group_id):
+                    continue  # the groups of further seats come right before that of their game
+                groups, seats = seats, []
+                if group.group_id not in self._by_id:  # it was dropped
+                    continue
+                one = self._by_id[group.group_id]
+                if self._config.branches:
+                    one.playing = self._start(self._grow(spec, one, groups))
+                else:
+                    self._end(one, groups)
+
+    async def _grow(self, spec: EnvSpec, one: _Open, groups: list[TrajectoryGroup]) -> None:
+        """Play the branches of groups, whose members are finished, beside other groups."""
+        rollouts = self._rollouts
+        async with self._room:
+            keep = rollouts.options.on_trajectory
+            grown = await with_branches(rollouts.runner, spec, groups, self._config, keep)
+        self._end(one, grown)
+
+    async def _play_with(self, function: RolloutFunction, group: _Open) -> None:
+        """Let a function of the user play one group."""
+        async with self._room:
+            self._begun(group.job)
+            spec = self._rollouts.mixture.specs[group.owner]
+            given = {"round_index": group.dealt.round_index, "repeats": [group.dealt.repeat]}
+            self._end(group, await self._rollouts.play_with(function, spec, (group.task,), given))
+
+    def _start(self, play: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(play)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = self._error or error
+            self._changed.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is played any more."""
+        return not self._tasks
+
+    async def stop(self) -> None:
+        """Cancel the running episodes, and wait until their environments are closed."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Taking -------------------------------------------------------------------------------
+
+    async def _finished(self) -> tuple[list[_Open], float]:
+        """Wait until a batch can be taken; return it and the seconds that rule 2 alone made it wait."""
+        waited = 0.0
+        while True:
+            self._changed.clear()
+            batch, enough = self._choose()
+            if batch is not None:
+                return batch, waited
+            began = time.perf_counter()
+            await self._changed.wait()
+            waited += time.perf_counter() - began if enough else 0.0
+
+    def _choose(self) -> tuple[list[_Open] | None, bool]:
+        """Return this process's part of the batch, and whether enough groups are finished.
+
+        The part is None if it must wait, for more groups or because of rule 2.
+        """
+        if self._error is not None:
+            raise self._error
+        own = [group for group in self._open.values() if group.rank == self._world.rank]
+        ready = [group for group in own if group.groups is not None]
+        ready.sort(key=lambda group: (group.born, group.number))
+        quota = len(self._slots_of_this_process(self._slots_used, self._wanted))
+        unfinished = [one for one in own if one.groups is None and one.number not in self._held]
+        if len(ready) < quota and unfinished:
+            return None, False
+        begun = [group for group in unfinished if group.born is not None]
+        if self._config.late_groups == "wait" and self._breaks_the_bound(begun, ready[quota:]):
+            return None, True
+        return ready[:quota], True
+
+    def _breaks_the_bound(self, unfinished: Sequence[_Open], ready: Sequence[_Open]) -> bool:
+        """Return whether one of these groups would be trained too late, and waiting can change that.
+
+        Later steps take the groups in the order in which they began. The group of index i then has the place
+        of slot i among those of this process, which tells its step.
+        """
+        config, first = self._config, self._slots_used + self._wanted
+        left = sorted([*unfinished, *ready], key=lambda group: (group.born, group.number))
+        slots = self._slots_of_this_process(first, len(left) * self._world.size)
+        may_change = False
+        for group, slot in zip(left, slots, strict=False):
+            may_change |= group.groups is None
+            trained_at = self._steps + 1 + (slot - first) // config.groups_per_step
+            if may_change and trained_at > (group.born or 0) + config.max_ahead:
+                return True
+        return False
+
+    def _slots_of_this_process(self, first: int, count: int) -> range:
+        rank, size = self._world.rank, self._world.size
+        return range(first + (rank - first) % size, first + count, size)

@@ -1,0 +1,34 @@
+"""Advantages, token weights and losses of GRPO and related methods, as pure functions of numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.training.objective.advantage import group_advantages as group_advantages
+    from agentenv.training.objective.advantage import overlong_penalty as overlong_penalty
+    from agentenv.training.objective.advantage import turn_advantages as turn_advantages
+    from agentenv.training.objective.advantage import turn_returns as turn_returns
+    from agentenv.training.objective.branches import Branched as Branched
+    from agentenv.training.objective.branches import branch_advantages as branch_advantages
+    from agentenv.training.objective.loss import LossOutput as LossOutput
+    from agentenv.training.objective.loss import grpo_loss as grpo_loss
+    from agentenv.training.objective.loss import kl_penalty as kl_penalty
+    from agentenv.training.objective.loss_inputs import LossInputs as LossInputs
+    from agentenv.training.objective.mismatch import correction_weights as correction_weights
+    from agentenv.training.objective.mismatch import off_policy_mask as off_policy_mask
+    from agentenv.training.objective.weighting import token_weights as token_weights
+
+__all__ = door(
+    __name__,
+    {
+        "advantage": ["group_advantages", "overlong_penalty", "turn_advantages", "turn_returns"],
+        "branches": ["Branched", "branch_advantages"],
+        "loss_inputs": ["LossInputs"],
+        "loss": ["LossOutput", "grpo_loss", "kl_penalty"],
+        "mismatch": ["correction_weights", "off_policy_mask"],
+        "weighting": ["token_weights"],
+    },
+)

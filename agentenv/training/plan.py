@@ -1,0 +1,269 @@
+"""The settings of a training run, their record in the run's directory, and the opening of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import DependencyMissing, UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.settings import build, options_of
+from agentenv.engine.factory import check_options, weights_and_engine
+from agentenv.engine.hf.engine import TransformersEngine
+from agentenv.engine.hf.load import locate
+from agentenv.envs.registry import registry
+from agentenv.envs.registry import spec as find_spec
+from agentenv.envs.spec import EnvSpec
+from agentenv.runner.options import RunnerOptions
+from agentenv.runner.watchdog import Waiting
+from agentenv.runs.store.reader import find_run
+from agentenv.runs.store.trust import require_trust
+from agentenv.runs.store.writer import RunWriter
+from agentenv.training.config import GRPOConfig, refuse_groups_of_one
+from agentenv.training.loop.checkpoint import last_checkpoint, step_of
+from agentenv.training.loop.custom import rollout_of
+from agentenv.training.loop.mixture import Envs, weighted
+from agentenv.training.loop.sft import require_oracle
+from agentenv.training.watch.track import require_trackers
+from agentenv.workers.start import check_workers
+
+__all__ = ["TrainPlan", "TrainRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPlan:
+    """The settings of an open training run, which are equal in every process of a launch."""
+
+    path: Path
+    """The run's directory."""
+    envs: Mapping[str, float]
+    """Weights of the environments, by the names that the caller used."""
+    config: GRPOConfig
+    limits: RunLimits
+    runner: RunnerOptions
+    env: Mapping[str, Any]
+    """Keyword arguments of the environments."""
+    engine: Mapping[str, Any]
+    """Keyword arguments of the engine."""
+    demos: str = ""
+    """Name of the scripted policy for the warm-up; `none` if there is no warm-up."""
+    checkpoint: Path | None = None
+    """Checkpoint from which a resumed run continues; None in a new run."""
+    waiting: Callable[[], Sequence[Waiting]] | None = field(default=None, compare=False)
+    """Returns what the episodes being played wait for; None if this process does not play them."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.path.resolve().name
+
+    @property
+    def resumed_step(self) -> int:
+        """Number of the last step before a resumed run continues; 0 in a new run."""
+        return 0 if self.checkpoint is None else step_of(self.checkpoint)
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings that `run.json` keeps, as plain values."""
+        # An address of apprise may hold a password, so it is not stored; `_go_on` takes it from the caller.
+        # The run's directory is wherever its files are, so a name of it would be wrong after a move.
+        left_out = {"notify", "output_dir"}
+        config = {name: value for name, value in asdict(self.config).items() if name not in left_out}
+        return {
+            "envs": dict(self.envs),
+            "train": config,
+            "limits": asdict(self.limits),
+            "runner": self.runner.record(),
+            "env": dict(self.env),
+            "engine": dict(self.engine),
+            "demos": self.demos,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """The arguments of `train` that describe a run."""
+
+    envs: Envs = ()
+    model: str = ""
+    steps: int | None = None
+    group_size: int | None = None
+    seed: int | None = None
+    train: GRPOConfig | Mapping[str, Any] | None = None
+    limits: RunLimits | Mapping[str, Any] | None = None
+    runner: RunnerOptions | Mapping[str, Any] | None = None
+    env: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    runs_dir: str | Path = "runs"
+    resume: str | Path = ""
+    demos: str = ""
+    trust: bool = False
+    rollout: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields of `GRPOConfig`, which override those of `train`."""
+
+    def open(self) -> tuple[RunWriter, TrainPlan]:
+        """Start a new run or resume a stopped one; return its writer and its plan.
+
+        Raises:
+            UsageError: An argument does not exist or is out of range. No directory is made in this case.
+            StoreError: The run cannot be found or written.
+        """
+        return self._go_on() if self.resume else self._begin()
+
+    def mixture(self, plan: TrainPlan) -> list[tuple[EnvSpec, float]]:
+        """Return the environments, with arguments and weights, that the caller named, or else the plan's."""
+        pairs = weighted(self.envs) or list(plan.envs.items())
+        return [(_spec(env).with_kwargs(plan.env), weight) for env, weight in pairs]
+
+    def _begin(self) -> tuple[RunWriter, TrainPlan]:
+        pairs = weighted(self.envs)
+        if not pairs:
+            raise UsageError(
+                "no environment is named",
+                remedy="name at least one environment; `agentenv list` shows what is installed",
+            )
+        specs = [_spec(env).with_kwargs(self.env) for env, _ in pairs]
+        plan = TrainPlan(
+            path=Path(),
+            envs={env if isinstance(env, str) else env.id: weight for env, weight in pairs},
+            config=self._config(),
+            limits=options_of(RunLimits, self.limits),
+            runner=options_of(RunnerOptions, self.runner),
+            env=dict(self.env),
+            engine=dict(self.engine),
+            demos=require_oracle(self.demos, specs),
+        )
+        for spec in specs:
+            spec.check_kwargs()
+        plan.runner.check_imports()
+        if not self.rollout:  # the caller passed no function, but the settings may name one
+            rollout_of(plan.config.rollout)
+        refuse_groups_of_one(plan.config)
+        require_trackers(plan.config.report_to)
+        if plan.config.notify:
+            DependencyMissing.require("apprise", extra="notify", purpose="a notice to an address")
+        _check_model(plan.config.model)
+        if plan.config.teacher and not plan.config.teacher_is_served:
+            locate(plan.config.teacher)
+        check_workers(plan.config.workers, plan.config.ray, plan.config.engine or f"hf:{plan.config.model}")
+        if plan.engine and not plan.config.engine:
+            check_options(TransformersEngine, "the engine in this process", plan.engine)
+        ids = tuple(spec.id for spec in specs)
+        writer = RunWriter.create(
+            ids[0],
+            kind="train",
+            runs_dir=self.runs_dir,
+            env_ids=ids,
+            model=plan.config.model,
+            seed=plan.config.seed,
+            config=plan.record() | {"changed_envs": _changed(self.envs)},
+        )
+        return writer, _in_directory(plan, writer.path)
+
+    def _config(self) -> GRPOConfig:
+        """Return the trainer's configuration; the arguments of `train()` override the fields of `train=`."""
+        weights, engine = weights_and_engine(self.model)
+        named = {"model": weights or None, "max_steps": self.steps, "num_generations": self.group_size}
+        given = {name: value for name, value in {**named, "seed": self.seed}.items() if value is not None}
+        config = self.train
+        if not isinstance(config, GRPOConfig):
+            config = build(GRPOConfig, config or {}, self.settings, given)
+        elif self.settings:
+            held = {item.name: getattr(config, item.name) for item in fields(config)}
+            config = build(GRPOConfig, held, self.settings)
+        rollout = self.rollout or config.rollout
+        return replace(config, **given, engine=config.engine or engine, rollout=rollout)
+
+    def _go_on(self) -> tuple[RunWriter, TrainPlan]:
+        run = find_run(self.resume, self.runs_dir)
+        if run.info.kind != "train":
+            raise UsageError(
+                f"run {run.id} is an evaluation", remedy=f"resume it with agentenv eval --resume {run.id}"
+            )
+        require_trust(run.info, trust=self.trust, purpose="resuming")
+        ids = tuple(_spec(env).id for env, _ in weighted(self.envs))
+        if ids and ids != tuple(run.info.env_ids):
+            raise UsageError(
+                f"run {run.id} trains on {', '.join(run.info.env_ids)}, not on {', '.join(ids)}",
+                remedy="leave the environment out to resume it",
+            )
+        checkpoint = last_checkpoint(run.path)
+        if checkpoint is None:
+            raise UsageError(
+                f"run {run.id} has no checkpoint to resume from",
+                remedy="start a new run; with -o save_steps=1 it saves a checkpoint after every step",
+            )
+        record: Mapping[str, Any] = run.info.config
+        if not ids:
+            _require_ids_enough(run.id, record, run.info.env_ids)
+        passed = {"rollout": self.rollout} if self.rollout else {}
+        config = build(GRPOConfig, record["train"], self._changed_on_resume(), passed)
+        if not self.rollout:
+            rollout_of(config.rollout)
+        plan = TrainPlan(
+            path=run.path,
+            envs=record["envs"],
+            config=replace(config, max_steps=max(config.max_steps, self.steps or 0)),
+            limits=build(RunLimits, record["limits"]),
+            runner=build(RunnerOptions, record["runner"]),
+            env=record["env"],
+            engine=record["engine"],
+            demos=record["demos"],
+            checkpoint=checkpoint,
+        )
+        return RunWriter.resume(run.path), _in_directory(plan, run.path)
+
+    def _changed_on_resume(self) -> dict[str, Any]:
+        """Return the settings that a resumed run takes from the caller: notices, and where it plays."""
+        train = asdict(self.train) if isinstance(self.train, GRPOConfig) else self.train or {}
+        changed = {name: train[name] for name in ("workers", "ray") if name in train}
+        changed |= {name: self.settings[name] for name in ("workers", "ray") if name in self.settings}
+        engine = self.settings.get("engine") or train.get("engine")
+        if engine:  # its servers may have other addresses now
+            changed["engine"] = engine
+        return {"notify": train.get("notify", ()), **changed}
+
+
+def _in_directory(plan: TrainPlan, path: Path) -> TrainPlan:
+    return replace(plan, path=path, config=replace(plan.config, output_dir=str(path)))
+
+
+def _spec(env: str | EnvSpec) -> EnvSpec:
+    return find_spec(env) if isinstance(env, str) else env
+
+
+def _changed(envs: Envs) -> list[str]:
+    """Return the ids of specifications that are not those which their ids name."""
+    given = [env for env, _ in weighted(envs) if isinstance(env, EnvSpec)]
+    return [env.id for env in given if env.id in registry and _content(env) != _content(registry[env.id])]
+
+
+def _content(env: EnvSpec) -> str:
+    try:
+        return env.to_json()
+    except UsageError:  # a part has no name
+        return repr((dict(env.kwargs), env.limits))
+
+
+def _require_ids_enough(run_id: str, record: Mapping[str, Any], env_ids: Sequence[str]) -> None:
+    """Refuse to resume a run by the ids of its environments if these do not describe them."""
+    changed: Sequence[str] = record.get("changed_envs", ())
+    if changed or len(record["envs"]) != len(env_ids):
+        raise UsageError(
+            f"run {run_id} trains on specifications of {', '.join(changed or env_ids)} that differ from what "
+            "these ids name",
+            remedy="pass the same envs again to resume it",
+        )
+
+
+def _check_model(model: str) -> None:
+    """Refuse a model that does not exist, before a run directory is made."""
+    if not model:
+        raise UsageError(
+            "no model to train is named", remedy="name one (-m), such as ./SmolLM2 or a .gguf file"
+        )
+    if model in {"mock", "oracle", "random"} or model.startswith(("policy:", "scripted:")):
+        raise UsageError(f"{model} has no weights to train", remedy="name a model (-m), such as ./SmolLM2")
+    locate(model)

@@ -1,0 +1,177 @@
+"""Rows to train on: one token sequence each, cut after its last trained token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentenv.core.errors import UsageError
+from agentenv.core.routed_experts import RoutedExperts
+from agentenv.core.trajectory import TokenSequence
+from agentenv.training.supports import TokenSupports
+
+__all__ = ["Row", "fit_rows", "make_row"]
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence to train on; tensors named `_n` have one value for each of its n trained tokens."""
+
+    # Invariant: all tensors `_n` have the same length and order as `positions_n`.
+    token_ids: list[int]
+    """Tokens of the sequence up to the last trained one, which is included."""
+    positions_n: Tensor
+    """Indices of the trained tokens in `token_ids`; never 0, because nothing predicts the first token."""
+    sampler_n: Tensor
+    """The sampler's logprobs, in float64. They are converted to the model's format on its device."""
+    advantages_n: Tensor
+    episode: int
+    group: int
+    weight: float = 0.0
+    """Weight of each token in the loss, set for each optimiser step."""
+    old_n: Tensor | None = None
+    ref_n: Tensor | None = None
+    demonstration: bool = False
+    """Whether the row is trained by cross entropy instead of the policy loss."""
+    member: int = 0
+    """Index of the episode in its group."""
+    sequence: int = 0
+    """Index of the sequence in its episode."""
+    counted_only: bool = False
+    """Whether the row is not trained and only counts in the weights of the other rows."""
+    turns_n: Tensor | None = None
+    """Index of each token's assistant turn in its episode, from 0; None means 0 for all."""
+    attempts_n: Tensor | None = None
+    """Index of the attempt that each token belongs to, from 0; None means 0 for all."""
+    new_n: Tensor | None = None
+    """Log-probabilities under the weights of the latest pass of the update; None before it."""
+    entropy_n: Tensor | None = None
+    routed_experts: RoutedExperts | None = None
+    """Experts that the tokens but the last are sent to; None if the routers choose."""
+    supports: TokenSupports | None = None
+    """What the trained tokens were sampled from; None if all of them from the whole vocabulary."""
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained tokens."""
+        return self.positions_n.numel()
+
+    def indices(self) -> tuple[Tensor, Tensor]:
+        """Return the turn and the attempt of each trained token."""
+        none_n = torch.zeros_like(self.positions_n)
+        turns_n, attempts_n = self.turns_n, self.attempts_n
+        return none_n if turns_n is None else turns_n, none_n if attempts_n is None else attempts_n
+
+
+def fit_rows(
+    rows: Iterable[Row | None], max_length: int | None, vocab_size: int | None, dropped: Counter[str]
+) -> Iterator[Row]:
+    """Yield the rows that the model can take, and count the others by reason."""
+    for row in rows:
+        reason = _unfit_row(row, max_length, vocab_size)
+        if row is None or reason:
+            dropped[reason] += 1
+        else:
+            yield row
+
+
+def make_row(
+    sequence: TokenSequence,
+    advantage: float | Sequence[float],
+    episode: int,
+    group: int,
+    *,
+    demonstration: bool = False,
+    attempts: Sequence[int] = (),
+    oldest_version: int | None = None,
+    replay: bool = False,
+) -> Row | None:
+    """Return the row of a sequence; None if it has no token to train.
+
+    Args:
+        sequence: the sequence.
+        advantage: its advantage, or that of each of its tokens.
+        episode: index of its episode.
+        group: index of its group.
+        demonstration: whether it is trained by cross entropy.
+        attempts: the attempt that each turn of the episode belongs to.
+        oldest_version: tokens that older weights sampled are not trained.
+        replay: whether the row takes over the experts that the engine chose.
+
+    Raises:
+        UsageError: There is not one advantage for each token, or the engine told no experts.
+    """
+    mask = torch.tensor(_trained(sequence, oldest_version), dtype=torch.bool)
+    mask[:1] = False  # the first token has no prediction
+    positions_n = mask.nonzero().squeeze(-1)
+    if positions_n.numel() == 0:
+        return None
+    if isinstance(advantage, (int, float)):
+        advantages_n = torch.full(positions_n.shape, float(advantage), dtype=torch.float64)
+    else:
+        if len(advantage) != len(sequence):
+            raise UsageError(
+                f"{len(advantage)} per-token advantages for a sequence of {len(sequence)} tokens"
+            )
+        advantages_n = torch.tensor(advantage, dtype=torch.float64)[positions_n]
+    sampler_n = torch.tensor(sequence.logprobs, dtype=torch.float64)[positions_n]
+    token_ids = sequence.token_ids[: int(positions_n[-1]) + 1]
+    turns_n = torch.tensor(sequence.turn_index)[positions_n].clamp(min=0)
+    return Row(
+        token_ids,
+        positions_n,
+        sampler_n,
+        advantages_n,
+        episode,
+        group,
+        demonstration=demonstration,
+        turns_n=turns_n,
+        attempts_n=torch.tensor(attempts)[turns_n] if any(attempts) else None,
+        routed_experts=_routed(sequence, len(token_ids) - 1) if replay else None,
+        # Imitation raises the probability of a token among all others, whatever it was sampled from.
+        supports=None if demonstration else TokenSupports.of_spans(sequence.spans, mask),
+    )
+
+
+def _routed(sequence: TokenSequence, length: int) -> RoutedExperts:
+    """Return the experts of the first tokens of a sequence."""
+    routed = sequence.routed_experts
+    if routed is None or len(routed) < length:
+        known = 0 if routed is None else len(routed)
+        raise UsageError(
+            f"router_replay is set, but the engine told the experts of {known} of the {length} tokens of an "
+            "episode",
+            remedy="sample with an engine that tells them (return_routed_experts=True), or set "
+            "router_replay=False",
+        )
+    return routed.part(0, length)
+
+
+def _trained(sequence: TokenSequence, oldest_version: int | None) -> list[bool]:
+    """Return which tokens are trained. Tokens without a version count as new."""
+    if oldest_version is None:
+        return sequence.loss_mask
+    new = [
+        span.trained and (span.weights_version is None or span.weights_version >= oldest_version)
+        for span in sequence.spans
+    ]
+    return [trained for span, trained in zip(sequence.spans, new, strict=True) for _ in span.token_ids]
+
+
+def _unfit_row(row: Row | None, max_length: int | None, vocab_size: int | None) -> str:
+    """Return the name of the metric that counts why a sequence is left out; empty if it is trained."""
+    if row is None:
+        return "rows_without_trained_tokens"
+    if max_length is not None and len(row.token_ids) > max_length:
+        return "rows_too_long"
+    highest = max(row.token_ids) if row.supports is None else max(*row.token_ids, row.supports.highest)
+    if vocab_size is not None and highest >= vocab_size:
+        raise UsageError(
+            f"token id {highest} is outside the model's vocabulary of {vocab_size}: "
+            "the trajectories were made with another tokenizer"
+        )
+    return ""

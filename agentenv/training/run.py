@@ -1,0 +1,304 @@
+"""Train a model with GRPO in a run directory, which can be stopped, resumed and viewed.
+
+The run directory holds every finished episode, the metrics, the checkpoints, and the results of each update
+for each episode (advantages, entropy, new log-probabilities), which the viewer shows token by token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import TrainingFailed, UsageError
+from agentenv.core.html import html_lines, html_table
+from agentenv.core.limits import RunLimits
+from agentenv.core.loops import blocking
+from agentenv.core.trajectory import Trajectory
+from agentenv.runner.options import RunnerOptions
+from agentenv.runner.watchdog import Waiting
+from agentenv.runs.frames import frame
+from agentenv.runs.store.encoded import ENCODE
+from agentenv.runs.store.reader import Run
+from agentenv.runs.store.runinfo import RunStatus
+from agentenv.training.config import GRPOConfig
+from agentenv.training.loop.checkpoint import last_checkpoint
+from agentenv.training.loop.custom import RolloutFunction, rollout_of
+from agentenv.training.loop.mixture import Envs
+from agentenv.training.loop.sft import DemonstrationPolicy, demonstrate, policy_of, sort_out
+from agentenv.training.loop.shared_run import SharedRun
+from agentenv.training.plan import TrainPlan, TrainRequest
+from agentenv.training.trainer import GRPOTrainer
+from agentenv.training.watch.bounds import busiest_bound
+
+__all__ = ["TrainResult", "train"]
+
+log = logging.getLogger(__name__)
+
+_SHOWN = ("reward", "groups/frac_mixed", "entropy", "kl", "grad_norm", "eval/success")
+"""Metrics that a notebook shows of a training, as far as they were computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """Result of a training run."""
+
+    history: tuple[Mapping[str, float], ...]
+    """Metrics of each step of this call. Those of a resumed run's earlier steps are in the run directory."""
+    run: Run | None
+    """The run with its episodes, metrics and checkpoints; only the first process of a launch has it, the
+    others have None."""
+    steps_done: int
+    """Number of steps of the whole run, earlier calls included."""
+    checkpoint: Path | None
+    """The newest checkpoint, a plain Hugging Face directory; None if no checkpoint was saved."""
+    interrupted: bool = False
+    """Whether Ctrl-C stopped the run. A checkpoint of the last whole step was written then."""
+    evaluation_on_start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores before the first step, with `eval_on_start`; empty otherwise."""
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """The last step's scores on held-out tasks, such as `eval/success`; empty if there are none."""
+        last = self.history[-1] if self.history else {}
+        return {name: value for name, value in last.items() if name.startswith("eval/")}
+
+    @property
+    def busiest(self) -> str:
+        """What this call spent most of its time on, as a sentence; empty if it made no step."""
+        return busiest_bound(self.history)
+
+    def to_dataframe(self) -> Any:
+        """Return a `pandas.DataFrame` of the metrics, with a row for each step of this call.
+
+        Raises:
+            DependencyMissing: pandas is not installed.
+        """
+        return frame({"step": step, **metrics} for step, metrics in self._steps())
+
+    def _repr_html_(self) -> str:
+        names = [name for name in _SHOWN if any(name in metrics for metrics in self.history)]
+        rows = [(step, *(metrics.get(name) for name in names)) for step, metrics in self._steps()]
+        run = [] if self.run is None else [f"run {self.run.id}  {self.steps_done} steps"]
+        return html_lines(run) + html_table(("step", *names), rows)
+
+    def _steps(self) -> Iterator[tuple[int, Mapping[str, float]]]:
+        """Yield the metrics of this call with the number that their step has in the whole run."""
+        return enumerate(self.history, start=self.steps_done - len(self.history) + 1)
+
+
+def train(
+    envs: Envs = (),
+    model: str = "",
+    *,
+    steps: int | None = None,
+    group_size: int | None = None,
+    seed: int | None = None,
+    demos: DemonstrationPolicy | str = "",
+    num_demos: int = 128,
+    rollout: RolloutFunction | str = "",
+    runs_dir: str | Path = "runs",
+    resume: str | Path = "",
+    trust: bool = False,
+    train: GRPOConfig | Mapping[str, Any] | None = None,
+    limits: RunLimits | Mapping[str, Any] | None = None,
+    runner: RunnerOptions | Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    on_start: Callable[[TrainPlan], None] | None = None,
+    on_warmup: Callable[[Sequence[Trajectory]], None] | None = None,
+    on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+    **settings: Any,
+) -> TrainResult:
+    """Train a model with GRPO on episodes of environments, and return the result.
+
+    Args:
+        envs: an id, a file, a module or an `EnvSpec`; a list of these; or a mapping of names to weights.
+        model: a directory, a Hub id, a .gguf file, or http://HOST:PORT/v1 of a vLLM server.
+        steps: number of training steps; a resumed run can only become longer.
+        group_size: number of episodes of each task, which are compared with each other.
+        seed: seed of the run.
+        demos: a policy to imitate first, or its name; empty for the environments' oracles, `none` for none.
+        num_demos: number of tasks that the scripted policy plays, over all environments.
+        rollout: function that plays the episodes of each step, or its name; see `RolloutRequest`.
+        runs_dir: directory of all runs; the processes of torchrun write one run.
+        resume: id or path of a stopped run, which continues with the settings that it has.
+        trust: execute what the resumed run names, although another user or machine made the run.
+        train: the trainer's options; `model`, `steps`, `group_size` and `seed` override them.
+        limits: limits of each episode.
+        runner: options such as the number of concurrent episodes, history, condenser, user and score.
+        env: keyword arguments of the environments.
+        engine: keyword arguments of the engine.
+        on_start: called with the run's plan once its directory is open.
+        on_warmup: called with the demonstrations to imitate before the model is trained on them.
+        on_metrics: called after each step with its number and metrics; `eval_on_start` is step 0.
+        settings: further fields of `GRPOConfig`, such as `workers`, which override those of `train`.
+
+    Raises:
+        UsageError: An argument is wrong, or the run to resume comes from elsewhere and is not trusted.
+        TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
+    """
+    (policy, shown_by), (function, played_by) = policy_of(demos), rollout_of(rollout)
+    given = (train, limits, runner, env or {}, engine or {}, runs_dir, resume, shown_by, trust, played_by)
+    request = TrainRequest(envs, model, steps, group_size, seed, *given, settings)
+    with SharedRun(request.open) as run:
+        training = _Training(run, request, function, on_start, on_metrics)
+        training.begin(policy, num_demos, on_warmup)
+        with training.saved_if_it_ends_early():
+            blocking()(training.trainer.run())
+        return training.finish()
+
+
+class _Training:
+    """A training in an open run; only the process that writes the run calls the callbacks."""
+
+    def __init__(
+        self,
+        run: SharedRun[TrainPlan],
+        request: TrainRequest,
+        rollout: RolloutFunction | None,
+        on_start: Callable[[TrainPlan], None] | None,
+        on_metrics: Callable[[int, Mapping[str, float]], None] | None,
+    ) -> None:
+        self._run, self._on_metrics = run, on_metrics
+        self._envs = request.mixture(run.plan)
+        self._asked_for_demos = bool(request.demos)
+        self._history: list[Mapping[str, float]] = []
+        self._start: Mapping[str, float] = {}
+        self._interrupted = False
+        self._waiting: Callable[[], Sequence[Waiting]] = tuple  # nothing, until there is a trainer
+        plan = run.plan
+        if run.is_first and on_start is not None:
+            on_start(replace(plan, waiting=self.waiting))
+        self.trainer = GRPOTrainer(
+            plan.config,
+            engine_options=plan.engine,
+            envs=self._envs,
+            limits=plan.limits,
+            runner=plan.runner,
+            rollout=rollout,
+            on_metrics=self._stepped,
+            on_trajectory=self._keep,
+            on_held_out=self._keep_held_out,
+            on_trained=run.annotate,
+            on_workers=run.log_workers,
+            on_servers=run.log_servers,
+            encode=ENCODE,
+        )
+        self._waiting = self.trainer.waiting
+        run.keep_texts(self.trainer.renderer.tokenizer.backend)
+
+    def waiting(self) -> Sequence[Waiting]:
+        """Return what the episodes being played wait for."""
+        return self._waiting()
+
+    def begin(
+        self,
+        policy: DemonstrationPolicy | None,
+        num_demos: int,
+        on_warmup: Callable[[Sequence[Trajectory]], None] | None,
+    ) -> None:
+        """Load the checkpoint of a resumed run, or train a new run on demonstrations if it has a policy.
+
+        Raises:
+            UsageError: The caller asked for demonstrations, and none can be imitated.
+        """
+        plan, trainer = self._run.plan, self.trainer
+        if plan.checkpoint is not None:
+            trainer.resume(plan.checkpoint)
+        elif policy is not None and plan.demos != "none":
+            good, others = self._demonstrations(policy, num_demos)
+            reasons = ", ".join(f"{number} {reason}" for reason, number in others.items())
+            if others:
+                log.warning("%d demonstrations are not imitated: %s", sum(others.values()), reasons)
+            if not good and self._asked_for_demos:
+                raise UsageError(
+                    f"no demonstration can be imitated: {reasons or 'there are no tasks'}",
+                    remedy="raise the limit that cut them, correct the policy, or use none",
+                )
+            if not good:
+                return
+            if self._run.is_first and on_warmup is not None:
+                on_warmup(good)
+            steps = max(1, len(good) * plan.config.demo_epochs // 8)
+            trainer.warmup(good, steps=steps, batch_size=8)
+
+    def _demonstrations(
+        self, policy: DemonstrationPolicy, num_demos: int
+    ) -> tuple[list[Trajectory], dict[str, int]]:
+        """Return what `sort_out` does of the demonstrations, the same in all processes.
+
+        The first process plays them: in another one they may end differently, and processes that make
+        different numbers of steps would wait for each other for ever.
+        """
+        least = self._run.plan.config.demo_min_reward
+        played = [sort_out(self._shown(policy, num_demos), least)] if self._run.is_first else []
+        return self.trainer.world.gather(played)[0]
+
+    def _shown(self, policy: DemonstrationPolicy, num_demos: int) -> list[Trajectory]:
+        """Play the demonstrations and keep them in the run; oracles play each environment that has one."""
+        plan, seed = self._run.plan, self._run.plan.config.seed
+        envs = self._envs[:1]
+        if plan.demos == "oracle":
+            envs = [(spec, weight) for spec, weight in self._envs if spec.oracle is not None]
+        total = sum(weight for _, weight in envs)
+        shown: list[Trajectory] = []
+        for spec, weight in envs:
+            tasks = islice(spec.task_set().shuffle(seed), max(1, round(num_demos * weight / total)))
+            renderer = self.trainer.renderer
+            shown += demonstrate(spec, tasks, policy, renderer, limits=plan.limits, seed=seed)
+        for trajectory in shown:
+            self._run.append(trajectory)
+            self._run.annotate(trajectory, {"role": "demonstration"})
+        return shown
+
+    def _keep(self, trajectory: Trajectory) -> None:
+        self._run.append(trajectory, self.trainer.encoded(trajectory))
+
+    def _keep_held_out(self, trajectory: Trajectory) -> None:
+        """Keep a held-out episode in the run; each evaluation has groups of its own."""
+        self.trainer.encoded(trajectory)  # of no use, because the group has another name
+        group_id = f"held-out-{self.trainer.steps_done}:{trajectory.group_id}"
+        kept = replace(trajectory, group_id=group_id)
+        self._run.append(kept)
+        self._run.annotate(kept, {"role": "held-out"})
+
+    def _stepped(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.collect()
+        if step:
+            self._history.append(metrics)
+        else:
+            self._start = metrics
+        if self._run.is_first and self._on_metrics is not None:
+            self._on_metrics(step, metrics)
+
+    @contextmanager
+    def saved_if_it_ends_early(self) -> Generator[None]:
+        """Save a checkpoint of the last whole step if the run ends early; Ctrl-C is no error then."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._interrupted = True
+            if self.trainer.steps_done:
+                self.trainer.save_step()
+        except TrainingFailed:
+            if self.trainer.learner.updates_done:  # resumed once the cause is corrected
+                self.trainer.save_step()
+            raise
+
+    def finish(self) -> TrainResult:
+        """Close the run and return the result."""
+        self._run.close(RunStatus.INTERRUPTED if self._interrupted else RunStatus.FINISHED)
+        path = self._run.plan.path
+        return TrainResult(
+            tuple(self._history),
+            Run(path) if self._run.is_first else None,
+            self.trainer.steps_done,
+            last_checkpoint(path),
+            self._interrupted,
+            self._start,
+        )

@@ -1,0 +1,385 @@
+"""The trainer: play groups of episodes, update the weights, bring them to the engine, and repeat.
+
+One step, as GRPO (DeepSeekMath, section 4.1) with DAPO's changes as defaults:
+
+1. each group's rewards become advantages; groups without spread are left out (`batch`, `objective`);
+2. the proximal policy and the reference score the tokens (`update`, `model.reference`);
+3. every trained token gets its weight, over the whole optimiser step (`objective.weighting`);
+4. rows are laid out with shared prefixes and scored (`model.packing`, `model.policy`, `model.logprob`);
+5. the loss goes backward; gradients are summed, clipped and applied (`objective.loss`, `model.optim`).
+
+`Learner` does all of this and knows no environment, engine or text. `GRPOTrainer` adds the parts that play
+episodes (`loop.rollouts`), bring weights to the engine (`loop.sync`) and write results (`loop.journal`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from agentenv.core.errors import UsageError
+from agentenv.core.limits import RunLimits
+from agentenv.core.loops import run_blocking
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.engine.base import Engine
+from agentenv.engine.hf.threads import dismiss_team
+from agentenv.render.renderer import Renderer
+from agentenv.render.tokenizer import ChatTokenizer
+from agentenv.runner.options import RunnerOptions
+from agentenv.runner.watchdog import Waiting
+from agentenv.training.batch import AdvantageFn, TrainBatch
+from agentenv.training.config import GRPOConfig, refuse_groups_of_one
+from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.world import World, own_device
+from agentenv.training.loading import find_model, find_teacher, load_tokenizer
+from agentenv.training.loop.batches import Batch, open_batches
+from agentenv.training.loop.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from agentenv.training.loop.crews import with_crew
+from agentenv.training.loop.custom import RolloutFunction, rollout_of
+from agentenv.training.loop.event_loop import beside_the_loop, interrupted_together
+from agentenv.training.loop.journal import Journal
+from agentenv.training.loop.mixture import Mixture
+from agentenv.training.loop.place import Place
+from agentenv.training.loop.rollouts import PlayOptions, Rollouts
+from agentenv.training.loop.sft import WarmupOptions, warm_up
+from agentenv.training.loop.sync import held_still, open_engine
+from agentenv.training.loop.usable import UsableEpisodes
+from agentenv.training.objective.loss_inputs import LossInputs
+from agentenv.training.sums import Meter, applies
+from agentenv.training.watch.metrics import episode_metrics, update_metrics
+from agentenv.training.watch.notes import episode_notes
+from agentenv.training.watch.toptokens import TokenKL, top_tokens
+from agentenv.training.watch.warn import TaskLedger
+from agentenv.workers.reports import Tell
+from agentenv.workers.servers import server_metrics
+
+__all__ = ["GRPOTrainer"]
+
+
+class GRPOTrainer:
+    """Trains a causal language model on trajectory groups; see `agentenv.training` for the options.
+
+    Raises:
+        ModelNotFound: The model cannot be loaded.
+        UsageError: No model is named, it cannot be trained, or an environment's weight is not positive.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        *,
+        model: Any = None,
+        tokenizer: ChatTokenizer | None = None,
+        engine: Engine | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        envs: Any = None,
+        tasks: Any = None,
+        eval_tasks: Any = None,
+        limits: RunLimits | None = None,
+        runner: RunnerOptions | None = None,
+        rollout: RolloutFunction | None = None,
+        advantage_fn: AdvantageFn | None = None,
+        loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+        on_metrics: Callable[[int, Mapping[str, float]], None] | None = None,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+        on_held_out: Callable[[Trajectory], None] | None = None,
+        on_trained: Callable[[Trajectory, Mapping[str, object]], None] | None = None,
+        on_workers: Tell | None = None,
+        on_servers: Tell | None = None,
+        encode: str = "",
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.engine = engine
+        """The engine that generates episodes; if none was passed, it is made when it is first needed."""
+        self.place = Place()
+        """The tasks that were used so far."""
+        self.top_tokens: list[TokenKL] = []
+        """Highest-KL tokens of the last step; empty if `top_kl_tokens` is 0."""
+        self._ledger = TaskLedger()
+        self._mixture = None if envs is None else Mixture(envs, tasks=tasks, eval_tasks=eval_tasks)
+        play, _ = rollout_of(rollout or config.rollout)
+        self._play_options = PlayOptions(
+            limits,
+            runner,
+            on_trajectory,
+            on_held_out,
+            play,
+            on_workers=on_workers,
+            on_servers=on_servers,
+            encode=encode,
+        )
+        self._engine_options = engine_options
+        self._on_metrics, self._on_trained = on_metrics, on_trained
+        self._renderer: Renderer | None = None
+        self._rollouts: Rollouts | None = None
+        own_device()
+        self.model_name, loaded, unread = find_model(model, config)
+        self.learner = Learner(
+            loaded,
+            config,
+            advantage_fn=advantage_fn,
+            loss_fn=loss_fn,
+            teacher=find_teacher(config, self.model_name),
+            held_still=lambda: held_still(self.engine, self.learner),
+            unread=unread,
+        )
+
+    def step(
+        self, groups: Sequence[TrajectoryGroup], *, demonstrations: Sequence[Trajectory] = ()
+    ) -> dict[str, float]:
+        """Train on one batch and return its metrics.
+
+        Args:
+            groups: the episodes, from any source.
+            demonstrations: trajectories trained by cross entropy in the same update, weighted by `sft_coef`.
+
+        Raises:
+            UsageError: The trajectories were made with another tokenizer.
+        """
+        learner, world = self.learner, self.world
+        started = time.perf_counter()
+        played = episode_metrics(groups, weights_version=learner.weights_version, gather=world.gather)
+        batch = learner.batch(groups, demonstrations)
+        parts = learner.minibatches([*batch.rows, *batch.counted], groups) * self.config.num_iterations
+        learner.score_before(batch.rows, passes=len(parts))
+        scored = time.perf_counter()
+        meter, updates = Meter(), list[tuple[float, float]]()
+        for rows in parts:
+            moved = any(applies(norm) for _, norm in updates)
+            updates.append(learner.update(rows, meter, moved=moved))
+        learner.steps_done += 1
+        self._note(groups, batch)
+        metrics = played | batch.metrics | meter.result() | update_metrics(updates)
+        metrics |= {
+            "learning_rate": learner.learning_rate,
+            "tokens/trained": float(sum(row.num_trained for row in batch.rows)),
+            "weights_version": float(learner.weights_version),
+            "time/logprob": scored - started,
+            "time/update": time.perf_counter() - scored,
+        }
+        merged = world.merge(metrics)
+        learner.tokens_seen += int(merged.get("tokens/action", 0.0) + merged.get("tokens/context", 0.0))
+        return merged | {"num_tokens": float(learner.tokens_seen)}
+
+    def _note(self, groups: Sequence[TrajectoryGroup], batch: TrainBatch) -> None:
+        """Pass each episode's training results to `on_trained`, and keep the highest-KL tokens."""
+        if self._on_trained is not None:
+            for trajectory, note in episode_notes(groups, batch):
+                self._on_trained(trajectory, {"step": self.steps_done, **note})
+        self.top_tokens = top_tokens(batch.rows, groups, self.config.top_kl_tokens, self.world)
+
+    # A whole run --------------------------------------------------------------------------
+
+    def train(self) -> list[dict[str, float]]:
+        """Play, step, sync, evaluate and save until `max_steps`; return each step's metrics.
+
+        A resumed trainer continues from its checkpoint. The last step's metrics include the evaluation on
+        held-out tasks, if there are any.
+
+        Raises:
+            UsageError: There is no environment to play, or a group has one episode only.
+            TrainingFailed: No episode of a batch is usable, or the run dropped everything that it played.
+        """
+        return run_blocking(self.run())
+
+    async def run(self) -> list[dict[str, float]]:
+        """Do what `train` does, on the caller's event loop."""
+        config, learner = self.config, self.learner
+        if learner.advantage_fn is None:
+            refuse_groups_of_one(config)
+        history: list[dict[str, float]] = []
+        with Journal(learner) as journal, interrupted_together():
+            async with self.rollouts as rollouts:
+                found = await rollouts.sync.follow()
+                found |= await rollouts.leave_out_long_prompts(self.place.cursors)
+                await self._score_start(rollouts, journal)
+                usable = UsableEpisodes(self.world)
+                batches = open_batches(rollouts, self.place)
+                while learner.steps_done < config.max_steps:
+                    started = time.perf_counter()
+                    batch = batches.begin(learner.steps_done)
+                    await batch
+                    while batches.refill():
+                        await batch
+                    waited = time.perf_counter() - started
+                    await beside_the_loop(partial(usable.check, learner.steps_done + 1, batch.groups))
+                    checked = await rollouts.sync.checked()
+                    ahead = batches.go_on()
+                    if not ahead:
+                        await rollouts.sync.rest()
+                    metrics: dict[str, float] = {}
+                    train = partial(self._train_on, batch, metrics)
+                    try:
+                        await beside_the_loop(train) if ahead else train()
+                        usable.count(metrics)
+                        metrics |= await beside_the_loop(partial(self._ledger.add, self.world, batch.groups))
+                        trained = time.perf_counter()
+                        await rollouts.sync.bring()
+                        self.place = batches.stepped() or self.place
+                        evaluates = self._due(config.eval_steps) or learner.steps_done == config.max_steps
+                        if evaluates or not ahead:  # otherwise the check may take as long as the next batch
+                            checked |= await rollouts.sync.checked()
+                        done = time.perf_counter()
+                        metrics |= {
+                            "time/wait": waited,
+                            "time/wait/groups": waited - metrics["time/wait/staleness"],
+                            "time/sync": done - trained,
+                            **server_metrics(self.engine),
+                            "step_time": done - started,
+                        }
+                        if evaluates:
+                            metrics |= await rollouts.evaluate()
+                    finally:
+                        if metrics:  # the step is done, also if the run is interrupted after it
+                            history.append(found | checked | metrics)
+                            self._tell(history, journal)
+                    if self._due(config.save_steps):
+                        await beside_the_loop(self.save_step)
+                    found = {}
+            usable.finish()
+        return history
+
+    async def _score_start(self, rollouts: Rollouts, journal: Journal) -> None:
+        """Score the held-out tasks before the first step, as step 0, if `eval_on_start` asks for it."""
+        if not self.config.eval_on_start or self.steps_done:
+            return
+        if scores := await rollouts.evaluate():
+            self._tell([scores], journal)
+
+    def _train_on(self, batch: Batch, metrics: dict[str, float]) -> None:
+        """Train on a batch and add the metrics of the step, which an interruption must not lose."""
+        metrics |= self.step(batch.groups)
+        dismiss_team()  # idle OpenMP threads of the trainer would stall those of the engine
+        self.place = batch.trained(self.world.gather)
+        metrics |= self.world.merge(batch.metrics)
+
+    def _tell(self, history: list[dict[str, float]], journal: Journal) -> None:
+        """Write the metrics of the last step and pass them to the caller."""
+        journal.write(history, self.top_tokens, self.renderer.tokenizer)
+        if self._on_metrics is not None:
+            self._on_metrics(self.steps_done, history[-1])
+
+    def _due(self, every: int) -> bool:
+        """Return whether this step is a multiple of `every`, or the last one; False if `every` is 0."""
+        done = self.steps_done
+        return bool(every) and (done % every == 0 or done == self.config.max_steps)
+
+    def warmup(
+        self, demonstrations: Sequence[Trajectory], *, steps: int, **options: Unpack[WarmupOptions]
+    ) -> list[dict[str, float]]:
+        """Train on demonstrations by cross entropy; return each step's metrics.
+
+        The warm-up has an optimiser of its own; the optimiser of `step` starts afresh afterwards. The first
+        step's metrics count the rows that were left out, under `dropped/demonstrations_`.
+
+        Args:
+            demonstrations: trajectories whose model spans the model learns to imitate.
+            steps: number of optimiser steps.
+            options: `batch_size`, `learning_rate` and others; see `WarmupOptions`.
+        """
+        return warm_up(self.learner, demonstrations, steps=steps, **options)
+
+    def evaluate(self) -> dict[str, float]:
+        """Play the held-out tasks and return the scores.
+
+        Each task is played once and greedily, unless `eval_temperature` and `num_generations_eval` say
+        otherwise.
+
+        Returns:
+            `eval/success` (share of rewards of at least 1) with `eval/success_low` and `_high` (95 %),
+            `eval/reward`, `eval/tasks`; with k episodes of each task also `eval/avg@k`, which equals
+            `eval/success`, and `eval/pass@k`; with several environments, these for each of them.
+        """
+        return run_blocking(self.rollouts.evaluate_alone())
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint: a plain Hugging Face directory that also holds the trainer's state."""
+        loop = {**self.place.record(), "tasks": self._ledger.record()}
+        return save_checkpoint(self.learner, Path(path), tokenizer=self.tokenizer, **loop)
+
+    def save_step(self) -> Path:
+        """Write `checkpoints/step-N` under `output_dir`, and delete the oldest over `save_total_limit`."""
+        directory = Path(self.config.output_dir) / "checkpoints"
+        path = self.save(directory / f"step-{self.steps_done}")
+        if self.world.rank == 0:  # the only process that writes
+            prune_checkpoints(directory, self.config.save_total_limit, newest=self.steps_done)
+        return path
+
+    def resume(self, path: str | Path) -> None:
+        """Continue from a checkpoint.
+
+        On the CPU a resumed trainer is bit-equal to one that was never stopped: in steps on the same
+        episodes, and in whole runs with `old_logprobs="recompute"`.
+        """
+        with held_still(self.engine, self.learner):
+            state = load_checkpoint(self.learner, Path(path))
+        self.place = Place.restore(state)
+        self._ledger.restore(state.get("tasks", TaskLedger().record()))
+        self._rollouts = None  # new ones bring the loaded weights to an engine that has its own copy
+
+    def encoded(self, trajectory: Trajectory) -> Any:
+        """Return, once, what a worker made of an episode with `encode`; None if it was played here."""
+        crew = None if self._rollouts is None else self._rollouts.crew
+        return None if crew is None else crew.encoded(trajectory)
+
+    # Parts of the trainer -------------------------------------------------------------------
+
+    def waiting(self) -> list[Waiting]:
+        """Return what the episodes being played wait for; any thread may call this."""
+        return [] if self._rollouts is None else self._rollouts.runner.watchdog.waiting()
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """The part that plays the environments; it is made when it is first needed."""
+        if self._rollouts is None:
+            if self._mixture is None:
+                raise UsageError("there is no environment to play", remedy="pass envs= to GRPOTrainer")
+            self.engine = open_engine(
+                self.learner,
+                self.engine,
+                model_name=self.model_name,
+                tokenizer=self.renderer.tokenizer,
+                options=self._engine_options,
+            )
+            options = with_crew(self._play_options, self.learner, self._mixture.specs, self._engine_options)
+            self._rollouts = Rollouts(self.learner, self.engine, self.renderer, self._mixture, options)
+        return self._rollouts
+
+    @property
+    def renderer(self) -> Renderer:
+        """Renderer of the model's chat; without a tokenizer of yours it loads the one beside the model."""
+        if self._renderer is None:
+            self.tokenizer = self.tokenizer or load_tokenizer(self.model_name)
+            self._renderer = Renderer(self.tokenizer)
+        return self._renderer
+
+    @property
+    def model(self) -> Any:
+        """The model in training; the in-process engine samples from the same object."""
+        return self.learner.model
+
+    @property
+    def world(self) -> World:
+        """The processes that train together."""
+        return self.learner.world
+
+    @property
+    def cursors(self) -> Mapping[str, int]:
+        """Number of tasks used so far, by environment; those of a stream may still be played."""
+        return self.place.cursors
+
+    @property
+    def steps_done(self) -> int:
+        """Number of calls of `step` so far."""
+        return self.learner.steps_done
+
+    @property
+    def weights_version(self) -> int:
+        """Number of times that the weights have changed."""
+        return self.learner.weights_version

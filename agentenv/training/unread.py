@@ -1,0 +1,126 @@
+"""Make a model for several processes without reading its weights, so that each can read its own shards.
+
+Only what is exactly as the files say can be read in parts. Other models are loaded whole in each process
+before they are sharded, and a sentence in the log says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agentenv.core.faults import first_line_of
+from agentenv.engine.hf.load import ModelFiles, adapter_on, pick_device, pick_dtype
+from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.torch.blank import Unread, hollow
+from agentenv.training.learners.torch.files import WeightFiles
+
+__all__ = ["Refused", "unread_model"]
+
+
+class Refused(Exception):
+    """The model cannot be read in parts; the message says why."""
+
+
+def unread_model(files: ModelFiles, config: GRPOConfig) -> tuple[Any, Unread]:
+    """Return a model with hollow parameters, and the files that its weights are read from later.
+
+    A LoRA adapter is loaded, because it is small.
+
+    Raises:
+        Refused: The files do not hold the weights as the model needs them.
+        ModelNotFound: The adapter does not fit its base model.
+    """
+    base = files.base or files
+    directory = Path(base.path)
+    try:
+        found = None if base.gguf_file else WeightFiles.of(directory)
+    except OSError as error:
+        raise Refused(str(error)) from error
+    if found is None:
+        raise Refused("its weights are not in safetensors files")
+    device = torch.device(pick_device(config.device))
+    wide = config.dtype == "float64"
+    dtype = pick_dtype("float32" if wide else config.dtype, str(device))
+    model = _build(directory, dtype)
+    _refuse_conversion(model, found.entries)
+    names = hollow(model, torch.float64 if wide else dtype)
+    sources = {one: _source(one, aliases, found) for one, aliases in names.items()}
+    _read_buffers(model, found)
+    if wide:
+        for module in model.modules():
+            for name, one in list(module.named_buffers(recurse=False)):
+                setattr(module, name, one.double() if one.is_floating_point() else one)
+    unread = Unread(found, sources, device, through=dtype if wide else None)
+    return (model if files.base is None else adapter_on(model, files.path, base)), unread
+
+
+def _build(directory: Path, dtype: torch.dtype) -> Any:
+    """Return the model of a directory, with parameters on the meta device and real buffers."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        if getattr(config, "quantization_config", None) is not None:
+            raise Refused("its weights are quantised")
+        # Buffers that no file holds, such as the frequencies of rotary positions, are computed here.
+        with init_empty_weights(include_buffers=False):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model.tie_weights()  # the empty parameters were made one by one
+        if (directory / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(directory)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise Refused(f"it cannot be made without its weights ({first_line_of(error)})") from error
+    kept = [
+        name
+        for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        if getattr(model, name, None)
+    ]
+    if kept and dtype.itemsize < torch.float32.itemsize:
+        raise Refused("some of its weights stay in float32")
+    return model.eval()
+
+
+def _refuse_conversion(model: Any, names: Iterable[str]) -> None:
+    """Refuse weights that transformers renames or computes when it loads them, such as merged experts."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        mapping = get_model_conversion_mapping(model)
+        renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
+        converters = [one for one in mapping if isinstance(one, WeightConverter)]
+        read_as = {name: rename_source_key(name, renamings, converters) for name in names}
+    except (ImportError, TypeError, AttributeError):  # the functions are no public interface
+        raise Refused("this version of transformers does not say which weights it converts") from None
+    for name, (renamed, converter) in read_as.items():
+        if converter is not None or renamed != name:
+            raise Refused(f"its weights are converted while they are loaded ({name})")
+
+
+def _source(one: nn.Parameter, aliases: list[str], found: WeightFiles) -> str:
+    """Return the name in the files of a parameter, which may have several names in the model."""
+    name = next((name for name in aliases if name in found.entries), None)
+    if name is None:
+        raise Refused(f"its files have no weight {aliases[0]!r}")
+    if found.entries[name].shape != tuple(one.shape):
+        raise Refused(f"the weight {name!r} has another shape in its files")
+    return name
+
+
+def _read_buffers(model: Any, found: WeightFiles) -> None:
+    """Read the buffers that the files hold, and refuse what else they hold that the model does not have."""
+    state: Mapping[str, torch.Tensor] = model.state_dict()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    ignored = [re.compile(one) for one in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    for name in found.entries:
+        if name in state and name not in parameters:
+            state[name].copy_(found.read(name))
+        elif name not in state and not any(one.search(name) for one in ignored):
+            raise Refused(f"its files hold a weight {name!r} that the model does not have")

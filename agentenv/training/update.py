@@ -1,0 +1,224 @@
+"""One optimiser step on rows: compute all token weights first, then the gradients of the micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+import torch
+
+from agentenv.core.trajectory import TrajectoryGroup
+from agentenv.training.config import GRPOConfig
+from agentenv.training.learners.torch.balance import Exchange
+from agentenv.training.learners.torch.experts import ExpertLoad
+from agentenv.training.learners.torch.packing import MicroBatch, pad_rows, plan
+from agentenv.training.learners.torch.policy import Policy
+from agentenv.training.objective.loss import grpo_loss
+from agentenv.training.objective.loss_inputs import LossInputs
+from agentenv.training.objective.weighting import token_weights
+from agentenv.training.rows import Row
+from agentenv.training.sums import Meter
+
+__all__ = ["accumulate", "assign_weights", "minibatches", "score_rows"]
+
+
+def assign_weights(rows: Sequence[Row], config: GRPOConfig, total: Callable[[float], float] = float) -> None:
+    """Set the token weight of every row, normalised over all rows of an optimiser step on all ranks."""
+    policy = [row for row in rows if not row.demonstration]
+    weights = token_weights(
+        [row.num_trained for row in policy],
+        reduction=config.scheme,
+        episodes=[row.episode for row in policy],
+        groups=[row.group for row in policy],
+        max_tokens=config.max_completion_length,
+        total=total,
+    )
+    for row, weight in zip(policy, weights, strict=True):
+        row.weight = weight
+    shown = [row for row in rows if row.demonstration]
+    weights = token_weights([row.num_trained for row in shown], reduction="token_mean", total=total)
+    for row, weight in zip(shown, weights, strict=True):
+        row.weight = config.sft_coef * weight
+
+
+def minibatches(
+    rows: Sequence[Row],
+    groups: Sequence[TrajectoryGroup],
+    count: int,
+    *,
+    seed: int,
+    gather: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> list[list[Row]]:
+    """Assign whole groups to optimiser steps, in an order drawn from the seed.
+
+    The groups of all processes are ordered together, so that the result does not depend on which process
+    holds which group. Demonstrations count as one group.
+
+    Args:
+        rows: rows to assign, each with its group's index in `Row.group`.
+        groups: the groups that the rows come from.
+        count: number of optimiser steps; there are fewer if there are fewer groups.
+        seed: seed of the order.
+        gather: returns the values of all processes.
+    """
+    names = [groups[row.group].group_id if row.group >= 0 else "" for row in rows]
+    order = sorted(set(gather(sorted(set(names)))))
+    Random(seed).shuffle(order)
+    part = {name: index % count for index, name in enumerate(order)}
+    return [
+        [row for row, name in zip(rows, names, strict=True) if part[name] == number]
+        for number in range(min(count, len(order)))
+    ]
+
+
+def micro_batches(policy: Policy, rows: Sequence[Row]) -> list[MicroBatch]:
+    """Return the rows as micro-batches, the largest first.
+
+    With a sharded model all ranks get the same number of them. The ranks compute each pass together, so those
+    of one pass should be equally large.
+    """
+    layout = policy.config.packing if policy.packable else "padded"
+    micros = plan(rows, layout=layout, max_tokens=policy.budget.tokens, cost=policy.cost)
+    micros.sort(key=lambda micro: -micro.ids_BT.numel())
+    if policy.world.sharded:
+        micros += [_idle_micro() for _ in range(policy.world.most(len(micros)) - len(micros))]
+    return micros
+
+
+def _idle_micro() -> MicroBatch:
+    """Return a micro-batch of weight 0, for a rank that must make as many passes as the others."""
+    nothing = torch.zeros(1, dtype=torch.float64)
+    row = Row([0, 0], torch.tensor([1]), nothing, nothing, episode=-1, group=-1, ref_n=nothing)
+    return replace(pad_rows([row]), idle=True)
+
+
+def accumulate(
+    policy: Policy,
+    rows: Sequence[Row],
+    meter: Meter,
+    *,
+    loss_fn: Callable[[LossInputs], torch.Tensor] | None = None,
+    moved: bool = False,
+) -> float:
+    """Add the gradient of the rows' loss to the model's; return this rank's part of the loss.
+
+    The ranks compute about as many tokens each, and afterwards each row of this rank has its new scores. If
+    an earlier update of the batch has changed the weights, the distance to the sampler's logprobs is no
+    longer a mismatch of the engine, so the mismatch metrics are not recorded.
+    """
+    exchange = Exchange(policy.world, rows)
+    micros = micro_batches(policy, exchange.rows)
+    tokens = sum(micro.num_tokens for micro in micros if not micro.idle)
+    load = ExpertLoad(policy, tokens if policy.routers is None else policy.world.total(tokens))
+    loss = 0.0
+    with policy.budget.measured([micro.ids_BT.numel() for micro in micros]):
+        for number, micro in enumerate(micros, start=1):
+            last = number == len(micros)
+            policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=last)
+            loss += _backward(policy, micro, meter, load, loss_fn=loss_fn, moved=moved)
+    load.tell(meter)
+    scores = [(row.new_n, row.entropy_n) for row in exchange.rows]
+    given = [(new_n, entropy_n) for new_n, entropy_n in scores if new_n is not None and entropy_n is not None]
+    for row, (new_n, entropy_n) in zip(rows, exchange.home(given), strict=True):
+        row.new_n, row.entropy_n = new_n, entropy_n
+    return loss
+
+
+def _backward(
+    policy: Policy,
+    micro: MicroBatch,
+    meter: Meter,
+    load: ExpertLoad,
+    *,
+    loss_fn: Callable[[LossInputs], torch.Tensor] | None,
+    moved: bool,
+) -> float:
+    # Layers that are checkpointed run again in the backward pass, and must make the same choices.
+    with torch.enable_grad(), policy.replayed(micro):
+        with load.watched() as routed:
+            logprobs_N, entropy_N = policy.score(micro)
+        _keep_scores(micro.rows, logprobs_N.detach(), entropy_N.detach())
+        given = _given(micro.rows, logprobs_N, recompute=policy.config.proximal == "recompute")
+        shown_N = _spread(micro.rows, lambda row: float(row.demonstration), logprobs_N).bool()
+        turns, attempts = zip(*(row.indices() for row in micro.rows), strict=True)
+        output = grpo_loss(
+            logprobs_N,
+            **given,
+            config=policy.config,
+            loss_mask=~shown_N,
+            entropy=entropy_N if policy.config.entropy_coef else entropy_N.detach(),
+            sequence_ids=micro.sequence_N.to(policy.device),
+            turns=torch.cat(turns).to(policy.device),
+            attempts=torch.cat(attempts).to(policy.device),
+            loss_fn=loss_fn,
+        )
+        loss = output.loss - (given["weights"][shown_N] * logprobs_N[shown_N]).sum()
+        loss = loss + load.loss(micro, routed, meter)
+        # FSDP averages the gradients over the ranks, but the loss is a sum.
+        (loss * policy.world.size if policy.world.sharded else loss).backward()
+    if micro.idle:
+        return 0.0
+    meter.add(_told(output.sums, moved), output.num_tokens)
+    meter.add_extremes(_told(output.extremes, moved))
+    meter.add(*_sharing(micro))
+    meter.add({"sft/nll": -logprobs_N.detach()[shown_N].sum()}, int(shown_N.sum()))
+    return float(loss.detach())
+
+
+def _sharing(micro: MicroBatch) -> tuple[dict[str, float], int]:
+    """Return how many tokens lie in a prefix tree, how many the tree saves, and the number of all tokens."""
+    tokens = sum(len(row.token_ids) - 1 for row in micro.rows)  # nothing is predicted from the last token
+    shared = 0 if micro.tree is None else tokens
+    spared = 0 if micro.tree is None else tokens - micro.ids_BT.numel()
+    return {"packing/shared_share": float(shared), "packing/tokens_saved": float(spared)}, tokens
+
+
+def _told(found: dict[str, torch.Tensor], moved: bool) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in found.items() if not (moved and name.startswith("mismatch/"))}
+
+
+def _given(rows: Sequence[Row], logprobs_N: torch.Tensor, *, recompute: bool) -> dict[str, torch.Tensor]:
+    """Return the loss function's inputs for each token, in the format and on the device of the scores."""
+
+    def gather(values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(values)).to(logprobs_N)
+
+    given = {
+        "advantages": gather([row.advantages_n for row in rows]),
+        "sampler_logprobs": gather([row.sampler_n for row in rows]),
+        "weights": _spread(rows, lambda row: row.weight, logprobs_N),
+    }
+    if recompute and any(row.old_n is None for row in rows):
+        # The batch has one update only, so the proximal policy is the policy itself.
+        given["old_logprobs"] = logprobs_N.detach()
+    else:
+        given["old_logprobs"] = gather([row.sampler_n if row.old_n is None else row.old_n for row in rows])
+    ref = [row.ref_n for row in rows if row.ref_n is not None]
+    return given | {"ref_logprobs": gather(ref)} if len(ref) == len(rows) else given
+
+
+def _spread(rows: Sequence[Row], value: Callable[[Row], float], like: torch.Tensor) -> torch.Tensor:
+    """Return each row's number at each of its trained tokens."""
+    parts = [torch.full(row.positions_n.shape, value(row), dtype=torch.float64) for row in rows]
+    return torch.cat(parts).to(like)
+
+
+def _keep_scores(rows: Sequence[Row], logprobs_N: torch.Tensor, entropy_N: torch.Tensor) -> None:
+    """Store the results of a pass on its rows, for the notes; the tensors stay on the device."""
+    sizes = [row.num_trained for row in rows]
+    for row, new_n, entropy_n in zip(rows, logprobs_N.split(sizes), entropy_N.split(sizes), strict=True):
+        row.new_n, row.entropy_n = new_n, entropy_n
+
+
+@torch.no_grad()  # pyright: ignore[reportUntypedFunctionDecorator]
+def score_rows(policy: Policy, rows: Sequence[Row]) -> list[torch.Tensor]:
+    """Return the log-probabilities of each row's trained tokens under a policy, without gradient."""
+    exchange = Exchange(policy.world, rows)
+    result: dict[int, torch.Tensor] = {}
+    for micro in micro_batches(policy, exchange.rows):
+        with policy.replayed(micro):
+            logprobs_N, _ = policy.score(micro)
+        parts = logprobs_N.to("cpu").split([row.num_trained for row in micro.rows])
+        result |= {id(row): part for row, part in zip(micro.rows, parts, strict=True)}
+    return [values_n for (values_n,) in exchange.home([(result[id(row)],) for row in exchange.rows])]

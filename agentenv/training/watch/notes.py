@@ -1,0 +1,65 @@
+"""Notes on each episode of a step: its advantage, and its tokens' entropy and new log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from torch import Tensor
+
+from agentenv.core.trajectory import Trajectory, TrajectoryGroup
+from agentenv.training.batch import Advantage, TrainBatch
+from agentenv.training.rows import Row
+
+__all__ = ["episode_notes"]
+
+
+def episode_notes(
+    groups: Sequence[TrajectoryGroup], batch: TrainBatch
+) -> Iterator[tuple[Trajectory, dict[str, object]]]:
+    """Yield each episode of a batch with its note, after the update.
+
+    A note has `advantage`, which is None if the episode has no reward or cannot be trained. If the episode
+    was trained, its note also has `entropy` and `new_logprobs` from the last pass of the update. These lists
+    have one number for each token of its sequences, one sequence after the other, and 0.0 for tokens that
+    were not trained. If advantages differ within the episode, `advantages` has one number for each token.
+    """
+    rows: dict[tuple[int, int], list[Row]] = {}
+    for row in batch.rows:
+        rows.setdefault((row.group, row.member), []).append(row)
+    for index, (group, values) in enumerate(zip(groups, batch.advantages, strict=True)):
+        for member, (one, value) in enumerate(zip(group, values, strict=True)):
+            yield one, _advantage(one, value) | _tokens(one, rows.get((index, member), []))
+
+
+def _advantage(one: Trajectory, value: Advantage) -> dict[str, object]:
+    if one.reward is None or not one.trainable:
+        return {"advantage": None}
+    if isinstance(value, (int, float)):
+        return {"advantage": float(value)}
+    flat = [number for sequence in value for number in sequence]
+    mask = [trained for sequence in one.sequences for trained in sequence.loss_mask]
+    kept = [number for number, trained in zip(flat, mask, strict=True) if trained]
+    return {"advantage": sum(kept) / max(1, len(kept)), "advantages": _short(flat)}
+
+
+def _tokens(one: Trajectory, rows: Sequence[Row]) -> dict[str, object]:
+    ends = [0, *accumulate(map(len, one.sequences))]
+    entropy, new = [0.0] * ends[-1], [0.0] * ends[-1]
+    for row in rows:
+        if row.new_n is None or row.entropy_n is None:
+            return {}
+        indices = [ends[row.sequence] + position for position in row.positions_n.tolist()]
+        for target, values_n in ((entropy, row.entropy_n), (new, row.new_n)):
+            for index, number in zip(indices, _numbers(values_n), strict=True):
+                target[index] = number
+    return {"entropy": entropy, "new_logprobs": new} if rows else {}
+
+
+def _numbers(values_n: Tensor) -> list[float]:
+    return _short(values_n.float().tolist())
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """Return the values rounded to four digits: the viewer shows them as colours, and a run has many."""
+    return [round(value, 4) for value in values]

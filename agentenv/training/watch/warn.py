@@ -1,0 +1,141 @@
+"""Early warnings: sentences that name the problems which a run's metrics show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
+
+from agentenv.core.trajectory import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from agentenv.training.learners.torch.world import World
+
+__all__ = ["TaskLedger", "early_warnings"]
+
+FIRST_STEPS = 3
+MAX_MISMATCH = 0.05
+"""Largest k3 without a warning. Right after a sync, k3 is about 5e-3 with right weights and 4 with wrong
+ones."""
+MAX_OUTSIDE = 0.3
+MIN_ENTROPY = 0.01
+MAX_TRUNCATED = 0.5
+MAX_LEFT_OUT = 0.5
+MIN_TASKS = 8
+"""Number of different tasks that must be played before a warning that only one of them earned a reward."""
+
+
+class TaskLedger:
+    """Counts, over a run, the tasks that ever earned more than the lowest reward of the run."""
+
+    def __init__(self) -> None:
+        self._best: dict[tuple[str, str], float] = {}
+        self._worst = inf
+
+    def record(self) -> dict[str, Any]:
+        """Return the counts as JSON values, for a checkpoint."""
+        worst = self._worst if self._best else None
+        return {"best": [[*task, best] for task, best in self._best.items()], "worst": worst}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Set the counts to what `record` returned."""
+        self._best = {(env, task): best for env, task, best in record["best"]}
+        self._worst = inf if record["worst"] is None else record["worst"]
+
+    def add(self, world: World, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+        """Add a step's episodes of all processes, and return the counts so far.
+
+        Returns:
+            `tasks/met` and `tasks/rewarded`; with several environments also `envs/met`, `envs/rewarded`.
+        """
+        own = [
+            ((one.env_id, one.task_id), one.reward)
+            for group in groups
+            for one in group
+            if one.reward is not None and isfinite(one.reward)
+        ]
+        for task, reward in world.gather(own):
+            self._best[task] = max(self._best.get(task, -inf), reward)
+            self._worst = min(self._worst, reward)
+        rewarded = [task for task, best in self._best.items() if best > self._worst]
+        counts = {"tasks/met": float(len(self._best)), "tasks/rewarded": float(len(rewarded))}
+        met = {env for env, _ in self._best}
+        if len(met) > 1:
+            counts |= {"envs/met": float(len(met)), "envs/rewarded": float(len({env for env, _ in rewarded}))}
+        return counts
+
+
+def early_warnings(history: Sequence[dict[str, float]]) -> list[str]:
+    """Return the problems of the last step that the step before it did not have.
+
+    Args:
+        history: metrics of the steps so far, the last one included.
+    """
+    now = _problems(history)
+    before = _problems(history[:-1]).keys() if len(history) > 1 else ()
+    return [text for name, text in now.items() if name not in before]
+
+
+def _problems(history: Sequence[dict[str, float]]) -> dict[str, str]:
+    if not history:
+        return {}
+    last = history[-1]
+    found: dict[str, str] = {}
+    recent = [one.get("groups/frac_mixed", 1.0) for one in history[-FIRST_STEPS:]]
+    left_out = _left_out(last)
+    if last.get("episodes") == 0.0:
+        found["empty"] = "the batch has no episodes: there is nothing to train on"
+    elif sum(left_out.values()) > MAX_LEFT_OUT * last.get("episodes", 0.0):
+        reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in left_out.items())
+        found["left_out"] = (
+            f"of {last['episodes']:.0f} episodes most were left out of training: {reasons}; "
+            "see their stop reasons, errors and why they are not trainable with agentenv view"
+        )
+    elif not any(recent) and not last.get("grad_norm"):  # distillation has a gradient without mixed rewards
+        if last.get("groups/frac_all_good", 0.0) == 1.0:
+            found["solved"] = (
+                "every episode of every group is right: nothing is left to learn from these tasks"
+            )
+        else:
+            found["mixed"] = (
+                "no group has mixed rewards, so there is no gradient: warm the model up on demonstrations, "
+                "choose easier tasks, or raise num_generations"
+            )
+    if last.get("mismatch/k3", 0.0) > MAX_MISMATCH or last.get("mismatch/frac_outside", 0.0) > MAX_OUTSIDE:
+        found["mismatch"] = (
+            f"sampler and trainer disagree (k3 {last['mismatch/k3']:.3g}): wrong weights in the engine, "
+            "another chat template or temperature, or very stale episodes"
+        )
+    if "entropy" in last and last["entropy"] < MIN_ENTROPY and last.get("reward", 1.0) < 0.9:
+        found["entropy"] = (
+            f"entropy has collapsed to {last['entropy']:.3g} before the tasks are solved: "
+            "raise epsilon_high, add entropy_coef, or lower the learning rate"
+        )
+    if last.get("completions/clipped_ratio", 0.0) > MAX_TRUNCATED:
+        found["truncated"] = (
+            f"{last['completions/clipped_ratio']:.0%} of the episodes hit a limit: raise max_turns or "
+            "max_tokens_per_turn, or shorten the task"
+        )
+    if last.get("tasks/rewarded") == 1.0 and last["tasks/met"] >= MIN_TASKS:
+        found["one_task"] = (
+            f"of {last['tasks/met']:.0f} different tasks only one has ever earned a reward: the model will "
+            "learn that one; choose easier tasks or warm the model up on more of them"
+        )
+    if last.get("envs/rewarded") == 1.0 and last["tasks/met"] >= MIN_TASKS:
+        found["one_environment"] = (
+            f"of {last['envs/met']:.0f} environments only one has ever earned a reward: the others cost time "
+            "and teach nothing; see <environment>/reward"
+        )
+    if last.get("updates/not_finite", 0.0):
+        found["not_finite"] = "a gradient was not finite; that update was left out"
+    return found
+
+
+def _left_out(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the number of dropped episodes or rows by reason, except groups without spread."""
+    others = ("dropped/zero_std_episodes", "dropped/demonstrations_")
+    return {
+        name.removeprefix("dropped/").replace("_", " "): count
+        for name, count in metrics.items()
+        if name.startswith("dropped/") and not name.startswith(others)
+    }

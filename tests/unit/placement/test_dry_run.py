@@ -1,0 +1,140 @@
+"""What a dry run counts is what a training holds: in one process, and sharded over two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+from agentenv.placement import dry_run
+from agentenv.training import GRPOConfig, LoraOptions
+from helpers.ranks import run_driver
+
+pytestmark = pytest.mark.slow
+
+SIZES = {
+    "vocab_size": 2000,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 8192,
+}
+MODELS = {
+    "qwen3": Qwen3Config(num_hidden_layers=6, tie_word_embeddings=False, **SIZES),
+    "llama-tied": LlamaConfig(num_hidden_layers=5, tie_word_embeddings=True, **SIZES),
+    "moe": Qwen3MoeConfig(
+        num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64, **SIZES
+    ),
+}
+OPTIONS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "checkpointing": {"dtype": "bfloat16", "gradient_checkpointing": True},
+    "each-pass": {"dtype": "bfloat16", "gradient_checkpointing": True, "reduce_gradients": "micro_batch"},
+    "offload": {"dtype": "bfloat16", "optimizer_offload": True},
+    "lora": {"dtype": "bfloat16", "lora": {"r": 4}},
+    "balanced": {"dtype": "bfloat16", "router_aux_loss_coef": 0.01},
+}
+CASES = [
+    ("qwen3", "float32", 1, 512),
+    ("qwen3", "float32", 1, 2048),
+    ("qwen3", "bfloat16", 1, 512),
+    ("qwen3", "checkpointing", 1, 2048),
+    ("qwen3", "lora", 1, 512),
+    ("llama-tied", "bfloat16", 1, 512),
+    ("llama-tied", "checkpointing", 1, 512),
+    ("moe", "bfloat16", 1, 512),
+    ("moe", "balanced", 1, 512),
+    ("qwen3", "bfloat16", 2, 512),
+    ("qwen3", "checkpointing", 2, 2048),
+    ("qwen3", "each-pass", 2, 2048),
+    ("qwen3", "offload", 1, 512),
+    ("qwen3", "offload", 2, 512),
+    ("llama-tied", "bfloat16", 2, 512),
+]
+
+# Every rank is a fork of this process and measures real training passes with PyTorch's profiler.
+DRIVER = """
+import json, sys
+import torch
+import torch.distributed.fsdp
+import transformers
+from agentenv.core.settings import build
+from agentenv.training import GRPOConfig
+from agentenv.training.learners.torch import MasterOptimizer, Policy, add_lora, policy, products
+from agentenv.placement.dry_run import _micro_batch
+from agentenv.training.learners.torch.experts import ExpertLoad
+from helpers.ranks import peak_of, play
+
+# What is done on the CPU alone is not done on a GPU, and neither in a dry run.
+products.prefers_onednn = lambda: False
+policy.keep_less = lambda model: None
+torch.set_num_threads(1)
+OUT = sys.argv[1]
+with open(f"{OUT}/cases.json") as file:
+    CASES = json.load(file)
+
+
+def measure(size):
+    found = {}
+    for name, (config, options, ranks, tokens) in CASES.items():
+        if ranks != size:
+            continue
+        train = build(GRPOConfig, options, {"fsdp": size > 1})
+        config = transformers.AutoConfig.for_model(**config)
+        dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        policy = Policy(model if train.lora is None else add_lora(model, train.lora), train)
+        policy.shard()
+        optimizer = MasterOptimizer(policy.model.named_parameters(), train)
+        micro = _micro_batch(tokens)
+
+        def passes():
+            for number in (1, 2):
+                policy.world.reduce_gradients(policy.base, each=policy.reduces_each_pass, last=number == 2)
+                load = ExpertLoad(policy, micro.num_tokens)
+                with load.watched() as routed:
+                    logprobs_N, _ = policy.score(micro)
+                (logprobs_N.sum() + load.loss(micro, routed)).backward()
+
+        passes()
+        optimizer.zero_grad()
+        found[name] = peak_of(passes)
+        rank = policy.world.rank
+    if rank == 0:
+        with open(f"{OUT}/peaks-{size}.json", "w") as file:
+            json.dump(found, file)
+
+
+play(lambda: measure(1), 1)
+play(lambda: measure(2), 2)
+"""
+
+
+def name_of(case: tuple[str, str, int, int]) -> str:
+    return " ".join(map(str, case))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Return the peaks of real passes."""
+    out = tmp_path_factory.mktemp("peaks")
+    cases = {name_of(case): (MODELS[case[0]].to_dict(), OPTIONS[case[1]], case[2], case[3]) for case in CASES}
+    (out / "cases.json").write_text(json.dumps(cases))
+    run_driver(DRIVER, out)
+    return json.loads((out / "peaks-1.json").read_text()) | json.loads((out / "peaks-2.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_dry_run_counts_what_a_training_holds(measured, case):
+    model, options, ranks, tokens = case
+    given = {**OPTIONS[options]}
+    if "lora" in given:
+        given["lora"] = LoraOptions(**given["lora"])
+
+    found = dry_run(MODELS[model], GRPOConfig(**given), tokens=tokens, ranks=ranks)
+
+    assert found == pytest.approx(measured[name_of(case)], rel=0.1)

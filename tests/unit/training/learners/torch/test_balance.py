@@ -1,0 +1,175 @@
+"""Which process computes which row: about as many tokens each, and every row exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.training.learners.torch.balance import destinations
+from agentenv.training.learners.torch.packing import plan
+from helpers.ranks import run_driver
+from helpers.training import make_row
+
+Lengths = list[list[int]]
+
+
+def loads(lengths: Lengths, chosen: Lengths) -> list[int]:
+    counted: Counter[int] = Counter()
+    for own, targets in zip(lengths, chosen, strict=True):
+        for length, target in zip(own, targets, strict=True):
+            counted[target] += length
+    return [counted[rank] for rank in range(len(lengths))]
+
+
+def long_tailed(seed: int, processes: int) -> Lengths:
+    """Episodes whose longest hundredth is five times as long as the median, with a limit at 32k."""
+    random = Random(seed)
+    return [
+        [min(32_768, int(random.lognormvariate(8, 0.7)) + 1) for _ in range(16)] for _ in range(processes)
+    ]
+
+
+@given(st.integers(0, 10**6), st.sampled_from([2, 4, 8]))
+def test_with_long_tails_the_slowest_process_has_at_most_a_tenth_more_than_the_mean(seed, processes):
+    lengths = long_tailed(seed, processes)
+    found = loads(lengths, destinations(lengths))
+    assert max(found) <= 1.1 * sum(found) / processes
+
+
+@given(st.lists(st.lists(st.integers(1, 10_000), max_size=12), min_size=1, max_size=5))
+def test_no_process_has_more_than_its_part_and_one_row(lengths):
+    chosen = destinations(lengths)
+    found = loads(lengths, chosen)
+    assert sum(found) == sum(map(sum, lengths)), "every row is computed once"
+    longest = max((length for own in lengths for length in own), default=0)
+    mean = sum(found) / len(found)
+    assert max(found) <= max(1.05 * mean, mean + longest)
+    assert chosen == destinations(lengths), "all processes decide the same"
+
+
+def test_rows_stay_where_they_are_if_the_processes_have_about_as_many_tokens():
+    assert destinations([[50, 50], [30, 70], [102]]) == [[0, 0], [1, 1], [2]]
+
+
+def test_a_process_without_rows_gets_some():
+    lengths = [[9, 8, 7, 6, 5], []]
+    found = loads(lengths, destinations(lengths))
+    assert max(found) <= 1.1 * sum(found) / 2
+
+
+def test_packs_are_filled_from_the_whole_batch():
+    # In the order of their tokens, the first row fits beside the last one only.
+    rows = [make_row([number, *range(length - 1)], [2]) for number, length in enumerate([60, 60, 30, 30])]
+    packs = plan(rows, layout="shared", max_tokens=90)
+    assert [pack.ids_BT.numel() for pack in packs] == [88, 88]
+    assert Counter(id(row) for pack in packs for row in pack.rows) == Counter(map(id, rows))
+
+
+# The packages are imported once, here; every rank is a fork of this process.
+DRIVER = """
+import json, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+from agentenv.core import TrajectoryGroup
+from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.learners.torch.shards import whole
+from helpers.ranks import play
+from helpers.training import episode, tiny_gpt2
+
+torch.set_num_threads(1)
+OUT = sys.argv[1]
+LENGTHS = [[60, 3, 7, 4], [5, 9, 40, 6], [12, 3, 3, 8], [90, 2, 30, 11], [4, 4, 5, 20], [17, 33, 6, 3]]
+OPTIONS = {
+    "plain": {},
+    "passes": {
+        "num_iterations": 2, "num_minibatches": 2, "beta": 0.1, "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+    },
+}
+
+
+def group(number):
+    members = LENGTHS[number]
+    return TrajectoryGroup(tuple(
+        episode(f"t{number}", n, float(n % 2) + n / 7, tokens=length) for n, length in enumerate(members)
+    ))
+
+
+def step(case, sharded):
+    notes = []
+    trainer = GRPOTrainer(
+        GRPOConfig(
+            learning_rate=1e-3, dtype="float64", tokens_per_micro_batch=70, top_kl_tokens=5, fsdp=sharded,
+            **OPTIONS[case],
+        ),
+        model=tiny_gpt2(), on_trained=lambda one, note: notes.append((one.task_id, one.member, note)),
+    )
+    world, policy = trainer.world, trainer.learner.policy
+    # The first process played most groups, and the third none.
+    first = {1: [0], 2: [0, 5], 4: [0, 3, 5, 5]}[world.size] + [len(LENGTHS)]
+    computed, score = [], policy.score
+    def counted(micro):
+        if not micro.idle and torch.is_grad_enabled():
+            computed.append(sum(len(row.token_ids) for row in micro.rows))
+        return score(micro)
+    policy.score = counted
+    metrics = trainer.step([group(number) for number in range(first[world.rank], first[world.rank + 1])])
+    weights = torch.cat([whole(one.detach()).flatten() for one in trainer.model.parameters()])
+    loads = world.gather([sum(computed)])
+    notes = world.gather(notes)
+    if world.rank == 0:
+        top = [one.record(lambda ids: "") for one in trainer.top_tokens]
+        timeless = {name: value for name, value in metrics.items() if "time" not in name and "packing" not in name}
+        name = f"{OUT}/{case}-{world.size}-{sharded}"
+        torch.save(weights, name)
+        with open(f"{name}.json", "w") as file:
+            json.dump({"metrics": timeless, "notes": notes, "loads": loads, "top": top}, file)
+
+
+def steps(sharded):
+    for case in OPTIONS:
+        step(case, sharded)
+
+
+play(lambda: steps(False), 1)
+for size in (2, 4):
+    for sharded in (False, True):
+        play(lambda: steps(sharded), size)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("balance")
+    run_driver(DRIVER, out)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["plain", "passes"])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_balanced_processes_make_the_step_of_one(found, case, size, sharded):
+    one, several = (torch.load(found / f"{case}-{name}") for name in ("1-False", f"{size}-{sharded}"))
+    assert (several - one).norm() <= 1e-12 * one.norm()
+    alone, together = (
+        json.loads((found / f"{case}-{name}.json").read_text()) for name in ("1-False", f"{size}-{sharded}")
+    )
+    assert together["metrics"] == pytest.approx(alone["metrics"], rel=1e-9, abs=1e-12)
+    assert together["notes"] == alone["notes"], "scores of moved rows come back to their episodes"
+    assert [one["group_id"] for one in together["top"]] == [one["group_id"] for one in alone["top"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_compute_about_as_many_tokens_whoever_played_the_episodes(found, size):
+    told = json.loads((found / f"plain-{size}-True.json").read_text())
+    assert max(told["loads"]) <= 1.1 * sum(told["loads"]) / size

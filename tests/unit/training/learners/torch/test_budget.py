@@ -1,0 +1,116 @@
+"""The tokens of a micro-batch follow from the memory that passes took."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agentenv.training.learners.torch.budget import FIRST_TOKENS, TokenBudget, memory_of
+from agentenv.training.sums import Meter
+from agentenv.training.update import accumulate, assign_weights
+from helpers.training import make_row, trainer_of
+
+
+class FakeMemory:
+    """A device on which a pass takes a number of bytes for each token."""
+
+    def __init__(self, total: int, held: int, each: int, gradients: int = 0) -> None:
+        self.total, self.held, self.each, self.gradients = total, held, each, gradients
+        self.peak = held
+
+    def reset(self) -> None:
+        self.peak = self.held
+
+    def update(self, budget: TokenBudget, tokens: int, passes: int = 2) -> None:
+        """Do what the passes of an update do, each with so many tokens."""
+        with budget.measured([tokens] * passes):
+            self.held += self.gradients
+            self.peak = self.held + self.each * tokens
+        assert self.peak <= self.total, "out of memory"
+        self.held -= self.gradients
+
+
+def alone(values):
+    return list(values)
+
+
+def test_a_given_number_stays_and_so_does_the_first_one_without_a_measurement():
+    given = TokenBudget(700, FakeMemory(10**9, 0, 1), alone)
+    with given.measured([600]):
+        pass
+    assert given.tokens == 700
+    unmeasured = TokenBudget(None, None, alone)
+    with unmeasured.measured([4000]):
+        pass
+    assert unmeasured.tokens == FIRST_TOKENS
+    assert memory_of(torch.device("cpu")) is None
+
+
+def test_the_budget_doubles_until_nine_tenths_of_the_memory_are_used():
+    memory = FakeMemory(total=1_000_000, held=200_000, each=10, gradients=100_000)
+    budget, seen = TokenBudget(None, memory, alone), []
+    for _ in range(6):
+        memory.update(budget, budget.tokens)
+        seen.append(budget.tokens)
+    most = (900_000 - 300_000) // 10 // 256 * 256
+    assert seen == [8192, 16384, 32768, most, most, most]
+
+
+def test_a_budget_that_leaves_too_little_free_becomes_smaller():
+    memory = FakeMemory(total=1_000_000, held=200_000, each=10)
+    budget = TokenBudget(None, memory, alone)
+    memory.update(budget, 60_000)  # a row of its own, longer than the budget
+    memory.held = 870_000  # a reference was loaded
+    memory.update(budget, budget.tokens)
+    assert budget.tokens == 2816
+    assert budget.tokens * memory.each <= 900_000 - memory.held
+
+
+def test_a_single_pass_counts_the_gradients_as_its_own():
+    memory = FakeMemory(total=300_000, held=50_000, each=10, gradients=100_000)
+    budget = TokenBudget(None, memory, alone)
+    memory.update(budget, 4096, passes=1)
+    cautious = budget.tokens
+    memory.update(budget, cautious, passes=2)
+    assert cautious < budget.tokens <= (270_000 - 150_000) // 10
+
+
+def test_small_passes_say_nothing_and_processes_use_the_smallest_budget():
+    memory = FakeMemory(total=1_000_000, held=0, each=10, gradients=500_000)
+    budget = TokenBudget(None, memory, alone)
+    memory.update(budget, 1000)
+    with budget.measured([]):
+        pass
+    assert budget.tokens == FIRST_TOKENS
+    several = TokenBudget(None, FakeMemory(10**9, 0, 1), lambda values: [*values, 5120])
+    with several.measured([4096, 4096]):
+        pass
+    assert several.tokens == 5120
+
+
+def test_an_update_measures_its_passes_and_the_next_one_uses_more_tokens():
+    trainer = trainer_of(packing="padded")
+    policy, memory = trainer.learner.policy, FakeMemory(10**9, 0, 1)
+    policy.budget = TokenBudget(None, memory, alone)
+    policy.budget.tokens = 40
+    rows = [make_row(list(range(1, 11)), [5, 9], group=number) for number in range(8)]
+    assign_weights(rows, trainer.config)
+
+    def sizes() -> list[int]:
+        found, score = [], policy.score
+        policy.score = lambda micro: (found.append(micro.ids_BT.numel()), score(micro))[1]
+        accumulate(policy, rows, Meter())
+        del policy.score
+        return found
+
+    assert sizes() == [36, 36]
+    assert sizes() == [72]
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_budget_must_be_positive(number):
+    from agentenv.core import UsageError
+    from agentenv.training import GRPOConfig
+
+    with pytest.raises(UsageError, match="tokens_per_micro_batch"):
+        GRPOConfig(tokens_per_micro_batch=number)

@@ -1,0 +1,416 @@
+"""The numeric checks that need a model: packing, resume, memory, temperature, degenerate batches."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from agentenv.core import StopReason, TrajectoryGroup, UsageError
+from agentenv.training import GRPOConfig
+from agentenv.training.batch import build_batch
+from agentenv.training.learners.torch import CostModel, Policy, pack_attention, pack_rows
+from agentenv.training.learners.torch.attention import Node
+from agentenv.training.learners.torch.packing import pad_rows, plan
+from agentenv.training.sums import Meter
+from agentenv.training.update import accumulate, assign_weights
+from helpers.training import episode, group, make_row, tiny, tiny_gpt2, trainer_of
+
+
+def gradient_of(policy: Policy, micro) -> tuple[torch.Tensor, torch.Tensor]:
+    policy.model.zero_grad()
+    logprobs, _ = policy.score(micro)
+    scale = torch.arange(1.0, logprobs.numel() + 1, dtype=logprobs.dtype)
+    (scale * logprobs).sum().backward()
+    return logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+
+
+tokens = st.lists(st.integers(0, 3), min_size=2, max_size=12)
+
+
+@given(st.lists(tokens, min_size=1, max_size=6), st.integers(0, 100), st.booleans())
+@settings(max_examples=40)
+def test_packed_equals_padded(sequences, seed, tree):
+    # Four token ids only, so that prefixes meet at every depth, rows repeat and rows begin with others.
+    draw = torch.Generator().manual_seed(seed)
+    rows = []
+    for ids in sequences:
+        trained = [p for p in range(1, len(ids)) if torch.rand(1, generator=draw) < 0.6] or [len(ids) - 1]
+        rows.append(make_row(ids[: trained[-1] + 1], trained))
+    policy = Policy(tiny_gpt2(), GRPOConfig())
+    assert policy.ways == ("tree", "mask")
+    policy.ways = policy.ways if tree else ("mask",)
+
+    packed = gradient_of(policy, pack_rows(rows))
+    padded = gradient_of(policy, pad_rows(rows))
+
+    torch.testing.assert_close(packed[0], padded[0], rtol=0, atol=1e-12)
+    assert ((packed[1] - padded[1]).norm() / padded[1].norm()).item() <= 1e-12
+
+
+def test_padded_equals_the_model_alone():
+    model = tiny()
+    rows = [make_row([5, 6, 7, 8, 9], [2, 4]), make_row([5, 6, 1], [1, 2])]
+
+    logprobs, _ = Policy(model, GRPOConfig(temperature=0.7)).score(pad_rows(rows))
+
+    truth = []
+    for row in rows:
+        log_p = torch.log_softmax(model(torch.tensor([row.token_ids])).logits[0] / 0.7, -1)
+        truth += [log_p[p - 1, row.token_ids[p]] for p in row.positions_n.tolist()]
+    torch.testing.assert_close(logprobs, torch.stack(truth), rtol=0, atol=1e-12)
+
+
+def test_without_borders_between_rows_the_numbers_are_wrong():
+    rows = [make_row([1, 2, 3, 4, 5, 6], [3, 4, 5]), make_row([1, 2, 7, 8, 9, 10], [3, 4, 5])]
+    policy = Policy(tiny(), GRPOConfig())
+    truth, _ = policy.score(pad_rows(rows))
+    leaky = pack_rows(rows)
+    size = leaky.ids_BT.shape[1]
+    leaky.tree = (Node(0, size, size),)
+
+    wrong, _ = policy.score(leaky)
+
+    assert (wrong - truth).abs().max().item() > 1e-2
+
+
+def test_a_shared_prompt_is_computed_once():
+    prompt = list(range(20))
+    rows = [make_row([*prompt, n, n + 1, n + 2], [20, 21, 22]) for n in range(30, 38)]
+
+    packed = pack_rows(rows)
+
+    assert packed.ids_BT.shape == (1, 20 + 8 * 2)  # the last token of a row predicts nothing
+
+
+@given(
+    st.lists(tokens, min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.sampled_from(["auto", "shared", "padded"]),
+)
+def test_a_plan_holds_every_row_once_and_keeps_its_bound(sequences, bound, layout):
+    rows = [make_row(ids, [len(ids) - 1]) for ids in sequences]
+
+    micros = plan(rows, layout=layout, max_tokens=bound, cost=CostModel(attention=0.01, overhead=5))
+
+    assert sorted(id(row) for micro in micros for row in micro.rows) == sorted(map(id, rows))
+    for micro in micros:
+        assert micro.ids_BT.numel() <= bound or len(micro.rows) == 1
+        assert micro.labels_N.tolist() == [
+            row.token_ids[p] for row in micro.rows for p in row.positions_n.tolist()
+        ]
+
+
+def test_a_model_that_leaks_between_rows_is_not_packed(monkeypatch):
+    config = Qwen2Config(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=0,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).double().eval()
+    policy = Policy(model, GRPOConfig())
+    assert policy.check() == []  # the window's own mask makes it exact
+
+    monkeypatch.setattr(pack_attention, "_sliding_layers", lambda text: False)
+    assert "packed gradients are off" in policy.check()[0]
+    assert not policy.packable
+
+
+def test_a_head_that_is_not_a_plain_matrix_is_found():
+    model = tiny()
+    model.lm_head.register_forward_hook(lambda module, args, out: out * 0.5)
+    policy = Policy(model, GRPOConfig())
+
+    findings = policy.check()
+
+    assert not policy.fused
+    assert "LM head" in findings[0]
+    rows = [make_row([5, 6, 7, 8], [2, 3])]
+    truth = torch.log_softmax(model(torch.tensor([[5, 6, 7]])).logits[0], -1)
+    logprobs, _ = policy.score(pad_rows(rows))
+    torch.testing.assert_close(logprobs, torch.stack([truth[1, 7], truth[2, 8]]), rtol=0, atol=1e-12)
+
+
+def test_resume_is_bit_equal(tmp_path):
+    batches = [[group(f"{step}-{n}", [0.0, 1.0, 0.5]) for n in range(2)] for step in range(6)]
+    options = {
+        "old_logprobs": "recompute",
+        "num_minibatches": 2,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+    }
+
+    whole = trainer_of(tiny(1, torch.bfloat16), **options)
+    for batch in batches:
+        whole.step(batch)
+    first = trainer_of(tiny(1, torch.bfloat16), **options)
+    for batch in batches[:3]:
+        first.step(batch)
+    first.save(tmp_path / "half")
+    second = trainer_of(tiny(2, torch.bfloat16), **options)
+    second.resume(tmp_path / "half")
+    for batch in batches[3:]:
+        second.step(batch)
+
+    assert second.steps_done == whole.steps_done == 6
+    assert second.learner.updates_done == whole.learner.updates_done
+    assert second.learner.tokens_seen == whole.learner.tokens_seen == 6 * 2 * (3 * (6 + 2) + 3 + 4 + 5)
+    for ours, truth in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, truth)
+    for ours, truth in zip(second.learner.optimizer.masters, whole.learner.optimizer.masters, strict=True):
+        assert torch.equal(ours, truth)
+
+
+def test_a_checkpoint_loads_with_transformers(tmp_path):
+    trainer = trainer_of()
+    trainer.step([group("a", [0.0, 1.0])])
+    path = trainer.save(tmp_path / "model")
+
+    loaded = LlamaForCausalLM.from_pretrained(path, dtype=torch.float64)
+
+    for ours, truth in zip(loaded.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(ours, truth)
+
+
+def test_a_float32_checkpoint_is_resumed_in_a_narrower_format(tmp_path):
+    whole = trainer_of(tiny(dtype=torch.float32), learning_rate=0.05)
+    whole.step([group("a", [0.0, 1.0, 0.3])])
+    whole.save(tmp_path / "wide")
+    narrow = trainer_of(tiny(dtype=torch.bfloat16), learning_rate=0.05)
+
+    narrow.resume(tmp_path / "wide")
+
+    for ours, truth in zip(narrow.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, truth.bfloat16())
+
+
+def test_an_adapter_of_any_name_is_resumed(tmp_path):
+    def make():
+        torch.manual_seed(3)
+        options = LoraConfig(r=4, target_modules="all-linear")
+        return trainer_of(get_peft_model(tiny(), options, adapter_name="policy"), learning_rate=0.05)
+
+    whole, again = make(), make()
+    whole.step([group("a", [0.0, 1.0, 0.3])])
+
+    again.resume(whole.save(tmp_path / "half"))
+
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+
+
+def test_a_resume_draws_the_random_numbers_that_would_have_come_next(tmp_path):
+    trainer = trainer_of()
+    torch.manual_seed(7)
+    path = trainer.save(tmp_path / "half")
+    expected = torch.rand(3)
+    again = trainer_of()
+
+    again.resume(path)
+
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [(None, {"step-8", "step-9", "step-10"}), (2, {"step-9", "step-10"}), (1, {"step-10"})]
+)
+def test_the_newest_checkpoints_are_kept_up_to_the_limit(tmp_path, limit, left):
+    trainer = trainer_of(output_dir=str(tmp_path), save_total_limit=limit)
+
+    for trainer.learner.steps_done in (8, 9, 10):
+        trainer.save_step()
+
+    assert {one.name for one in (tmp_path / "checkpoints").iterdir()} == left
+
+
+def test_a_checkpoint_is_kept_beside_those_of_later_steps(tmp_path):
+    trainer = trainer_of(output_dir=str(tmp_path), save_total_limit=1)
+    trainer.learner.steps_done = 9
+    later = trainer.save_step()
+
+    for trainer.learner.steps_done in (4, 5):  # of a run that resumed an earlier checkpoint, or began again
+        saved = trainer.save_step()
+
+    assert set((tmp_path / "checkpoints").iterdir()) == {later, saved}
+
+
+def test_resume_refuses_another_models_checkpoint(tmp_path):
+    path = trainer_of().save(tmp_path / "model")
+    with pytest.raises(UsageError, match="another model"):
+        trainer_of(tiny(num_hidden_layers=1)).resume(path)
+    with pytest.raises(UsageError, match=r"no trainer_state\.json"):
+        trainer_of().resume(tmp_path / "nothing")
+
+
+# VmHWM, because a child's ru_maxrss begins with what its parent held.
+MEMORY = """
+import sys, torch
+from pathlib import Path
+from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
+def peak_kib():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return int(line.split()[1])
+tokens, plain = int(sys.argv[1]), sys.argv[2] == "plain"
+torch.set_num_threads(1)
+hidden = torch.randn(tokens, 64, requires_grad=True)
+weight = torch.randn(49152, 64, requires_grad=True)
+labels = torch.randint(0, 49152, (tokens,))
+before = peak_kib()
+if plain:
+    out = plain_logprobs(hidden @ weight.T, labels)
+else:
+    out = chunked_logprobs(hidden, weight, labels, chunk=128)
+out[0].sum().backward()
+print(peak_kib() - before)
+"""
+
+
+def extra_kib(tokens: int, how: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tokens), how],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+def test_logprob_memory_is_flat():
+    short, long = extra_kib(512, "chunked"), extra_kib(2048, "chunked")
+    assert long < 1.2 * short
+    assert long < 400 * 1024
+    assert extra_kib(2048, "plain") > 2 * long
+
+
+DEGENERATE = {
+    "all equal": lambda: [group("a", [1.0, 1.0, 1.0])],
+    "a group of one": lambda: [group("a", [1.0])],
+    "an empty batch": list,
+    "no reward": lambda: [group("a", [None, None])],
+}
+
+
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_nothing_to_learn_makes_no_step(case):
+    trainer = trainer_of(weight_decay=0.1)
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    metrics = trainer.step(DEGENERATE[case]())
+
+    assert metrics["updates"] == 0
+    assert trainer.weights_version == 0
+    assert all(torch.equal(ours, then) for ours, then in zip(trainer.model.parameters(), before, strict=True))
+    assert math.isfinite(metrics["loss"])
+
+
+def test_an_unscored_member_is_left_out_of_the_statistics():
+    rows = build_batch([group("a", [None, 0.0, 1.0])], GRPOConfig(scale_rewards="none"))
+
+    assert [row.advantages_n[0].item() for row in rows.rows] == [-0.5, 0.5]
+    assert rows.metrics["dropped/unscored_episodes"] == 1
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    trainer = trainer_of()
+    trainer.learner.loss_fn = lambda x: x.logprobs_N * math.inf
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    metrics = trainer.step([group("a", [0.0, 1.0])])
+
+    assert metrics["updates/not_finite"] == 1
+    assert all(torch.equal(ours, then) for ours, then in zip(trainer.model.parameters(), before, strict=True))
+
+
+def test_failed_stale_truncated_and_long_episodes_are_dropped_and_counted():
+    config = GRPOConfig(max_staleness=1, mask_truncated_completions=True)
+    members = (
+        episode("a", 0, 1.0, version=5),
+        episode("a", 1, 0.0, version=5, tokens=40),
+        episode("a", 2, 0.0, version=1),
+        episode("a", 3, 0.0, version=5, stop=StopReason.MAX_TURNS),
+        episode("a", 4, 0.0, version=5, untrainable_reason="said so"),
+    )
+
+    batch = build_batch([TrajectoryGroup(members)], config, weights_version=6, max_length=20)
+
+    assert len(batch.rows) == 1
+    assert {name: count for name, count in batch.metrics.items() if name.startswith("dropped/")} == {
+        "dropped/rows_too_long": 1,
+        "dropped/stale_episodes": 1,
+        "dropped/truncated_episodes": 1,
+        "dropped/untrainable_episodes": 1,
+    }
+
+
+def test_tokens_of_another_tokenizer_are_refused():
+    with pytest.raises(UsageError, match="another tokenizer"):
+        trainer_of().step([group("a", [0.0, 1.0], top=500)])
+
+
+def test_recomputed_old_logprobs_of_one_update_are_its_own():
+    metrics = trainer_of(old_logprobs="recompute").step([group("a", [0.0, 1.0, 0.3])])
+
+    assert metrics["ratio/mean"] == 1.0
+    assert metrics["clip_ratio/region_mean"] == 0.0
+
+
+def test_low_precision_gradients_are_summed_in_float32():
+    trainer = trainer_of(tiny(0, torch.bfloat16), packing="padded", tokens_per_micro_batch=8)
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+
+    assert {one.dtype for one in trainer.learner.optimizer.masters} == {torch.float32}
+    assert all(
+        torch.equal(one, master.to(torch.bfloat16))
+        for one, master in zip(
+            trainer.learner.optimizer.parameters, trainer.learner.optimizer.masters, strict=True
+        )
+    )
+
+
+@pytest.mark.parametrize("packing", ["shared", "padded"])
+@pytest.mark.parametrize("bound", [16, 4096])
+def test_micro_batches_of_a_real_model_do_not_change_the_update(packing, bound):
+    batch = [group("a", [0.0, 1.0, 0.3]), group("b", [0.2, 0.9, 0.4, 0.1])]
+
+    def gradient(**options) -> torch.Tensor:
+        trainer = trainer_of(tiny_gpt2(), loss_type="grpo", **options)
+        rows = build_batch(batch, trainer.config).rows
+        assign_weights(rows, trainer.config)
+        accumulate(trainer.learner.policy, rows, Meter())
+        return torch.cat([one.grad.flatten() for one in trainer.model.parameters()])
+
+    truth = gradient(packing="padded")
+    ours = gradient(packing=packing, tokens_per_micro_batch=bound)
+
+    assert ((ours - truth).norm() / truth.norm()).item() <= 1e-12
+
+
+def test_a_llama_packs_as_exactly_as_its_float32_norm_allows():
+    prompt = list(range(10))
+    rows = [make_row([*prompt, n, n + 1, 3], [10, 11, 12]) for n in range(20, 26)]
+    policy = Policy(tiny(), GRPOConfig())
+
+    packed, padded = gradient_of(policy, pack_rows(rows)), gradient_of(policy, pad_rows(rows))
+
+    assert (packed[0] - padded[0]).abs().max().item() <= 1e-6
+    assert ((packed[1] - padded[1]).norm() / padded[1].norm()).item() <= 2e-6

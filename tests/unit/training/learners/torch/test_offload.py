@@ -1,0 +1,228 @@
+"""An optimiser in main memory: the same steps, states that are where they should be, and checkpoints both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from agentenv.training import GRPOConfig
+from agentenv.training.learners.torch import MasterOptimizer
+from helpers.ranks import run_driver
+from helpers.training import group, tiny, trainer_of
+
+BATCHES = [[group(str(step), [0.0, 1.0, 0.5])] for step in range(4)]
+
+
+def trainer(*, offload: bool, dtype: torch.dtype = torch.float64, **options):
+    model = tiny(dtype=dtype, vocab_size=320)
+    return trainer_of(model, optimizer_offload=offload, learning_rate=1e-2, weight_decay=0.1, **options)
+
+
+def weights(trained) -> torch.Tensor:
+    return torch.cat([one.detach().flatten() for one in trained.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 0)]
+)
+def test_steps_are_the_same_as_on_the_device(dtype, most):
+    ours, plain = (trainer(offload=offload, dtype=dtype) for offload in (True, False))
+
+    for batch in BATCHES[:3]:
+        norms = [one.step(batch)["grad_norm"] for one in (ours, plain)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-12 if dtype == torch.float64 else 1e-5)
+
+    # A weight of bfloat16 that lies between two roundings may be rounded to the other one.
+    changed = (weights(ours) != weights(plain)).float().mean()
+    assert (weights(ours) - weights(plain)).norm() <= most * weights(plain).norm() or changed < 1e-3
+    start = weights(trainer(offload=False, dtype=dtype))
+    assert not torch.equal(weights(ours), start)
+
+
+def test_masters_are_copies_also_of_wide_parameters():
+    optimizer = trainer(offload=True, dtype=torch.float32).learner.optimizer
+
+    for parameter, master in zip(optimizer.parameters, optimizer.masters, strict=True):
+        assert master.data_ptr() != parameter.data_ptr()
+        assert torch.equal(master, parameter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masters_and_moments_are_in_main_memory_and_gradients_on_the_device(monkeypatch, dtype):
+    """On a device that is pretended: its tensors have no numbers, and nothing is copied to it."""
+    monkeypatch.setattr(MasterOptimizer, "write_back", lambda _: None)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: 1.0)
+    with FakeTensorMode():
+        parameters = [
+            torch.nn.Parameter(torch.empty(shape, device="cuda", dtype=dtype)) for shape in ((4, 3), 5)
+        ]
+        optimizer = MasterOptimizer(parameters, GRPOConfig(optimizer_offload=True))
+        assert {one.device.type for one in optimizer.masters} == {"cpu"}
+        assert {one.device.type for one in optimizer.sums} == {"cuda"}
+        assert {one.dtype for one in (*optimizer.masters, *optimizer.sums)} == {torch.float32}
+        for total in optimizer.sums:
+            total.grad = torch.empty(total.shape, device="cuda")
+
+        optimizer.step(1e-3)
+
+        states = [one for state in optimizer.inner.state.values() for one in state.values()]
+        assert len(states) == 2 * 3
+        assert {one.device.type for one in states} == {"cpu"}
+        assert all(one.grad is None for one in (*optimizer.masters, *optimizer.sums))
+
+
+def test_what_carries_the_sums_of_gradients_takes_no_memory():
+    parameters = [torch.nn.Parameter(torch.ones(64, 32, dtype=torch.bfloat16))]
+    optimizer = MasterOptimizer(parameters, GRPOConfig(optimizer_offload=True))
+
+    assert optimizer.sums[0].untyped_storage().nbytes() == 4
+    for _ in range(3):
+        (parameters[0] * 0.001).sum().backward()
+    assert torch.equal(optimizer.gradients()[0], 3 * torch.full((64, 32), 0.001).bfloat16().float())
+
+
+def test_matrices_that_are_stored_input_major_are_stepped_as_they_are():
+    torch.manual_seed(0)
+    start, gradients = torch.randn(6, 4), torch.randn(3, 6, 4)
+    found = []
+    for offload in (False, True):
+        parameter = torch.nn.Parameter(start.clone().t().contiguous().t())
+        optimizer = MasterOptimizer([parameter], GRPOConfig(optimizer_offload=offload))
+        for gradient in gradients:
+            parameter.grad = gradient.t().contiguous().t()
+            optimizer.step(0.1)
+        found.append((parameter.detach().clone(), optimizer.state_dict()))
+    resumed = MasterOptimizer([parameter], GRPOConfig(optimizer_offload=True))
+    resumed.load_state_dict(found[0][1])
+    for one in (optimizer, resumed):
+        parameter.data = found[0][0].clone()
+        one.load_state_dict(one.state_dict())
+        parameter.grad = gradients[0].clone()
+        one.step(0.1)
+        found.append((parameter.detach().clone(), None))
+
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[3][0], found[2][0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False), (True, True)])
+def test_a_checkpoint_is_resumed_with_and_without_offload(tmp_path, before, after, dtype):
+    whole, first = (trainer(offload=before, dtype=dtype) for _ in range(2))
+    for batch in BATCHES[:3]:
+        whole.step(batch)
+    for batch in BATCHES[:2]:
+        first.step(batch)
+    second = trainer(offload=after, dtype=dtype)
+    second.resume(first.save(tmp_path / "half"))
+    second.step(BATCHES[2])
+
+    kernel = "fused" if after else "foreach"
+    assert all(one[kernel] for one in second.learner.optimizer.inner.param_groups)
+    if before == after:
+        assert torch.equal(weights(second), weights(whole))
+    most = 1e-12 if dtype == torch.float64 else 1e-4
+    assert (weights(second) - weights(whole)).norm() <= most * weights(whole).norm()
+
+
+def test_a_warm_up_hands_its_masters_on():
+    one = trainer(offload=True, dtype=torch.bfloat16)
+    one.warmup(list(group("shown", [1.0, 1.0])), steps=2, learning_rate=1e-3)
+
+    optimizer = one.learner.optimizer
+    pairs = list(zip(optimizer.parameters, optimizer.masters, strict=True))
+    assert all(torch.equal(master.to(weight.dtype), weight) for weight, master in pairs)
+    assert any(not torch.equal(master, weight.float()) for weight, master in pairs)
+
+
+DRIVER = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+from torch.distributed.tensor import DTensor
+from agentenv.training.learners.torch.shards import whole
+from helpers.ranks import play
+from helpers.training import group, tiny, trainer_of
+
+torch.set_num_threads(1)
+OUT = sys.argv[1]
+BATCHES = [[group(f"{step} {rank}", [0.0, 1.0, 0.5]) for rank in range(2)] for step in range(3)]
+
+
+def make(**options):
+    model = tiny(dtype=torch.float64, vocab_size=320)
+    return trainer_of(model, learning_rate=1e-2, weight_decay=0.1, packing="padded", **options)
+
+
+def step(trainer, number):
+    world = trainer.world
+    trainer.step(BATCHES[number][world.rank :: world.size])
+
+
+def trained(name, **options):
+    trainer = make(**options)
+    for number in range(3):
+        step(trainer, number)
+        if number == 1:
+            trainer.save(f"{OUT}/{name}-half")
+    masters = trainer.learner.optimizer.masters
+    assert all(isinstance(one, DTensor) for one in masters) == trainer.world.sharded
+    keep(trainer, name)
+
+
+def resumed(name, source, **options):
+    trainer = make(**options)
+    trainer.resume(f"{OUT}/{source}-half")
+    step(trainer, 2)
+    keep(trainer, name)
+
+
+def keep(trainer, name):
+    weights = torch.cat([whole(one.detach()).flatten() for one in trainer.model.parameters()])
+    if trainer.world.rank == 0:
+        torch.save(weights, f"{OUT}/{name}")
+
+
+def together():
+    trained("sharded", fsdp=True)
+    trained("sharded-offload", fsdp=True, optimizer_offload=True)
+    trained("replicas-offload", optimizer_offload=True)
+    resumed("on-to-off", "sharded-offload", fsdp=True)
+    resumed("off-to-on", "sharded", fsdp=True, optimizer_offload=True)
+    resumed("whole-to-sharded", "replicas-offload", fsdp=True, optimizer_offload=True)
+
+
+play(lambda: trained("one"), 1)
+play(together, 2)
+play(lambda: resumed("sharded-to-one", "sharded-offload", optimizer_offload=True), 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("offload")
+    run_driver(DRIVER, out)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sharded",
+        "sharded-offload",
+        "replicas-offload",
+        "on-to-off",
+        "off-to-on",
+        "whole-to-sharded",
+        "sharded-to-one",
+    ],
+)
+def test_two_processes_have_the_steps_of_one(found, name):
+    truth = torch.load(found / "one")
+
+    assert (torch.load(found / name) - truth).norm() <= 1e-12 * truth.norm()

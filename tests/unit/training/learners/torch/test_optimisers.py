@@ -1,0 +1,186 @@
+"""Optimisers by import string: they train, keep their own state, and resume to the bit."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from agentenv.core import UsageError
+from agentenv.training import GRPOConfig
+from agentenv.training.learners.torch import MasterOptimizer
+from helpers.training import group, tiny, trainer_of
+
+
+def trained_and_resumed(tmp_path, **options):
+    """Train three steps, and again with a stop after the second; return both trainers."""
+    batches = [[group(str(step), [0.0, 1.0, 0.5])] for step in range(3)]
+
+    def make():
+        return trainer_of(tiny(dtype=torch.float32, vocab_size=320), **options)
+
+    whole, first, second = make(), make(), make()
+    for batch in batches:
+        whole.step(batch)
+    for batch in batches[:2]:
+        first.step(batch)
+    second.resume(first.save(tmp_path / "half"))
+    second.step(batches[2])
+    return whole, second
+
+
+@pytest.mark.parametrize("optim", ["adamw", "torch.optim:NAdam", "torch.optim:RAdam"])
+def test_an_optimiser_resumes_to_the_bit(tmp_path, optim):
+    whole, resumed = trained_and_resumed(tmp_path, optim=optim)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_8_bit_optimiser_keeps_8_bits_and_resumes_to_the_bit(tmp_path):
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    with torch.compiler.set_stance("force_eager"):
+        whole, resumed = trained_and_resumed(tmp_path, optim="torchao.optim:AdamW8bit")
+
+    states = whole.learner.optimizer.inner.state.values()
+    assert any(type(one).__name__ == "OptimState8bit" for state in states for one in state.values())
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+    untrained = tiny(dtype=torch.float32, vocab_size=320)
+    assert not all(map(torch.equal, whole.model.parameters(), untrained.parameters()))
+
+
+@pytest.mark.parametrize("optim", ["adam", "torch.optim:Nothing", "no_such_package:Adam"])
+def test_an_optimiser_that_cannot_be_loaded_is_named(optim):
+    with pytest.raises(UsageError, match=optim):
+        MasterOptimizer([torch.nn.Parameter(torch.ones(2))], GRPOConfig(optim=optim))
+
+
+@pytest.mark.parametrize(("gradient", "clipped"), [((3.0, 4.0), (1.5, 2.0)), ((0.3, 0.4), (0.3, 0.4))])
+def test_gradients_are_clipped_to_the_norm_of_the_run(gradient, clipped):
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in gradient]
+    optimizer = MasterOptimizer(parameters, GRPOConfig(max_grad_norm=2.5, adam_epsilon=1.0))
+    for parameter, value in zip(parameters, gradient, strict=True):
+        parameter.grad = torch.tensor([value])
+
+    norm = optimizer.step(0.1)
+
+    assert norm == pytest.approx(math.hypot(*gradient))
+    # Adam's first step is g / (|g| + epsilon): with an epsilon of 1 it shows how large g was.
+    expected = [-0.1 * g / (g + 1) for g in clipped]
+    assert [one.item() for one in parameters] == pytest.approx(expected, rel=1e-5)
+
+
+def test_matrices_decay_and_norms_and_biases_do_not():
+    """Against torch's own AdamW, with the two kinds told apart by hand."""
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    torch.manual_seed(0)
+    ours = GPT2LMHeadModel(config).double().eval()
+    truth = copy.deepcopy(ours)
+    kinds = {name: name.endswith("weight") and ".ln_" not in name for name, _ in truth.named_parameters()}
+    assert {name.rsplit(".", 1)[0][-4:] for name, matrix in kinds.items() if not matrix} >= {"ln_1", "ln_f"}
+    settings = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8}
+    named = dict(truth.named_parameters())
+    reference = torch.optim.AdamW(
+        [
+            {"params": [named[name] for name in kinds if kinds[name]], "weight_decay": 0.3},
+            {"params": [named[name] for name in kinds if not kinds[name]], "weight_decay": 0.0},
+        ],
+        **settings,
+    )
+    optimizer = MasterOptimizer(ours.named_parameters(), GRPOConfig(weight_decay=0.3, max_grad_norm=1e9))
+
+    ids = torch.arange(20)[None]
+    for _ in range(3):
+        for model in (ours, truth):
+            model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step(0.01)
+        reference.step()
+        reference.zero_grad()
+
+    for name, one in ours.named_parameters():
+        torch.testing.assert_close(one, named[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "decayed"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", (4, 4), True),
+        ("model.embed_tokens.weight", (4, 4), True),
+        ("base_model.model.layers.0.q_proj.lora_A.default.weight", (4, 4), True),
+        ("model.layers.0.mlp.experts.gate_up_proj", (2, 4, 4), True),
+        ("model.layers.0.mlp.experts.gate_up_proj_bias", (2, 4), False),
+        ("model.layers.0.self_attn.q_norm.weight", (2, 4), False),
+        ("model.norm.weight", (4,), False),
+        ("transformer.ln_f.weight", (4,), False),
+        ("", (4,), False),
+        ("", (4, 4), True),
+    ],
+)
+def test_which_parameters_decay(name, shape, decayed):
+    parameter = torch.nn.Parameter(torch.ones(shape))
+    optimizer = MasterOptimizer([(name, parameter)], GRPOConfig(weight_decay=0.1))
+    (only,) = optimizer.inner.param_groups
+    assert only["weight_decay"] == (0.1 if decayed else 0.0)
+
+
+def test_weight_decay_resumes_to_the_bit(tmp_path):
+    whole, resumed = trained_and_resumed(tmp_path, weight_decay=0.1)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+
+
+def test_the_state_of_another_model_is_refused():
+    square, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    saved = MasterOptimizer([square, square.detach().clone().requires_grad_()], GRPOConfig()).state_dict()
+
+    with pytest.raises(UsageError, match=r"groups of \[2\] parameters .* the model have \[1, 1\]"):
+        MasterOptimizer([square, vector], GRPOConfig()).load_state_dict(saved)
+
+
+def small_steps(optimizer, parameter, number):
+    for _ in range(number):
+        parameter.grad = None
+        parameter.sum().backward()
+        optimizer.step(1e-5)
+
+
+def test_what_rounding_took_from_a_weight_is_kept_by_the_next_optimiser():
+    parameter = torch.nn.Parameter(torch.full((4,), 0.1, dtype=torch.bfloat16))
+    before = parameter.detach().clone()
+    first = MasterOptimizer([parameter], GRPOConfig())
+    small_steps(first, parameter, 20)
+    first.close()
+    assert torch.equal(parameter, before)  # 20 updates of 1e-5 are less than half a step of bfloat16
+
+    second = MasterOptimizer([parameter], GRPOConfig(), {parameter: first.masters[0]})
+    small_steps(second, parameter, 20)
+
+    assert (parameter < before).all()
+
+
+def test_a_weight_that_was_changed_since_begins_with_a_new_master():
+    parameter = torch.nn.Parameter(torch.tensor([0.1, 0.1], dtype=torch.bfloat16))
+    first = MasterOptimizer([parameter], GRPOConfig())
+    small_steps(first, parameter, 5)
+    first.close()
+    with torch.no_grad():
+        parameter[0] = 0.5
+
+    second = MasterOptimizer([parameter], GRPOConfig(), {parameter: first.masters[0]})
+
+    assert second.masters[0][0] == 0.5
+    assert second.masters[0][1] < parameter[1].float()
+
+
+def test_a_warm_up_in_bfloat16_hands_its_masters_to_the_updates():
+    trainer = trainer_of(tiny(dtype=torch.bfloat16, vocab_size=320))
+
+    trainer.warmup(list(group("shown", [1.0, 1.0])), steps=2, learning_rate=1e-3)
+
+    optimizer = trainer.learner.optimizer
+    pairs = list(zip(optimizer.parameters, optimizer.masters, strict=True))
+    assert all(torch.equal(master.to(weight.dtype), weight) for weight, master in pairs)
+    assert any(not torch.equal(master, weight.float()) for weight, master in pairs)
+    assert trainer.learner.optimizer is optimizer

@@ -1,0 +1,212 @@
+"""Models that each process reads its own shards of: the same numbers, and no process holds the whole model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from agentenv.engine.hf.load import locate
+from agentenv.training import GRPOConfig
+from agentenv.training.unread import Refused, unread_model
+from helpers.ranks import run_driver
+
+# The packages are imported once, here; every rank is a fork of this process, and computes all its cases.
+DRIVER = """
+import json, logging, os, sys, warnings
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+)
+from agentenv.core import UsageError
+from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.placement.tracker import MemoryTracker
+from agentenv.training.learners.torch.shards import whole
+from helpers.ranks import play
+from helpers.training import group
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+OUT = sys.argv[1]
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3,
+}
+DEEP = {**SIZES, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 40}
+
+
+def save_models():
+    torch.manual_seed(0)
+    for tied in (True, False):
+        model = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied))
+        model.generation_config.max_new_tokens = 7
+        model.save_pretrained(f"{OUT}/models/{'tied' if tied else 'untied'}", max_shard_size="20KB")
+    model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    model.base_model.model.name_or_path = model.peft_config["default"].base_model_name_or_path = f"{OUT}/models/untied"
+    model.save_pretrained(f"{OUT}/models/adapter")
+    # Without its head the names of the weights have no prefix.
+    Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)).model.save_pretrained(f"{OUT}/models/bare")
+    LlamaForCausalLM(LlamaConfig(**DEEP, tie_word_embeddings=False)).save_pretrained(f"{OUT}/models/deep")
+
+
+CASES = {
+    "tied": ("tied", {"beta": 0.1}), "untied": ("untied", {"beta": 0.1}),
+    "lora": ("tied", {"beta": 0.1, "lora": LoraOptions(r=2)}), "adapter": ("adapter", {"beta": 0.1}),
+    "bare": ("bare", {}),
+}
+
+
+def trained(case, **options):
+    said, handler = [], logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("agentenv").addHandler(handler)
+    name, more = CASES[case]
+    options |= {"dtype": "float64", "device": "cpu", "adam_epsilon": 1e-4, "learning_rate": 1e-2, **more}
+    trainer = GRPOTrainer(GRPOConfig(model=f"{OUT}/models/{name}", **options))
+    start = [whole(one.detach()).clone() for one in trainer.model.parameters()]
+    buffers = dict(trainer.model.named_buffers())
+    groups = [group("a", [0.0, 1.0, 0.3]), group("b", [1.0, 0.0, 0.5])]
+    world = trainer.world
+    for _ in range(2):
+        metrics = trainer.step(groups[world.rank :: world.size])
+    end = [whole(one.detach()) for one in trainer.model.parameters()]
+    policy = trainer.learner.policy
+    layout = (policy.packable, policy.fused, policy.way, trainer.model.generation_config.max_new_tokens)
+    if world.rank == 0:
+        torch.save((start, buffers, end, metrics.get("kl"), layout, said), f"{OUT}/{case}-{world.size}")
+
+
+def all_cases(**options):
+    for case in CASES:
+        trained(case, **options)
+
+
+def other_model():
+    rank = os.environ["RANK"]
+    torch.manual_seed(int(rank))
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model.model.norm.weight.data.uniform_()
+    model.save_pretrained(f"{OUT}/models/of-{rank}")
+    try:
+        GRPOTrainer(GRPOConfig(model=f"{OUT}/models/of-{rank}", fsdp=True, device="cpu"))
+    except UsageError as error:
+        assert "the processes read different models" in str(error)
+    else:
+        raise AssertionError("processes train different models together")
+
+
+def peaks():
+    path = f"{OUT}/models/deep"
+    options = {"dtype": "float32", "device": "cpu", "gradient_checkpointing": True}
+    found = {}
+    for beta in (0.0, 0.1):
+        tracker = MemoryTracker([])
+        with tracker.counting():
+            trainer = GRPOTrainer(GRPOConfig(model=path, fsdp=True, beta=beta, **options))
+        found[str(beta)] = max(tracker.peaks.values())
+    model = trainer.model
+    found["shard"] = sum(one.to_local().numel() for one in model.parameters()) * 4
+    found["layer"] = sum(one.numel() for one in model.model.layers[0].parameters()) * 4
+    if trainer.world.rank == 0:
+        with open(f"{OUT}/peaks.json", "w") as file:
+            json.dump(found, file)
+
+
+save_models()
+play(all_cases, 1)
+play(lambda: all_cases(fsdp=True), 2)
+play(lambda: all_cases(fsdp=2), 4)
+play(other_model, 2)
+play(peaks, 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unread")
+    run_driver(DRIVER, out)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4], ids=["one-copy", "two-copies"])
+@pytest.mark.parametrize("case", ["tied", "untied", "lora", "adapter", "bare"])
+def test_a_model_read_in_parts_is_the_one_read_whole_and_learns_the_same(found, case, size):
+    start, buffers, end, kl, layout, _ = torch.load(found / f"{case}-1")
+    ours, our_buffers, our_end, our_kl, our_layout, _ = torch.load(found / f"{case}-{size}")
+
+    assert all(map(torch.equal, ours, start))
+    assert our_buffers.keys() == buffers.keys()
+    assert all(torch.equal(our_buffers[name], buffers[name]) for name in buffers)
+    assert max(float((one - other).abs().max()) for one, other in zip(our_end, end, strict=True)) <= 1e-12
+    assert our_kl == (None if kl is None else pytest.approx(kl, rel=1e-12))
+    assert our_layout == layout
+
+
+@pytest.mark.slow
+def test_only_a_model_whose_weights_have_other_names_is_read_whole_and_a_sentence_says_so(found):
+    said = {
+        case: torch.load(found / f"{case}-2")[-1] for case in ("tied", "untied", "lora", "adapter", "bare")
+    }
+
+    assert any("bare whole before it is sharded, because its" in line for line in said.pop("bare"))
+    assert not any("whole before it is sharded" in line for lines in said.values() for line in lines)
+
+
+@pytest.mark.slow
+def test_the_start_holds_little_more_than_a_shard_and_a_layer(found):
+    peaks = json.loads((found / "peaks.json").read_text())
+
+    assert peaks["0.0"] <= 1.3 * peaks["shard"] + peaks["layer"]
+    assert peaks["0.1"] <= 1.3 * 2 * peaks["shard"] + peaks["layer"]  # the reference is a second shard
+
+
+SIZES = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(Refused) as caught:
+        unread_model(locate(str(path)), GRPOConfig(fsdp=True, dtype="float32", device="cpu"))
+    return str(caught.value)
+
+
+def test_experts_that_are_merged_while_they_are_loaded_are_refused(tmp_path):
+    config = Qwen3MoeConfig(
+        **SIZES, **HEADS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, decoder_sparse_step=1
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+
+    assert "converted while they are loaded" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: (path / "model.safetensors").rename(path / "model.bin"), "not in safetensors files"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"x" * 40), "is no safetensors file"),
+        (
+            lambda path: (path / "config.json").write_text(
+                (path / "config.json").read_text().replace('"vocab_size": 61', '"vocab_size": 62')
+            ),
+            "another shape in its files",
+        ),
+        (
+            lambda path: (path / "config.json").write_text(
+                (path / "config.json").read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 0')
+            ),
+            "that the model does not have",
+        ),
+    ],
+)
+def test_files_that_are_not_as_the_model_needs_them_are_refused(tmp_path, change, reason):
+    LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)).save_pretrained(tmp_path)
+    change(tmp_path)
+
+    assert reason in refusal(tmp_path)

@@ -1,0 +1,425 @@
+"""One step ahead: the next batch is played while this one trains, and never the one after it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.core import (
+    EngineError,
+    SequenceBuilder,
+    StopReason,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    UsageError,
+)
+from agentenv.engine import TransformersEngine
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions
+from agentenv.training import trainer as trainer_module
+from agentenv.training.loop.sync import CHECK_TOKENS, WeightSync
+from agentenv.training.watch import episode_metrics
+
+GROUPS, MEMBERS = 2, 4
+PATIENCE_S = 120
+
+
+class Parrot(ToolEnv):
+    """Rewards answers by their length, so that a random model's groups differ."""
+
+    begun: ClassVar[list[int]] = []
+    closed: ClassVar[list[int]] = []
+
+    def start(self, n: int) -> str:
+        self.begun.append(n)
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+    def close(self) -> None:
+        self.closed.append(1)
+
+
+def tiny() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+class Timeline:
+    """When each batch was played and each step made; lets both wait for each other."""
+
+    def __init__(self, steps: int) -> None:
+        self.played: list[list[tuple[float, float]]] = [[] for _ in range(steps)]
+        self.trained: list[tuple[float, float]] = []
+        self.answered = [threading.Event() for _ in range(steps)]
+        self.stepping = [threading.Event() for _ in range(steps)]
+        self.count = 0
+
+    def span(self, batch: int) -> tuple[float, float]:
+        return min(start for start, _ in self.played[batch]), max(end for _, end in self.played[batch])
+
+
+class SlowEngine(TransformersEngine):
+    """Gives the answers of a batch only when the step before it is under way."""
+
+    timeline: Timeline
+    waits = True
+
+    async def generate(self, *args, **kwargs):
+        began = time.perf_counter()
+        batch = self.timeline.count // (GROUPS * MEMBERS)
+        self.timeline.count += 1
+        if self.waits and batch:
+            assert await asyncio.to_thread(self.timeline.stepping[batch - 1].wait, PATIENCE_S)
+        done = await super().generate(*args, **kwargs)
+        self.timeline.played[batch].append((began, time.perf_counter()))
+        self.timeline.answered[batch].set()
+        return done
+
+
+class SlowTrainer(GRPOTrainer):
+    """Changes the weights only when the batch after it is being played."""
+
+    timeline: Timeline
+    waits = True
+
+    def step(self, groups, **options):
+        began = time.perf_counter()
+        number = self.steps_done
+        self.timeline.stepping[number].set()
+        if self.waits and number + 1 < self.config.max_steps:
+            assert self.timeline.answered[number + 1].wait(PATIENCE_S), "nothing was played during the step"
+        metrics = super().step(groups, **options)
+        self.timeline.trained.append((began, time.perf_counter()))
+        return metrics
+
+
+def make(
+    tmp_path, kind=GRPOTrainer, *, model=None, engine=None, on_metrics=None, eval_set=None, **options
+) -> GRPOTrainer:
+    settings = {
+        "groups_per_step": GROUPS,
+        "num_generations": MEMBERS,
+        "learning_rate": 0.02,
+        "max_steps": 3,
+        "asynchronous": True,
+        "check_prompts": False,
+        "output_dir": str(tmp_path),
+        **options,
+    }
+    Parrot.begun, Parrot.closed = [], []
+    return kind(
+        GRPOConfig(**settings),
+        model=model or tiny(),
+        engine=engine,
+        eval_tasks=eval_set,
+        on_metrics=on_metrics,
+        tokenizer=byte_tokenizer(),
+        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=6),
+    )
+
+
+def timed(tmp_path, *, asynchronous: bool, steps: int = 4) -> tuple[Timeline, list[dict[str, float]]]:
+    timeline = Timeline(steps)
+    engine = SlowEngine(tiny())
+    trainer = make(tmp_path, SlowTrainer, engine=engine, max_steps=steps, asynchronous=asynchronous)
+    engine.timeline = trainer.timeline = timeline
+    engine.waits = trainer.waits = asynchronous
+    return timeline, trainer.train()
+
+
+def test_a_batch_is_played_while_the_one_before_it_trains(tmp_path):
+    timeline, history = timed(tmp_path, asynchronous=True)
+
+    for step in range(3):
+        began, ended = timeline.span(step + 1)
+        assert began < timeline.trained[step][1], "the next batch begins before the step ends"
+        assert ended > timeline.trained[step][0], "and goes on while the step runs"
+    for step in range(2):
+        assert timeline.span(step + 2)[0] > timeline.trained[step][1], "never two batches ahead"
+    assert [one["staleness/max"] for one in history] == [0, 1, 1, 1]
+    assert all(one["updates"] == 1 for one in history)
+
+
+def test_without_the_option_nothing_is_played_during_a_step(tmp_path):
+    timeline, history = timed(tmp_path, asynchronous=False)
+
+    for step in range(3):
+        assert timeline.span(step + 1)[0] > timeline.trained[step][1]
+    assert [one["staleness/max"] for one in history] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_thread_that_trained_lets_its_openmp_team_go(tmp_path, monkeypatch, asynchronous):
+    engine = TransformersEngine(copy.deepcopy(tiny())) if asynchronous else None
+    trainer = make(tmp_path, engine=engine, asynchronous=asynchronous, max_steps=2)
+    done: list[tuple[str, int]] = []
+    step = trainer.step
+
+    def stepped(groups):
+        done.append(("step", threading.get_ident()))
+        return step(groups)
+
+    trainer.step = stepped
+    monkeypatch.setattr(
+        trainer_module, "dismiss_team", lambda: done.append(("dismissed", threading.get_ident()))
+    )
+    trainer.train()
+
+    assert [what for what, _ in done] == ["step", "dismissed"] * 2
+    assert [thread for _, thread in done[::2]] == [thread for _, thread in done[1::2]]
+
+
+class HeldEngine(TransformersEngine):
+    """Gives the answers of a batch, from the second on, only when a step lets it go."""
+
+    timeline: Timeline
+
+    async def wait(self, step: int) -> None:
+        """Wait until a step, from 0, was told."""
+        with ThreadPoolExecutor(1) as own:  # the loop's own threads are for others
+            told = asyncio.get_running_loop().run_in_executor(
+                own, self.timeline.stepping[step].wait, PATIENCE_S
+            )
+            assert await told
+
+    async def generate(self, prompt_ids, sampling, **options):
+        if sampling.temperature and sampling.max_tokens != CHECK_TOKENS:
+            batch = self.timeline.count // (GROUPS * MEMBERS)
+            self.timeline.count += 1
+            if batch:
+                await self.wait(batch - 1)
+        return await super().generate(prompt_ids, sampling, **options)
+
+
+def held(tmp_path, kind=HeldEngine, *, steps: int = 3, **options) -> tuple[GRPOTrainer, Timeline]:
+    """Return a trainer whose batch ahead is played when the step before it has been told."""
+    engine, timeline = kind(tiny()), Timeline(steps)
+    engine.timeline = timeline
+    options = {"on_metrics": lambda step, _: timeline.stepping[step - 1].set(), **options}
+    return make(tmp_path, engine=engine, max_steps=steps, **options), timeline
+
+
+def test_a_checkpoint_is_written_while_episodes_are_played(tmp_path):
+    trainer, timeline = held(tmp_path, save_steps=1, on_metrics=None)
+    save, saved = trainer.save_step, []
+
+    def save_and_let_go():
+        step = trainer.steps_done
+        timeline.stepping[step - 1].set()
+        if step < 3:  # would wait for ever if the loop stood still
+            assert timeline.answered[step].wait(PATIENCE_S), "no episode was answered during the checkpoint"
+        saved.append(step)
+        return save()
+
+    async def generate(*args, **options):
+        done = await answer(*args, **options)
+        timeline.answered[(timeline.count - 1) // (GROUPS * MEMBERS)].set()
+        return done
+
+    answer, trainer.engine.generate = trainer.engine.generate, generate
+    trainer.save_step = save_and_let_go
+
+    trainer.train()
+
+    assert saved == [1, 2, 3]
+    assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 3
+
+
+def test_no_process_waits_for_others_on_the_loop_while_episodes_are_played(tmp_path):
+    trainer, _ = held(tmp_path, eval_steps=1, eval_set=[{"n": 7}])
+    gather, loops, beside = trainer.world.gather, set(), []
+
+    def watched(values):
+        playing = len(Parrot.begun) > len(Parrot.closed)
+        on_loop = threading.get_ident() in loops
+        assert not (playing and on_loop), "a gather stops the loop"
+        beside.append(playing)
+        return gather(values)
+
+    begin = trainer.rollouts.begin
+
+    def begins(*args):
+        loops.add(threading.get_ident())
+        return begin(*args)
+
+    trainer.rollouts.begin, trainer.world.gather = begins, watched
+
+    history = trainer.train()
+
+    assert any(beside)
+    assert all(step["eval/tasks"] == 1 for step in history)
+
+
+class ReadingEngine(HeldEngine):
+    """Takes its weights from a directory and is checked; the check is answered when a step was told."""
+
+    async def load_weights(self, path, *, version=None):
+        self.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
+        self.weights_updated(version)
+        return version
+
+    async def load_adapter(self, name, path, *, version=None):
+        raise NotImplementedError
+
+    async def generate(self, prompt_ids, sampling, **options):
+        version = self.weights_version
+        if sampling.max_tokens == CHECK_TOKENS and 0 < version < 3:
+            await self.wait(version - 1)
+        return await super().generate(prompt_ids, sampling, **options)
+
+
+def test_the_check_of_new_weights_may_queue_behind_episodes(tmp_path):
+    trainer, _ = held(tmp_path, ReadingEngine)
+
+    history = trainer.train()
+
+    # Of each update the check is in the metrics of the step that first needs it.
+    assert all(step["sync/k3"] < 1e-6 for step in history)
+    assert trainer.engine.weights_version == 3
+
+
+def test_wrong_weights_end_the_run_before_the_next_update(tmp_path):
+    class Deaf(ReadingEngine):
+        async def load_weights(self, path, *, version=None):
+            self.weights_updated(version)
+            return version
+
+    trainer, _ = held(tmp_path, Deaf, learning_rate=0.5)
+
+    with pytest.raises(EngineError, match="engine and trainer disagree"):
+        trainer.train()
+
+    assert trainer.weights_version == trainer.steps_done == 1
+    assert len(Parrot.closed) == len(Parrot.begun)
+
+
+@pytest.mark.parametrize("lora", [None, LoraOptions(r=4)])
+def test_the_engine_samples_from_a_copy_that_follows_the_trainer(tmp_path, lora):
+    trainer = make(tmp_path, lora=lora)
+
+    history = trainer.train()
+
+    assert trainer.engine.model is not trainer.model
+    assert trainer.engine.weights_version == trainer.weights_version == 3
+    ours = dict(trainer.model.named_parameters())
+    assert all(torch.equal(one, ours[name]) for name, one in trainer.engine.model.named_parameters())
+    assert history[0]["mismatch/k3"] < 1e-6
+    assert history[-1]["updates"] == 1
+
+
+def test_an_engine_that_shares_the_model_is_refused(tmp_path):
+    model = tiny()
+    trainer = make(tmp_path, model=model, engine=TransformersEngine(model))
+
+    with pytest.raises(UsageError, match="samples from the very model in training"):
+        trainer.train()
+
+
+def test_an_engine_with_another_model_is_refused(tmp_path):
+    trainer = make(tmp_path, lora=LoraOptions(r=4), engine=TransformersEngine(tiny()))
+
+    with pytest.raises(UsageError, match="holds another model than the trainer"):
+        trainer.train()
+
+
+def test_a_staleness_limit_that_leaves_out_everything_is_refused():
+    with pytest.raises(UsageError, match="up to 4 versions old"):
+        GRPOConfig(asynchronous=True, max_staleness=3, num_minibatches=2, num_iterations=2)
+    assert GRPOConfig(asynchronous=True, max_staleness=4, num_minibatches=2, num_iterations=2)
+
+
+def test_a_step_that_fails_closes_the_batch_ahead_and_moves_no_cursor(tmp_path):
+    trainer = make(tmp_path, max_steps=4)
+    step = trainer.step
+
+    def fail_at_the_third(groups, **options):
+        if trainer.steps_done == 2:
+            raise ZeroDivisionError
+        return step(groups, **options)
+
+    trainer.step = fail_at_the_third
+
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+
+    assert len(Parrot.closed) == len(Parrot.begun) >= 3 * GROUPS * MEMBERS
+    assert trainer.cursors == {"test/Parrot-v0": 2 * GROUPS}
+
+
+def test_a_resumed_run_deals_again_what_was_only_played_ahead(tmp_path):
+    first = make(tmp_path, max_steps=4, save_steps=1, on_metrics=lambda step, metrics: step == 2 and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        first.train()
+    seen = set(Parrot.begun)
+    again = make(tmp_path, max_steps=3)
+    again.resume(tmp_path / "checkpoints" / "step-1")
+
+    again.train()
+
+    assert again.cursors == {"test/Parrot-v0": 3 * GROUPS}
+    assert seen <= set(range(6))
+    assert len(set(Parrot.begun)) == 2 * GROUPS  # the round goes on: no task of step 1 is met again
+
+
+def crossed(versions: list[tuple[int, int]]) -> Trajectory:
+    builder = SequenceBuilder()
+    builder.append("prompt", [1, 2])
+    for version, length in versions:
+        builder.append("model", [3] * length, logprobs=[-1.0] * length, weights_version=version, turn=0)
+    turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", sum(n for _, n in versions), start=2)
+    return Trajectory("e", "t", 0, "g", StopReason.FINAL_ANSWER, turns=(turn,), sequences=(builder.freeze(),))
+
+
+def test_the_age_of_each_token_is_counted_not_of_each_episode():
+    groups = [TrajectoryGroup((crossed([(3, 6), (5, 2)]), crossed([(5, 4)])))]
+
+    metrics = episode_metrics(groups, weights_version=5)
+
+    assert metrics["staleness/mean"] == pytest.approx(6 * 2 / 12)
+    assert metrics["staleness/max"] == 2
+    assert metrics["staleness/mixed_episodes"] == 1
+
+
+def test_an_update_in_mid_completion_gives_one_completion_two_versions(tmp_path):
+    model = tiny()
+    engine = TransformersEngine(copy.deepcopy(model))
+    trainer = make(tmp_path, engine=engine)
+    trainer.learner.weights_version = 1
+
+    async def play() -> tuple[tuple[int, int, int], ...]:
+        task = asyncio.create_task(
+            engine.generate([1, 2], ae.Sampling(max_tokens=400, seed=0), stop_token_ids=())
+        )
+        while not engine.stats()["decodes"]:  # noqa: ASYNC110 - the worker is a thread
+            await asyncio.sleep(0)
+        await WeightSync(trainer.learner, engine, trainer.renderer).follow()
+        return (await task).version_ranges
+
+    ranges = asyncio.run(play())
+
+    assert [version for version, _, _ in ranges] == [0, 1]
+    assert ranges[0][2] == ranges[1][1]
+    assert ranges[1][2] == 400

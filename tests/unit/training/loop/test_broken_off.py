@@ -1,0 +1,153 @@
+"""What is broken off in the middle leaves nothing behind that the next step would stumble over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from agentenv.core.loops import run_blocking
+from agentenv.training.objective.loss import SURROGATES
+from helpers.training import episode, group, tiny, trainer_of
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends the work."""
+
+
+def test_a_step_after_a_broken_warm_up_gets_its_gradients():
+    trainer = trainer_of(tiny().bfloat16(), learning_rate=0.05)
+
+    def interrupt(*_):
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        trainer.warmup([episode("d", 0, 1.0, tokens=7)], steps=3, on_metrics=interrupt)
+
+    assert trainer.step([group("a", [0.0, 1.0, 0.3])])["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_warm_up_after_a_step_or_a_resume_trains_and_is_kept(tmp_path, resumed):
+    trainer = trainer_of(tiny().bfloat16(), learning_rate=1e-5)
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+    if resumed:
+        path = trainer.save(tmp_path / "half")
+        trainer = trainer_of(tiny().bfloat16(), learning_rate=1e-5)
+        trainer.resume(path)
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    history = trainer.warmup([episode("d", 0, 1.0, tokens=7)], steps=4, learning_rate=0.01)
+    warm = [one.clone() for one in trainer.model.parameters()]
+    trainer.step([group("b", [0.0, 1.0, 0.7])])
+
+    assert all(metrics["grad_norm"] > 0 for metrics in history)
+    assert history[-1]["sft/nll"] < history[0]["sft/nll"]
+    assert distance(trainer.model.parameters(), warm) < 0.2 * distance(before, warm)  # one rounding is 0.15
+
+
+def test_a_checkpoint_in_a_warm_up_does_not_undo_it(tmp_path):
+    trainer = trainer_of(tiny().bfloat16(), learning_rate=1e-5)
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    def save(step, metrics):
+        if step == 1:
+            trainer.save(tmp_path / "warm")
+
+    trainer.warmup([episode("d", 0, 1.0, tokens=7)], steps=4, learning_rate=0.01, on_metrics=save)
+    warm = [one.clone() for one in trainer.model.parameters()]
+    trainer.step([group("b", [0.0, 1.0, 0.7])])
+
+    assert distance(trainer.model.parameters(), warm) < 0.2 * distance(before, warm)  # one rounding is 0.15
+
+
+def distance(some, others) -> float:
+    """Return the largest difference between two lists of parameters."""
+    return max((a - b).abs().max().item() for a, b in zip(some, others, strict=True))
+
+
+def test_a_step_after_a_broken_one_has_its_own_gradient_only():
+    options = {"tokens_per_micro_batch": 1, "packing": "padded", "loss_type": "gpg"}
+    broken, whole = trainer_of(**options), trainer_of(**options)
+    micro_batches = iter(range(9))
+
+    def second_fails(x):
+        if next(micro_batches) == 1:
+            raise Interrupted
+        return SURROGATES["gpg"](x)
+
+    broken.learner.loss_fn = second_fails
+    with pytest.raises(Interrupted):
+        broken.step([group("a", [0.0, 1.0, 0.3])])
+    broken.learner.loss_fn = None
+
+    batch = [group("b", [0.0, 1.0, 0.7])]
+    assert broken.step(batch)["grad_norm"] == whole.step(batch)["grad_norm"]
+
+
+def test_a_gradient_that_is_not_finite_never_gives_the_engine_a_version_of_its_own():
+    trainer = trainer_of()
+    told = []
+
+    class Engine:
+        name = "recorded"
+        model = trainer.model
+
+        def updating(self, version):
+            return _Recorded(version)
+
+        def weights_updated(self, version):
+            return version
+
+    class _Recorded:
+        def __init__(self, version):
+            self.version = version
+
+        def __enter__(self):
+            return None
+
+        def __exit__(self, *_):
+            told.append(self.version())
+
+    trainer.engine = Engine()
+    trainer.learner.loss_fn = lambda x: x.logprobs_N * torch.nan
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+    trainer.learner.loss_fn = None
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+
+    assert told == [0, 1]
+
+
+def test_an_interrupt_ends_the_work_of_a_notebook_cell():
+    began, cancelled = threading.Event(), threading.Event()
+
+    async def work():
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    def interrupt():
+        began.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    async def cell():
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            run_blocking(work())
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(cell())
+    finally:
+        loop.close()
+        signal.signal(signal.SIGINT, before)
+
+    assert cancelled.wait(60)

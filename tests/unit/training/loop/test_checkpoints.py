@@ -1,0 +1,152 @@
+"""A kill or a full disk while a checkpoint is written leaves one that can be loaded; merged weights return."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from agentenv.core import StoreError, UsageError
+from agentenv.training.loop import last_checkpoint
+from helpers.training import group, tiny, trainer_of
+
+
+class Killed(BaseException):
+    """Ends the work as a kill does: nothing is cleaned up."""
+
+
+@contextmanager
+def killed_before_renaming(monkeypatch, suffix: str):
+    """Raise before the rename of a path that ends with the suffix."""
+    rename = Path.replace
+
+    def replace(self, target):
+        if self.name.endswith(suffix):
+            raise Killed
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        with pytest.raises(Killed):
+            yield
+
+
+@contextmanager
+def files_up_to(size: int):
+    """Let no file grow beyond the size, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("suffix", ["step-1", ".partial"])
+def test_a_kill_between_the_renames_leaves_a_checkpoint_to_resume_from(tmp_path, monkeypatch, suffix):
+    trainer = trainer_of(output_dir=str(tmp_path))
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+    saved = trainer.save_step()
+    with killed_before_renaming(monkeypatch, suffix):
+        trainer.save_step()
+
+    again = trainer_of(tiny(seed=1), output_dir=str(tmp_path))
+    found = last_checkpoint(tmp_path)
+    assert found is not None
+    again.resume(found)
+    again.resume(saved)
+
+    assert all(map(torch.equal, again.model.parameters(), trainer.model.parameters()))
+    assert again.steps_done == 1
+
+
+def test_what_kills_left_is_removed_by_the_next_checkpoint(tmp_path, monkeypatch):
+    trainer = trainer_of(output_dir=str(tmp_path))
+    for trainer.learner.steps_done in (1, 2):
+        trainer.save_step()
+        with killed_before_renaming(monkeypatch, ".partial"):
+            trainer.save_step()
+
+    trainer.learner.steps_done = 3
+    trainer.save_step()
+
+    kept = {
+        path.name: (path / "trainer_state.json").is_file() for path in (tmp_path / "checkpoints").iterdir()
+    }
+    assert kept == {"step-1": True, "step-2": True, "step-3": True}
+
+
+@pytest.mark.parametrize("full_at", ["model.safetensors", "trainer_state.pt"])
+def test_a_full_disk_is_a_store_error_and_keeps_the_older_checkpoint(tmp_path, full_at):
+    trainer = trainer_of(output_dir=str(tmp_path))
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+    path = trainer.save_step()
+    size = (path / full_at).stat().st_size - 4096
+
+    with files_up_to(size), pytest.raises(StoreError, match="cannot write the checkpoint"):
+        trainer.save_step()
+
+    assert [left.name for left in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
+    trainer.resume(path)
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_not_replaced(tmp_path):
+    (tmp_path / "mine").write_text("notes")
+
+    with pytest.raises(StoreError, match="cannot write the checkpoint"):
+        trainer_of().save(tmp_path / "mine")
+
+    assert (tmp_path / "mine").read_text() == "notes"
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    synced, named = [], []
+    monkeypatch.setattr(
+        "os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+    )
+    rename = Path.replace
+
+    def replace(self, target):
+        named.extend(synced)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    trainer_of().save(tmp_path / "new")
+
+    assert {"model.safetensors", "trainer_state.pt", "trainer_state.json", ".new.partial"} <= set(named)
+    assert synced[-1] == tmp_path.name
+
+
+def experts(number: int = 4) -> Qwen3MoeForCausalLM:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    chosen = {"num_experts": number, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(vocab_size=320, initializer_range=0.3, **sizes, **heads, **chosen)
+    return Qwen3MoeForCausalLM(config).eval()
+
+
+def test_experts_that_are_merged_in_memory_and_apart_on_disk_are_resumed(tmp_path):
+    trainer = trainer_of(experts())
+    trainer.step([group("a", [0.0, 1.0, 0.3])])
+    trainer.save(tmp_path / "saved")
+    again = trainer_of(experts())
+
+    again.resume(tmp_path / "saved")
+
+    kept = dict(again.model.named_parameters())
+    assert any("experts.gate_up_proj" in name for name in kept)
+    assert all(torch.equal(kept[name], one) for name, one in trainer.model.named_parameters())
+    for one in (trainer, again):
+        one.step([group("b", [0.0, 1.0, 0.7])])
+    assert all(torch.equal(kept[name], one) for name, one in trainer.model.named_parameters())
+
+
+def test_the_experts_of_another_model_are_refused(tmp_path):
+    trainer_of(experts()).save(tmp_path / "saved")
+
+    with pytest.raises(UsageError, match="another model's weights"):
+        trainer_of(experts(6)).resume(tmp_path / "saved")

@@ -1,0 +1,139 @@
+"""Workers that play the episodes of a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.cli import main
+from agentenv.core import Trajectory, UsageError
+from agentenv.render import byte_tokenizer
+from agentenv.runs import RunWriter
+from agentenv.training import GRPOConfig, GRPOTrainer, TrainResult
+from agentenv.training.loop import save_tokenizer
+from helpers.model_server import model_server
+from helpers.worker_runs import DEADLY, truth
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(path)
+    save_tokenizer(tokenizer, path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(model: str, directory: str, **settings: Any) -> TrainResult:
+    """Train on what a server of its own plays; the rewards are the lengths of the answers."""
+    Path("lengths.py").write_text("def length(trajectory):\n    return len(trajectory.answer) / 10\n")
+    with model_server(model) as server:
+        options: dict[str, Any] = {
+            "groups_per_step": 2,
+            "learning_rate": 0.01,
+            "engine": f"{server.url}/v1",
+            **settings,
+        }
+        return ae.train(
+            DEADLY,
+            model,
+            steps=3,
+            group_size=2,
+            train=options,
+            limits={"max_turns": 1, "max_tokens_per_turn": 6},
+            runner={"score": "lengths.py:length"},
+            demos="none",
+            runs_dir=directory,
+        )
+
+
+@pytest.mark.slow
+def test_two_workers_play_a_training_as_its_own_process_does(model: str, monkeypatch: pytest.MonkeyPatch):
+    alone = trained(model, "alone", eval_tasks=2)
+    encoded = []
+    append = RunWriter.append
+
+    def watched(writer: RunWriter, trajectory: Trajectory, line: object = None) -> object:
+        encoded.append(line is not None)
+        return append(writer, trajectory, line)
+
+    monkeypatch.setattr(RunWriter, "append", watched)
+    together = trained(model, "together", eval_tasks=2, workers=2)
+
+    assert encoded.count(True) == 3 * 2 * 2  # the workers encoded the episodes that were trained on
+
+    assert truth(together.run) == truth(alone.run)
+    assert {version for one in together.run for version in one.weights_versions} == {0, 1, 2}
+    assert [line["reward"] for line in together.history] == [line["reward"] for line in alone.history]
+    assert together.run.info.config["train"]["workers"] == 2
+    assert {"driver", "w1", "w2"} <= {row["worker"] for row in together.run.workers()}
+
+
+@pytest.mark.slow
+def test_workers_play_ahead_and_name_the_weights_of_each_token(model: str):
+    result = trained(model, "ahead", workers=2, max_ahead=2, max_staleness=None)
+
+    trained_on = [one for one in result.run if one.trainable]
+    assert result.steps_done == 3
+    assert len(trained_on) >= 3 * 2 * 2
+    assert {version for one in trained_on for version in one.weights_versions} <= {0, 1, 2, 3}
+    assert all(line["mismatch/abs_max"] < 0.05 for line in result.history if not line["staleness/max"])
+
+
+@pytest.mark.slow
+def test_a_training_is_resumed_with_another_number_of_workers(model: str):
+    first = trained(model, "runs", save_steps=1)
+
+    with model_server(model) as server:
+        url, old = f"{server.url}/v1", first.run.info.config["train"]["engine"]
+        record = Path(first.run.path, "run.json")
+        record.write_text(record.read_text().replace(old, url))
+        plans = []
+        again = ae.train(resume=first.run.path, steps=4, workers=1, trust=True, on_start=plans.append)
+
+    assert (plans[0].config.workers, again.steps_done, len(again.history)) == (1, 4, 1)
+
+
+def test_further_fields_of_the_configuration_are_arguments_too(model: str):
+    with pytest.raises(UsageError, match="did you mean 'workers'"):
+        ae.train(DEADLY, model, worker=2)
+    for train in (None, {}, GRPOConfig(learning_rate=0.1)):
+        with pytest.raises(UsageError, match="cannot be used with workers"):
+            ae.train(DEADLY, model, train=train, workers=2)
+
+
+def test_workers_need_a_server(model: str):
+    with pytest.raises(UsageError, match="cannot be used with workers"):
+        ae.train(DEADLY, model, workers=2)
+    assert not Path("runs").exists()
+
+    trainer = GRPOTrainer(GRPOConfig(model=model, workers=2), envs=DEADLY)
+    with pytest.raises(UsageError, match="the model is in the trainer's process"):
+        trainer.evaluate()
+
+
+def test_the_command_line_names_workers(model: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["train", DEADLY, "-m", model, "--workers", "2"])
+    with pytest.raises(SystemExit):
+        main(["train", DEADLY, "-m", model, "-o", "workers=2"])
+
+    assert capsys.readouterr().err.count("cannot be used with workers") == 2

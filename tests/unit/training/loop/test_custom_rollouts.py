@@ -1,0 +1,143 @@
+"""A rollout function plays the groups of a step, with the weights versions of the training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
+from agentenv.engine import ScriptedEngine
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer
+
+
+class Parrot(ToolEnv):
+    """Rewards answers by their length, so that a random model's groups differ."""
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+def make_trainer(tmp_path, rollout, **settings):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **shape)).eval()
+    options = {"groups_per_step": 2, "num_generations": 4, "learning_rate": 0.05, "max_steps": 2} | settings
+    kept = []
+    trainer = GRPOTrainer(
+        GRPOConfig(output_dir=str(tmp_path), **options),
+        model=model,
+        tokenizer=byte_tokenizer(),
+        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
+        rollout=rollout,
+        on_trajectory=kept.append,
+    )
+    return trainer, kept
+
+
+async def from_tokens(engine, renderer, tasks, group_ids, group_size, sampling):
+    """Sample one answer for each episode, and record it without any weights version."""
+    groups = []
+    for task, group_id in zip(tasks, group_ids, strict=True):
+        prompt = renderer.start([{"role": "user", "content": f"say {task.data['n']}"}])
+        members = []
+        for member in range(group_size):
+            done = await engine.generate(prompt, sampling, stop_token_ids=renderer.stop_token_ids)
+            builder = SequenceBuilder()
+            builder.append("prompt", prompt)
+            builder.append("model", done.token_ids, logprobs=done.logprobs, turn=0)
+            said = renderer.parse(done.token_ids).message
+            members.append(
+                Trajectory(
+                    env_id="test/Parrot-v0",
+                    task_id=task.id,
+                    task=task.data,
+                    seed=0,
+                    group_id=group_id,
+                    member=member,
+                    stop_reason=StopReason.FINAL_ANSWER,
+                    reward=float(member % 2),
+                    turns=(Turn(0, said, done.finish_reason, len(done.token_ids), start=len(prompt)),),
+                    sequences=(builder.freeze(),),
+                )
+            )
+        groups.append(TrajectoryGroup(tuple(members)))
+    return groups
+
+
+def test_a_rollout_from_tokens_trains_with_the_right_weights_versions(tmp_path):
+    trainer, kept = make_trainer(tmp_path, from_tokens, max_staleness=0)
+
+    history = trainer.train()
+
+    assert [one.weights_versions for one in kept] == [(0,)] * 8 + [(1,)] * 8
+    assert len({one.group_id for one in kept}) == 4
+    assert [step["updates"] for step in history] == [1, 1]
+    assert all(step["staleness/max"] == 0 and step["mismatch/k3"] < 1e-6 for step in history)
+    assert trainer.cursors == {"test/Parrot-v0": 4}
+
+
+def test_a_rollout_may_play_as_the_training_would_and_choose(tmp_path):
+    async def chosen(play, group_size):
+        groups = await play(group_size=2 * group_size)
+        return [TrajectoryGroup(group.trajectories[::2]) for group in groups]
+
+    trainer, kept = make_trainer(tmp_path, chosen, max_steps=1)
+    plain, played = make_trainer(tmp_path, None, max_steps=1)
+
+    trainer.train()
+    plain.train()
+
+    assert [one.member for one in kept] == [0, 2, 4, 6] * 2
+    same = {(one.group_id, one.member): one.sequences[0].token_ids for one in played}
+    assert all(same[one.group_id, one.member] == one.sequences[0].token_ids for one in kept if one.member < 4)
+
+
+def test_a_rollout_that_is_not_asynchronous_runs_beside_the_event_loop(tmp_path):
+    lent = []
+
+    def blocking(tasks, spec, renderer, runner, group_size):
+        lent.append(len(tasks))
+        engine = ScriptedEngine(["one", "three", "fifteen", "seventeen"], tokenizer=renderer.tokenizer)
+        own = ae.Runner(engine, renderer, runner.limits)
+
+        async def play():
+            return [group async for group in own.run_groups(spec, tasks, group_size)]
+
+        return ae.core.loops.run_blocking(play())
+
+    trainer, kept = make_trainer(tmp_path, blocking, max_steps=1)
+
+    history = trainer.train()
+
+    assert lent == [2]
+    assert len(kept) == history[0]["episodes"] == 8
+
+
+@pytest.mark.parametrize(
+    ("rollout", "said"),
+    [
+        (lambda tasks: [1], "returned 1, a int and not a group"),
+        (lambda tasks: None, "returned None"),
+    ],
+    ids=["other", "none"],
+)
+def test_what_is_no_group_is_refused(tmp_path, rollout, said):
+    trainer, _ = make_trainer(tmp_path, rollout)
+
+    with pytest.raises(UsageError, match=said):
+        trainer.train()
+
+
+def test_a_parameter_that_no_request_has_is_refused_at_once(tmp_path):
+    with pytest.raises(UsageError, match="did you mean 'engine'"):
+        make_trainer(tmp_path, lambda engin: [])
+    with pytest.raises(UsageError, match="rollout"):
+        make_trainer(tmp_path, "no_such_module_here:play")

@@ -1,0 +1,181 @@
+"""An engine that reads the trainer's weights from a directory follows it, and is checked each time."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.core import EngineError, UsageError
+from agentenv.engine import RouterEngine, ScriptedEngine, TransformersEngine
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer
+
+
+class Parrot(ToolEnv):
+    """Rewards answers by their length, so that a random model's groups differ."""
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+class FromDisk(TransformersEngine):
+    """Reads weights from a directory, as vLLM does; a deaf one says so and does not."""
+
+    def __init__(self, model, *, deaf=False):
+        super().__init__(copy.deepcopy(model), name="from disk")
+        self.deaf = deaf
+        self.read = []
+
+    async def load_weights(self, path, *, version=None):
+        self.read.append(path.name)
+        with self.updating(version):
+            if not self.deaf:
+                self.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
+        return self.weights_version
+
+    async def load_adapter(self, name, path, *, version=None):
+        raise EngineError("takes no adapters")
+
+
+def make_trainer(tmp_path, engine_of, *, eval_tasks=None, **settings):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **shape)).eval()
+    options = {"groups_per_step": 2, "num_generations": 4, "learning_rate": 0.05, "max_steps": 3} | settings
+    return GRPOTrainer(
+        GRPOConfig(output_dir=str(tmp_path), **options),
+        model=model,
+        engine=engine_of(model),
+        tokenizer=byte_tokenizer(),
+        envs=EnvSpec.of("test/Parrot-v0", Parrot, tasks=[{"n": n} for n in range(6)]),
+        eval_tasks=eval_tasks,
+        limits=ae.RunLimits(max_turns=1, max_tokens_per_turn=12),
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_weights_are_pushed_before_the_first_step_and_after_each(tmp_path, temperature):
+    trainer = make_trainer(tmp_path, FromDisk, temperature=temperature)
+
+    history = trainer.train()
+
+    assert trainer.engine.read == ["weights-0", "weights-1", "weights-2", "weights-3"]
+    assert trainer.engine.weights_version == trainer.weights_version == 3
+    assert [step["updates"] for step in history] == [1, 1, 1]
+    assert all(step["sync/k3"] < 1e-6 and step["mismatch/k3"] < 1e-6 for step in history)
+    assert all(step["sync/frac_outside"] == 0 and step["time/sync"] > 0 for step in history)
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["weights-2", "weights-3"]
+
+
+def test_weights_that_did_not_arrive_stop_the_run_with_the_reason(tmp_path):
+    trainer = make_trainer(tmp_path, lambda model: FromDisk(model, deaf=True))
+
+    with pytest.raises(EngineError, match="did not arrive"):
+        trainer.train()
+    assert trainer.steps_done == 1
+
+
+def test_an_evaluation_is_of_the_present_weights(tmp_path):
+    trainer = make_trainer(tmp_path, FromDisk, eval_tasks=[{"n": 1}])
+
+    trainer.evaluate()
+    trainer.evaluate()
+
+    assert trainer.engine.read == ["weights-0"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_beside_a_helper_the_policys_weights_follow_and_the_helpers_stay(tmp_path, shared):
+    def pair(model):
+        policy = TransformersEngine(model) if shared else FromDisk(model)
+        return RouterEngine(policy, FromDisk(model), unsure=lambda done: done.token_ids[0] % 2 == 0)
+
+    trainer = make_trainer(tmp_path, pair)
+    history = trainer.train()
+
+    router = trainer.engine
+    assert router.routed > 0
+    assert router.policy.weights_version == trainer.weights_version > 0
+    assert router._helper.read == []
+    assert all(step["mismatch/k3"] < 1e-6 for step in history)
+
+
+def test_beside_a_helper_a_policy_with_a_copy_of_the_model_follows_too(tmp_path):
+    def pair(model):
+        engines = (TransformersEngine(copy.deepcopy(model)) for _ in range(2))
+        return RouterEngine(*engines, unsure=lambda _: False)
+
+    trainer = make_trainer(tmp_path, pair)
+    history = trainer.train()
+
+    assert trainer.engine.policy.weights_version == trainer.weights_version == 3
+    assert all(step["mismatch/k3"] < 1e-6 for step in history)
+
+
+def test_an_engine_without_weights_is_refused_in_words(tmp_path):
+    scripted = ScriptedEngine(["hello"], tokenizer=byte_tokenizer(), repeat_last=True)
+    trainer = make_trainer(tmp_path, lambda _: scripted)
+
+    with pytest.raises(UsageError, match="scripted has no way to take new weights"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_connections_are_closed_with_the_event_loop_they_belong_to(tmp_path, fails):
+    class OverTheWire(FromDisk):
+        loops = ()
+
+        async def load_weights(self, path, *, version=None):
+            if fails:
+                raise EngineError("no")
+            return await super().load_weights(path, version=version)
+
+        async def disconnect(self):
+            self.loops = (*self.loops, asyncio.get_running_loop())
+
+    trainer = make_trainer(tmp_path, OverTheWire, max_steps=1, eval_tasks=[{"n": 1}])
+
+    for run in (trainer.train, trainer.evaluate):
+        with pytest.raises(EngineError) if fails else nullcontext():
+            run()
+
+    assert len(set(trainer.engine.loops)) == 2
+
+
+def test_each_process_evaluates_its_share_of_the_tasks(tmp_path):
+    class Second:
+        rank, size, sharded = 1, 2, False
+
+        def gather(self, values):
+            return list(values)
+
+    trainer = make_trainer(tmp_path, lambda _: None, eval_tasks=[{"n": n} for n in range(5)])
+    trainer.learner.policy.world = Second()
+
+    assert trainer.evaluate()["eval/tasks"] == 2.0
+
+
+def test_held_out_tasks_that_never_end_are_not_evaluated_without_a_number(tmp_path, caplog):
+    trainer = make_trainer(tmp_path, lambda _: None, eval_tasks=lambda seed: {"n": seed})
+
+    assert trainer.evaluate() == {}
+    assert "set eval_tasks" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["mock", "openai:gpt", "hf:model"])
+def test_only_engines_that_take_weights_can_be_named(tmp_path, engine):
+    trainer = make_trainer(tmp_path, lambda _: None, engine=engine)
+
+    with pytest.raises(UsageError, match="takes no weights"):
+        trainer.train()

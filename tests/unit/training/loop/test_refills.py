@@ -1,0 +1,80 @@
+"""What refills ask for: each group once, and only groups without a gradient are replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentenv.core import UsageError
+from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.learners.torch.learner import episode_kl
+from helpers.training import group, tiny, trainer_of
+
+FIRST = [group("a", [0.0, 1.0]), group("b", [1.0, 1.0])]
+REFILL = [group("c", [1.0, 0.0])]
+
+
+def test_the_users_advantages_are_asked_for_once_for_each_group():
+    seen: list[list[str]] = []
+
+    def own(groups):
+        seen.append([one.group_id for one in groups])
+        return [[episode.reward - 0.5 for episode in one] for one in groups]
+
+    trainer = trainer_of(refill_rounds=3)
+    trainer.learner.advantage_fn = own
+
+    assert trainer.learner.count_mixed(FIRST) == 2
+    assert trainer.learner.count_mixed([*FIRST, *REFILL]) == 3
+    trainer.step([*FIRST, *REFILL])
+    assert seen == [["group-a", "group-b"], ["group-c"]]
+
+    trainer.step(FIRST)  # the next step asks again
+    assert seen[2:] == [["group-a", "group-b"]]
+
+
+def test_too_few_lists_of_advantages_are_refused():
+    trainer = trainer_of()
+    trainer.learner.advantage_fn = lambda groups: [[0.0, 1.0]]
+
+    with pytest.raises(UsageError, match="returned 1 lists for 2 groups"):
+        trainer.step(FIRST)
+
+
+def test_the_reference_scores_each_group_once_for_the_kl_in_the_reward(monkeypatch):
+    scored: list[int] = []
+
+    def counting(reference, groups, *args, **options):
+        scored.append(len(groups))
+        return episode_kl(reference, groups, *args, **options)
+
+    monkeypatch.setattr("agentenv.training.learners.torch.learner.episode_kl", counting)
+    trainer = trainer_of(beta=0.5, kl_in="reward", refill_rounds=3)
+
+    trainer.learner.count_mixed(FIRST)
+    trainer.learner.count_mixed([*FIRST, *REFILL])
+    trainer.step([*FIRST, *REFILL])
+
+    assert scored == [2, 1]
+
+
+@pytest.mark.parametrize("drop_zero_std", [True, False])
+def test_a_group_without_spread_is_replaced_also_where_it_is_trained(drop_zero_std):
+    trainer = trainer_of(drop_zero_std=drop_zero_std, refill_rounds=1)
+
+    assert trainer.learner.count_mixed(FIRST) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"beta": 0.1, "kl_in": "reward"}, "kl_in='reward' has no effect with an advantage_fn"),
+        ({"overlong_penalty_tokens": 2, "max_completion_length": 8}, "overlong_penalty_tokens has no effect"),
+    ],
+)
+def test_an_option_that_the_users_advantages_would_ignore_is_refused(options, text):
+    with pytest.raises(UsageError, match=text):
+        GRPOTrainer(
+            GRPOConfig(dtype="float64", **options),
+            model=tiny(),
+            advantage_fn=lambda groups: [[0.0] for _ in groups],
+        )

@@ -1,0 +1,79 @@
+"""A policy that plays all seats of a game is trained on every seat, in steps and as a stream."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from agentenv.core import RunLimits, TrainingFailed
+from agentenv.envs import EnvSpec, MultiEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer
+
+
+class Longest(MultiEnv):
+    """Two players say something; the longer text wins."""
+
+    seats = ("a", "b")
+    system_prompt = "Say."
+
+    def start(self, task, seed):
+        self.said = []
+
+    def turn(self):
+        return None if len(self.said) == 2 else self.seats[len(self.said)]
+
+    def observe(self, seat):
+        return seat
+
+    def act(self, seat, text):
+        self.said.append(text)
+
+    def rewards(self):
+        first, second = map(len, self.said)
+        return {"a": 1.0 if first > second else -1.0, "b": -1.0 if first > second else 1.0}
+
+
+def trained(tmp_path, **options):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, initializer_range=0.2, **sizes)).eval()
+    played = []
+    entry = EnvSpec.of(
+        "test/Longest-v0",
+        Longest,
+        tasks=[{"id": str(n), "seat": "ab"[n % 2]} for n in range(4)],
+        kwargs={"opponents": "self"},
+    )
+    # The weights are drawn, so a turn ends with any printable character.
+    stop = tuple(map(chr, range(32, 127)))
+    settings = {"groups_per_step": 2, "num_generations": 2, "max_steps": 3, "check_prompts": False, **options}
+    trainer = GRPOTrainer(
+        GRPOConfig(learning_rate=0.01, stop=stop, output_dir=str(tmp_path), **settings),
+        model=model,
+        tokenizer=byte_tokenizer(),
+        envs=entry,
+        limits=RunLimits(max_turns=2, max_tokens_per_turn=60),
+        on_trajectory=played.append,
+    )
+    return trainer.train(), played
+
+
+@pytest.mark.parametrize("options", [{}, {"asynchronous": True}, {"max_ahead": 2}])
+def test_every_seat_is_a_group_of_the_batch(tmp_path, options):
+    history, played = trained(tmp_path, **options)
+
+    assert len(history) == 3
+    groups = {}
+    for one in played:
+        groups.setdefault(one.group_id, []).append(one)
+    seats = [{one.task["seat"] for one in members} for members in groups.values()]
+    assert all(len(own) == 1 for own in seats)
+    assert sum(own == {"a"} for own in seats) >= 6
+    assert sum(own == {"b"} for own in seats) >= 6
+    # Two tasks a step, each a group of two for each of two seats.
+    assert {metrics["episodes"] for metrics in history} == {8.0}, sorted(history[0])
+
+
+def test_partial_rollouts_of_such_a_game_are_refused_in_words(tmp_path):
+    with pytest.raises(TrainingFailed, match="several seats can neither"):
+        trained(tmp_path, partial_turns=1)

@@ -1,0 +1,190 @@
+"""On-policy distillation: the gradient is that of the reverse KL to the teacher, and the student gets closer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn, UsageError
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training import GRPOConfig, GRPOTrainer, grpo_loss
+from agentenv.training.learners.torch.learner import Learner
+from agentenv.training.learners.torch.reference import Teacher
+from agentenv.training.loading import find_teacher
+from agentenv.training.loop import save_tokenizer
+from helpers.training import group, make_row, tiny
+
+DISTILL = GRPOConfig(loss_type="distill", teacher="given")
+
+
+def test_the_expected_gradient_is_that_of_the_reverse_kl():
+    torch.manual_seed(0)
+    logits = torch.randn(3, 11, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(3, 11, dtype=torch.float64).log_softmax(-1)
+    student = logits.log_softmax(-1)
+    # Every token once, weighted by its probability, is the expectation over what the student samples.
+    loss = grpo_loss(
+        student.flatten(),
+        old_logprobs=student.detach().flatten(),
+        advantages=torch.randn(33, dtype=torch.float64),
+        weights=student.detach().exp().flatten(),
+        ref_logprobs=teacher.flatten(),
+        config=DISTILL,
+    ).loss
+    (ours,) = torch.autograd.grad(loss, logits)
+
+    student = logits.log_softmax(-1)
+    kl = torch.nn.functional.kl_div(teacher, student, reduction="sum", log_target=True)
+    (truth,) = torch.autograd.grad(kl, logits)
+    assert (ours - truth).abs().max() <= 1e-12
+
+
+def test_what_older_weights_sampled_is_weighted_by_the_ratio():
+    old, lp, ref = (torch.tensor([value], dtype=torch.float64) for value in (-2.0, -1.5, -1.0))
+    lp.requires_grad_()
+    ones = torch.ones(1, dtype=torch.float64)
+    out = grpo_loss(lp, old_logprobs=old, advantages=ones, weights=ones, ref_logprobs=ref, config=DISTILL)
+    out.loss.backward()
+
+    assert lp.grad is not None
+    assert lp.grad.item() == pytest.approx(-torch.tensor(0.5).exp().item() * 0.5)
+
+
+def sampled(model, task: int, generator: torch.Generator) -> TrajectoryGroup:
+    """One episode of four tokens that the model samples."""
+    prompt = [task + 1, 7, 3]
+    ids, logprobs = list(prompt), []
+    for _ in range(4):
+        with torch.no_grad():
+            found = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+        token = int(torch.multinomial(found.exp(), 1, generator=generator))
+        logprobs.append(float(found[token]))
+        ids.append(token)
+    builder = SequenceBuilder()
+    builder.append("prompt", prompt)
+    builder.append("model", ids[3:], logprobs=logprobs, weights_version=0, turn=0)
+    name = f"{task}-{len(logprobs)}"
+    turn = Turn(0, {"role": "assistant", "content": "x"}, "stop", 4, start=3)
+    one = Trajectory(
+        *("test/E-v0", name, 0, name, StopReason.FINAL_ANSWER),
+        turns=(turn,),
+        sequences=(builder.freeze(),),
+        reward=0.0,
+    )
+    return TrajectoryGroup((one,))
+
+
+def test_the_student_gets_closer_to_the_teacher_without_any_reward(tmp_path):
+    tiny(1, torch.float32).save_pretrained(tmp_path)
+    student = tiny(0, torch.float32)
+    options = {"loss_type": "distill", "teacher": str(tmp_path), "learning_rate": 2e-2, "dtype": "float32"}
+    trainer = GRPOTrainer(GRPOConfig(**options), model=student)
+    generator = torch.Generator().manual_seed(0)
+    steps = [trainer.step([sampled(student, task % 8, generator) for task in range(16)]) for _ in range(12)]
+
+    distances = [step["kl"] for step in steps]
+    assert sum(distances[-2:]) / 2 < 0.6 * distances[0]
+    assert all(step["tokens/trained"] == 64 for step in steps)
+
+
+def test_a_group_without_spread_is_trained_and_the_teacher_stays_as_it_was():
+    teacher = tiny(1)
+    before = [one.detach().clone() for one in teacher.parameters()]
+    learner = Learner(tiny(0), DISTILL, teacher=teacher)
+    batch = learner.batch([group("a", [1.0, 1.0])])
+
+    assert len(batch.rows) == 2
+    learner.score_before(batch.rows, passes=1)
+    with torch.no_grad():
+        for row in batch.rows:
+            logits = teacher(torch.tensor([row.token_ids])).logits[0].log_softmax(-1)
+            ids = torch.tensor(row.token_ids)
+            truth = logits[row.positions_n - 1, ids[row.positions_n]]
+            assert (row.ref_n - truth).abs().max() <= 1e-6
+    assert all(torch.equal(one, old) for one, old in zip(teacher.parameters(), before, strict=True))
+    assert not any(one.requires_grad for one in teacher.parameters())
+
+
+def test_rows_that_do_not_fit_the_teacher_are_refused():
+    config = GRPOConfig(loss_type="distill", teacher="given")
+    small = Teacher(tiny(1, vocab_size=20, max_position_embeddings=16), config)
+
+    with pytest.raises(UsageError, match="token id 30 is outside the teacher's vocabulary of 20"):
+        small.score([make_row([1, 30, 2], [2])])
+    with pytest.raises(UsageError, match="longer than the 16 of the teacher"):
+        small.score([make_row([1] * 17, [2])])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"loss_type": "distill"}, "needs a teacher"),
+        ({"teacher": "large"}, "has no effect"),
+    ],
+)
+def test_a_teacher_and_its_loss_belong_together(options, reason):
+    with pytest.raises(UsageError, match=reason):
+        GRPOConfig(**options)
+    assert GRPOConfig(teacher="large", beta=0.1).teacher == "large"
+
+
+class Echo(ToolEnv):
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return 0.0
+
+
+def saved(path, seed: int, size: int = 16) -> str:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": size, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vocabulary = byte_tokenizer().vocab_size
+    LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **sizes)).save_pretrained(path)
+    save_tokenizer(byte_tokenizer(), path)
+    return str(path)
+
+
+def test_a_teacher_has_its_weights_where_the_policy_is_read_in_parts(tmp_path, monkeypatch):
+    path = saved(tmp_path, 1)
+    stored = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = GRPOConfig(loss_type="distill", teacher=path, fsdp=True, dtype="float32")
+
+    teacher = find_teacher(config, "")
+
+    # A model whose weights are read later has none of these numbers yet.
+    assert torch.equal(teacher.lm_head.weight, stored)
+
+
+def test_a_run_with_a_larger_teacher_and_groups_of_one(tmp_path):
+    result = ae.train(
+        EnvSpec.of("test/Echo-v0", Echo, tasks=[{"n": n} for n in range(4)]),
+        saved(tmp_path / "small", 0),
+        steps=1,
+        group_size=1,
+        demos="none",
+        runs_dir=tmp_path / "runs",
+        limits={"max_turns": 1, "max_tokens_per_turn": 6},
+        loss_type="distill",
+        teacher=saved(tmp_path / "large", 1, size=32),
+    )
+
+    (step,) = result.history
+    assert step["kl"] > 0
+    assert step["grad_norm"] > 0
+    assert step["weights_version"] == 1
+
+
+def test_a_teacher_with_other_tokens_is_refused_before_anything_is_played(tmp_path):
+    teacher = saved(tmp_path / "large", 1)
+    words = (tmp_path / "large" / "tokenizer.json").read_text()
+    (tmp_path / "large" / "tokenizer.json").write_text(words.replace("<|im_end|>", "<|other|>"))
+    config = GRPOConfig(model=saved(tmp_path / "small", 0), teacher=teacher, loss_type="distill")
+
+    with pytest.raises(UsageError, match="are not those of"):
+        GRPOTrainer(config)

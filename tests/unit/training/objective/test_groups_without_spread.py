@@ -1,0 +1,81 @@
+"""Groups without spread cost no pass, and the weights of the other tokens count them as published."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agentenv.core import UsageError
+from agentenv.training import GRPOConfig
+from helpers.training import group, tiny_gpt2, trainer_of
+
+REDUCTIONS = ("token_mean", "seq_mean", "constant", "prompt_mean")
+MIXED = [0.0, 1.0, 0.5]
+
+
+def groups(number: int):
+    """One group with spread, and others of other lengths without any."""
+    same = [group(f"same {index}", [0.25] * (2 + index % 3)) for index in range(number - 1)]
+    return [*same[:2], group("mixed", MIXED), *same[2:]]
+
+
+def stepped(played, **options):
+    trainer = trainer_of(tiny_gpt2(), max_completion_length=8, packing="padded", **options)
+    metrics = trainer.step(played)
+    return metrics, torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_leaving_them_out_changes_no_gradient(reduction, num_minibatches):
+    options = {"reduction": reduction, "num_minibatches": num_minibatches}
+    trained, truth = stepped(groups(5), drop_zero_std=False, **options)
+    left_out, ours = stepped(groups(5), **options)
+
+    assert left_out["tokens/trained"] < trained["tokens/trained"]
+    assert left_out["grad_norm"] == pytest.approx(trained["grad_norm"], rel=1e-12)
+    assert left_out["loss"] == pytest.approx(trained["loss"], rel=1e-12)
+    assert left_out["mismatch/k3"] > 0
+    torch.testing.assert_close(ours, truth, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_without_the_count_one_mixed_group_of_sixteen_gets_the_whole_mean(reduction):
+    played = groups(16)
+    counts = {  # by hand: what the reduction divides by, over all groups and over the mixed one
+        "token_mean": [sum(one.num_sampled_tokens for one in part) for part in played],
+        "seq_mean": [len(part) for part in played],
+        "constant": [len(part) for part in played],
+        "prompt_mean": [1 for _ in played],
+    }[reduction]
+
+    counted, _ = stepped(played, reduction=reduction)
+    kept, _ = stepped(played, reduction=reduction, count_zero_std=False)
+    alone, _ = stepped([played[2]], reduction=reduction)
+
+    assert kept["grad_norm"] == pytest.approx(counted["grad_norm"] * sum(counts) / counts[2], rel=1e-12)
+    assert kept["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-12)
+    assert kept["dropped/zero_std_episodes"] == counted["dropped/zero_std_episodes"] > 0
+
+
+def test_dynamic_sampling_counts_the_groups_that_are_kept():
+    assert GRPOConfig().counts_zero_std
+    assert not GRPOConfig(refill_rounds=1).counts_zero_std
+    assert GRPOConfig(refill_rounds=1, count_zero_std=True).counts_zero_std
+
+
+def test_a_count_that_can_have_no_effect_is_refused():
+    with pytest.raises(UsageError, match="cannot be combined with drop_zero_std=False"):
+        GRPOConfig(drop_zero_std=False, count_zero_std=False)
+
+
+def test_rows_that_the_model_cannot_take_are_not_counted():
+    played = [group("mixed", MIXED), group("same", [1.0] * 6)]  # the last rows of the second are longer
+    longest = 6 + 5
+
+    def norm(drop_zero_std):
+        trainer = trainer_of(tiny_gpt2(), drop_zero_std=drop_zero_std, packing="padded")
+        trainer.learner.policy.max_length = longest
+        return trainer.step(played)["grad_norm"]
+
+    assert norm(True) == pytest.approx(norm(False), rel=1e-12)

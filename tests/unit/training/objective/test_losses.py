@@ -1,0 +1,430 @@
+"""The numeric checks of losses, weights and logprobs; each test is named after its check's number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.core import UsageError
+from agentenv.training import GRPOConfig, group_advantages, grpo_loss, kl_penalty, token_weights
+from agentenv.training.learners.torch.logprob import chunked_logprobs, plain_logprobs
+
+DTYPE = torch.float64
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=DTYPE)
+
+
+def loss_of(
+    lp: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, weights=None, **options
+) -> torch.Tensor:
+    return grpo_loss(
+        lp,
+        old_logprobs=old,
+        advantages=advantages,
+        weights=torch.ones_like(lp) if weights is None else weights,
+        config=GRPOConfig(**options),
+    ).loss
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "high", "loss", "gradient"),
+    [
+        (1.2, 1.0, 0.28, -1.2, -1.2),
+        (1.2, 1.0, 0.1, -1.1, 0.0),
+        (0.7, -1.0, 0.28, 0.8, 0.0),
+        (2.0, -1.0, 0.28, 2.0, 2.0),
+    ],
+)
+def test_one_token_by_hand(ratio, advantage, high, loss, gradient):
+    old = tensor(math.log(0.3))
+    lp = (old + math.log(ratio)).requires_grad_()
+
+    value = loss_of(lp, old, tensor(advantage), epsilon=0.2, epsilon_high=high)
+    value.backward()
+
+    assert value.item() == pytest.approx(loss, abs=1e-12)
+    assert lp.grad is not None
+    assert lp.grad.item() == pytest.approx(gradient, abs=1e-12)
+
+
+def test_k3_by_hand():
+    lp = tensor(-1.0)
+    assert kl_penalty(lp, lp + 0.1, "k3").item() == pytest.approx(math.exp(0.1) - 1.1, abs=1e-12)
+    assert kl_penalty(lp, lp + 0.1, "k3").item() == pytest.approx(0.0051709, abs=5e-8)
+    assert kl_penalty(lp, lp + 0.1, "k1").item() == pytest.approx(-0.1, abs=1e-12)
+    assert kl_penalty(lp, lp + 0.1, "k2").item() == pytest.approx(0.005, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "kl", "slope"), [("k1", -0.5, 1.0), ("k2", 0.125, -0.5), ("k3", 0.1487213, -0.6487213)]
+)
+def test_the_chosen_kl_estimator_is_what_the_loss_adds(estimator, kl, slope):
+    lp = tensor(-1.0).requires_grad_()
+
+    output = grpo_loss(
+        lp,
+        old_logprobs=lp.detach(),
+        advantages=tensor(0.0),
+        weights=tensor(1.0),
+        config=GRPOConfig(beta=0.1, kl_estimator=estimator),
+        ref_logprobs=tensor(-0.5),
+    )
+    output.loss.backward()
+
+    assert output.loss.item() == pytest.approx(0.1 * kl, abs=1e-8)
+    assert lp.grad.item() == pytest.approx(0.1 * slope, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "advantage", "loss"),
+    [
+        (0.3, 0.6, 1.0, 0.0),  # up by more than 0.2
+        (0.6, 0.4, -1.0, 0.0),  # down by more than 0.1
+        (0.6, 0.3, 1.0, -0.5),
+        (0.3, 0.6, -1.0, 2.0),
+        (0.01, 0.15, 1.0, -15.0),  # a ratio of 15, but a small change
+        (0.15, 0.1, -1.0, 2 / 3),
+    ],
+)
+def test_dppo_leaves_out_what_moved_too_far_by_hand(before, after, advantage, loss):
+    lp = tensor(math.log(after)).requires_grad_()
+
+    value = loss_of(
+        lp, tensor(math.log(before)), tensor(advantage), loss_type="dppo", dppo_low=0.1, dppo_high=0.2
+    )
+    value.backward()
+
+    assert value.item() == pytest.approx(loss, abs=1e-12)
+    assert lp.grad.item() == pytest.approx(loss, abs=1e-12)  # of r A, the slope in lp is r A itself
+
+
+@pytest.mark.parametrize(
+    ("advantage", "kept", "slopes"),
+    [(1.0, [0.28, math.log(0.5)], [0.0, 1.0]), (-1.0, [math.log(2.0), -0.2], [1.0, 0.0])],
+)
+def test_gmpo_clips_log_ratios_by_hand(advantage, kept, slopes):
+    old = tensor(-2.0, -2.0)
+    lp = (old + tensor(2.0, 0.5).log()).requires_grad_()
+
+    value = loss_of(lp, old, tensor(advantage, advantage), loss_type="gmpo", epsilon=0.2, epsilon_high=0.28)
+    value.backward()
+
+    each = -advantage * math.exp(sum(kept) / 2)  # at both tokens of the one sequence
+    assert value.item() == pytest.approx(2 * each, abs=1e-12)
+    assert lp.grad.tolist() == pytest.approx([each * slope for slope in slopes], abs=1e-12)
+
+
+def test_a_clip_is_counted_only_where_the_sign_of_the_advantage_makes_it_act():
+    ratio, advantages = tensor(0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 1.0), tensor(-1, 1, 1, 1, 1, -1, -1)
+
+    sums = grpo_loss(
+        ratio.log(),
+        old_logprobs=torch.zeros_like(ratio),
+        advantages=advantages,
+        weights=torch.ones_like(ratio),
+        config=GRPOConfig(),
+    ).sums
+
+    assert [sums[f"clip_ratio/{name}_mean"].item() for name in ("low", "high", "region")] == [1, 2, 3]
+
+
+def test_confidence_and_mean_logprobs_are_of_the_trained_tokens():
+    new, old = tensor(0.5, 0.25, 0.9).log(), tensor(0.4, 0.5, 0.1).log()
+
+    output = grpo_loss(
+        new,
+        old_logprobs=old,
+        advantages=tensor(1, 1, 1),
+        weights=tensor(1, 1, 1),
+        loss_mask=torch.tensor([True, True, False]),
+        config=GRPOConfig(),
+    )
+
+    means = {name: value.item() / output.num_tokens for name, value in output.sums.items()}
+    assert means["policy_confidence"] == pytest.approx(0.375)
+    assert means["logprobs/new_mean"] == pytest.approx(math.log(0.5 * 0.25) / 2)
+    assert means["logprobs/old_mean"] == pytest.approx(math.log(0.4 * 0.5) / 2)
+
+
+@given(st.permutations(range(6)))
+def test_the_extreme_clip_shares_are_of_whole_sequences(order):
+    # Clipped low: half of the first sequence, all of the second. Clipped high: a third of the last.
+    ratio, advantages = tensor(0.5, 1.0, 0.5, 2.0, 1.0, 1.0), tensor(-1, -1, -1, 1, 1, 1)
+    sequences = torch.tensor([0, 0, 1, 2, 2, 2])
+
+    def extremes(kept: list[int]) -> dict[str, float]:
+        found = grpo_loss(
+            ratio[kept].log(),
+            old_logprobs=torch.zeros(len(kept), dtype=DTYPE),
+            advantages=advantages[kept],
+            weights=torch.ones(len(kept), dtype=DTYPE),
+            config=GRPOConfig(),
+            sequence_ids=sequences[kept],
+        ).extremes
+        return {name: value.item() for name, value in found.items() if name.startswith("clip_ratio")}
+
+    assert extremes(list(order)) == pytest.approx({"clip_ratio/low_min": 0, "clip_ratio/high_max": 1 / 3})
+    early = [n for n in order if n < 3]
+    assert extremes(early) == {"clip_ratio/low_min": 0.5, "clip_ratio/high_max": 0}
+
+
+def random_tokens(seed: int, count: int = 200):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(scale: float) -> torch.Tensor:
+        return torch.randn(count, generator=generator, dtype=DTYPE) * scale
+
+    old = draw(1.0) - 2
+    return old + draw(0.3), old, draw(1.0), draw(1.0).abs()
+
+
+@given(st.integers(0, 10_000))
+def test_gradient_is_the_analytic_one(seed):
+    lp, old, advantages, weights = random_tokens(seed)
+    lp.requires_grad_()
+
+    loss_of(lp, old, advantages, weights, epsilon=0.2, epsilon_high=0.28).backward()
+
+    ratio = (lp - old).detach().exp()
+    clipped = ((advantages > 0) & (ratio > 1.28)) | ((advantages < 0) & (ratio < 0.8))
+    expected = torch.where(clipped, 0.0, -ratio * advantages * weights)
+    torch.testing.assert_close(lp.grad, expected, rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo", "sapo", "reinforce", "gmpo", "gpg", "dppo"])
+def test_gradcheck_away_from_kinks(loss_type):
+    torch.manual_seed(0)
+    old = torch.randn(6, dtype=DTYPE) * 0.2 - 2
+    # Far from 1 - epsilon, 1 and 1 + epsilon, so that a finite difference crosses no kink.
+    lp = (old + tensor(-0.5, -0.1, 0.1, 0.5, 0.15, -0.15)).requires_grad_()
+    advantages = tensor(1.0, -1.0, 1.0, -1.0, 0.5, -0.5)
+    config = GRPOConfig(loss_type=loss_type, ratio_max=0.01)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        if loss_type == "cispo":  # its weight is a stop-gradient: the function to differentiate holds it
+            return (-0.01 * advantages * x).sum()
+        return grpo_loss(
+            x, old_logprobs=old, advantages=advantages, weights=torch.ones(6, dtype=DTYPE), config=config
+        ).loss
+
+    assert torch.autograd.gradcheck(run, (lp,))
+    (truth,) = torch.autograd.grad(run(lp), lp)
+    loss = grpo_loss(
+        lp, old_logprobs=old, advantages=advantages, weights=torch.ones(6, dtype=DTYPE), config=config
+    ).loss
+    (ours,) = torch.autograd.grad(loss, lp)
+    torch.testing.assert_close(ours, truth, rtol=0, atol=1e-14)
+
+
+LENGTHS = [3, 50, 7, 20]
+
+
+def rows_of_tokens():
+    lp, old, advantages, _ = random_tokens(1, sum(LENGTHS))
+    return list(zip(*(t.split(LENGTHS) for t in (lp, old, advantages)), strict=True))
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
+@pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]], [[2, 0, 3], [1]]])
+def test_accumulation_does_not_change_the_gradient(reduction, split):
+    rows = rows_of_tokens()
+    weights = token_weights(LENGTHS, reduction=reduction, groups=[0, 0, 1, 1], max_tokens=64)
+
+    def gradient(parts: list[list[int]]) -> torch.Tensor:
+        leaves = [lp.clone().requires_grad_() for lp, _, _ in rows]
+        for part in parts:
+            joined = torch.cat([leaves[i] for i in part])
+            loss_of(
+                joined,
+                torch.cat([rows[i][1] for i in part]),
+                torch.cat([rows[i][2] for i in part]),
+                torch.cat([torch.full_like(rows[i][0], weights[i]) for i in part]),
+            ).backward()
+        return torch.cat([leaf.grad for leaf in leaves])
+
+    whole, parts = gradient([[0, 1, 2, 3]]), gradient(split)
+    assert ((whole - parts).norm() / whole.norm()).item() <= 1e-12
+
+
+def test_mean_of_micro_batch_means_is_wrong():
+    rows = rows_of_tokens()
+
+    def gradient(weights: list[float]) -> torch.Tensor:
+        lp = torch.cat([row[0] for row in rows]).requires_grad_()
+        per_token = torch.cat([torch.full_like(row[0], w) for row, w in zip(rows, weights, strict=True)])
+        loss_of(lp, torch.cat([r[1] for r in rows]), torch.cat([r[2] for r in rows]), per_token).backward()
+        return lp.grad
+
+    right = gradient(token_weights(LENGTHS, reduction="token_mean"))
+    usual = gradient([1 / (2 * 53), 1 / (2 * 53), 1 / (2 * 27), 1 / (2 * 27)])
+    assert ((right - usual).norm() / right.norm()).item() > 1e-3
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_on_policy_ratio_is_exactly_one(loss_type):
+    """Acceptance A13."""
+    lp, _, advantages, weights = random_tokens(3)
+
+    output = grpo_loss(
+        lp,
+        old_logprobs=lp.detach(),
+        advantages=advantages,
+        weights=weights,
+        config=GRPOConfig(loss_type=loss_type),
+    )
+
+    assert output.sums["ratio/mean"].item() == len(lp)
+    assert output.loss.item() == -(weights * advantages).sum().item()
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_chunked_logprobs_equal_plain_ones(with_entropy):
+    torch.manual_seed(0)
+    hidden = torch.randn(40, 16, dtype=DTYPE)
+    weight = torch.randn(97, 16, dtype=DTYPE)
+    labels = torch.randint(0, 97, (40,))
+    upstream, entropy_upstream = torch.randn(40, dtype=DTYPE), torch.randn(40, dtype=DTYPE) * with_entropy
+
+    def run(function) -> list[torch.Tensor]:
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        logprobs, entropy = function(h, w)
+        total = (upstream * logprobs).sum()
+        if with_entropy:
+            total = total + (entropy_upstream * entropy).sum()
+        total.backward()
+        return [logprobs.detach(), entropy.detach(), h.grad, w.grad]
+
+    chunked = run(lambda h, w: chunked_logprobs(h, w, labels, temperature=0.7, chunk=7))
+    plain = run(lambda h, w: plain_logprobs(h @ w.T, labels, temperature=0.7))
+    for ours, truth in zip(chunked, plain, strict=True):
+        torch.testing.assert_close(ours, truth, rtol=0, atol=1e-12)
+
+
+def test_the_heads_gradient_is_summed_in_float32_under_bfloat16():
+    hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
+    weight = torch.zeros(4, 1, dtype=torch.bfloat16, requires_grad=True)
+
+    logprobs, _ = chunked_logprobs(hidden, weight, torch.zeros(1024, dtype=torch.long), chunk=1)
+    logprobs.sum().backward()
+
+    # 1024 times 1 - 1/4 and -1/4; a sum in bfloat16 stands still at 256 and -64.
+    assert weight.grad.flatten().tolist() == [768.0, -256.0, -256.0, -256.0]
+
+
+def test_soft_cap_has_the_right_gradient():
+    torch.manual_seed(0)
+    hidden = torch.randn(5, 4, dtype=DTYPE, requires_grad=True)
+    weight = torch.randn(9, 4, dtype=DTYPE, requires_grad=True)
+    labels = torch.randint(0, 9, (5,))
+
+    def run(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cat(chunked_logprobs(h, w, labels, temperature=1.3, chunk=2, softcap=2.0))
+
+    assert torch.autograd.gradcheck(run, (hidden, weight))
+
+
+def test_temperature_divides_logits():
+    torch.manual_seed(0)
+    logits = torch.randn(200, 50, dtype=DTYPE) * 2
+    labels = torch.randint(0, 50, (200,))
+    eye = torch.eye(50, dtype=DTYPE)
+
+    scaled, _ = chunked_logprobs(logits, eye, labels, temperature=0.7)
+
+    truth = torch.distributions.Categorical(logits=logits / 0.7).log_prob(labels)
+    torch.testing.assert_close(scaled, truth, rtol=0, atol=1e-12)
+    at_one = torch.distributions.Categorical(logits=logits).log_prob(labels)
+    assert (0.7 * scaled - at_one).abs().mean().item() > 0.1  # the shortcut that is not the same number
+
+
+def test_temperature_zero_is_refused():
+    with pytest.raises(UsageError, match="greedy samples have no gradient"):
+        GRPOConfig(temperature=0.0)
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.0, 7.5, math.nan, math.inf, -math.inf]))
+def test_what_is_masked_changes_nothing(seed, poison):
+    lp, old, advantages, weights = (t.reshape(4, 50) for t in random_tokens(seed))
+    ref = old + 0.1
+    mask = torch.rand(4, 50, generator=torch.Generator().manual_seed(seed)) > 0.4
+    config = GRPOConfig(
+        beta=0.1,
+        importance_correction="sequence_truncate",
+        old_logprobs="recompute",
+        importance_sampling_level="sequence",
+        loss_type="grpo",
+        off_policy_mask_threshold=0.1,
+    )
+
+    def run(value: float | None):
+        def spoil(t: torch.Tensor) -> torch.Tensor:
+            return t if value is None else torch.where(mask, t, torch.full_like(t, value))
+
+        leaf = spoil(lp).detach().clone().requires_grad_()
+        output = grpo_loss(
+            leaf,
+            old_logprobs=spoil(old),
+            advantages=spoil(advantages),
+            weights=spoil(weights),
+            config=config,
+            loss_mask=mask,
+            sampler_logprobs=spoil(old + 0.05),
+            ref_logprobs=spoil(ref),
+            entropy=spoil(lp.abs()),
+        )
+        output.loss.backward()
+        return output, leaf.grad
+
+    clean, clean_grad = run(None)
+    spoiled, spoiled_grad = run(poison)
+    assert spoiled.loss.item() == clean.loss.item()
+    assert torch.equal(spoiled_grad, clean_grad)
+    assert {k: v.item() for k, v in spoiled.sums.items()} == {k: v.item() for k, v in clean.sums.items()}
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [[[1.0, 1.0, 1.0]], [[0.1] * 7], [[1.0]], [[None, 1.0]], [[math.nan, 2.0]], [[None, None]], [[]], []],
+)
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_rewards_without_spread_give_exactly_zero(rewards, scale, kind):
+    values = group_advantages(rewards, advantage=kind, scale_rewards=scale)
+    assert [list(group) for group in values] == [[0.0] * len(group) for group in rewards]
+
+
+def test_everything_masked_is_a_loss_of_zero():
+    lp = tensor(-1.0, -2.0).requires_grad_()
+    nothing = torch.zeros(2, dtype=torch.bool)
+
+    output = grpo_loss(
+        lp,
+        old_logprobs=lp.detach(),
+        advantages=lp.detach(),
+        weights=lp.detach(),
+        config=GRPOConfig(),
+        loss_mask=nothing,
+    )
+    output.loss.backward()
+
+    assert output.loss.item() == 0.0
+    assert output.num_tokens == 0
+    assert torch.equal(lp.grad, torch.zeros(2, dtype=DTYPE))
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "seq_mean", "constant", "prompt_mean"])
+@given(parts=st.lists(st.integers(1, 40), min_size=1, max_size=5), other=st.integers(1, 90))
+def test_a_forked_episode_keeps_its_weight(reduction, parts, other):
+    def share(lengths, episodes, groups):
+        weights = token_weights(lengths, reduction=reduction, episodes=episodes, groups=groups, max_tokens=64)
+        return sum(w * n for w, n, e in zip(weights, lengths, episodes, strict=True) if e == 0)
+
+    whole = share([sum(parts), other], [0, 1], [0, 0])
+    forked = share([*parts, other], [0] * len(parts) + [1], [0] * (len(parts) + 1))
+    assert forked == pytest.approx(whole, abs=1e-12)

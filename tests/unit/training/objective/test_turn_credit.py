@@ -1,0 +1,288 @@
+"""Credit for turns: each turn is compared with others of its kind, and no baseline adds a bias."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from random import Random
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.core import SequenceBuilder, StopReason, Trajectory, TrajectoryGroup, Turn
+from agentenv.training import GRPOConfig, group_advantages
+from agentenv.training.batch import build_batch
+from agentenv.training.objective import turn_advantages, turn_returns
+
+finite = st.floats(-4, 4).map(lambda value: round(value, 3))
+settings = st.fixed_dictionaries(
+    {
+        "advantage": st.sampled_from(["grpo", "rloo"]),
+        "baseline": st.sampled_from(["turn", "episode"]),
+        "scale_rewards": st.sampled_from(["group", "batch", "none"]),
+    }
+)
+
+
+def pooled(returns: list[list[float]]) -> list[list[float]]:
+    """The biased way, for contrast: every turn compared with the mean over all turns of the group."""
+    flat = [value for own in returns for value in own]
+    (values,) = group_advantages([flat])
+    turns = iter(values)
+    return [[next(turns) for _ in own] for own in returns]
+
+
+def played(rewards: list[float], member: int = 0) -> Trajectory:
+    builder = SequenceBuilder()
+    builder.append("prompt", [1, 2, 3])
+    turns = []
+    for index, reward in enumerate(rewards):
+        start = len(builder)
+        builder.append("model", [4, 5], logprobs=[-1.0, -1.0], weights_version=0, turn=index)
+        builder.append("env", [6], turn=index)
+        message = {"role": "assistant", "content": "x"}
+        turns.append(Turn(index, message, "stop", 2, start=start, reward=reward))
+    return Trajectory(
+        "test/E-v0", "t", 0, "g", StopReason.FINAL_ANSWER, member=member, turns=tuple(turns),
+        sequences=(builder.freeze(),), reward=sum(rewards),
+    )  # fmt: skip
+
+
+@given(st.lists(st.lists(finite, min_size=2, max_size=6), min_size=1, max_size=3), settings)
+def test_with_one_turn_each_turns_are_episodes(groups, options):
+    turns = turn_advantages([[[reward] for reward in group] for group in groups], **options)
+    options = {name: value for name, value in options.items() if name != "baseline"}
+    assert [[own[0] for own in group] for group in turns] == [
+        pytest.approx(group, abs=1e-9, rel=1e-9) for group in group_advantages(groups, **options)
+    ]
+
+
+@given(
+    st.lists(st.lists(finite, min_size=1, max_size=4), min_size=2, max_size=6),
+    st.sampled_from([1.0, 0.5]),
+    st.sampled_from(["turn", "episode"]),
+)
+def test_each_turn_is_compared_as_documented(rewards, discount, baseline):
+    """Against a literal reading of the docstring, member by member."""
+    returns = [turn_returns(own, discount=discount) for own in rewards]
+    (ours,) = turn_advantages([returns], advantage="rloo", baseline=baseline, scale_rewards="none")
+    (shrunk,) = turn_advantages([returns], baseline=baseline, scale_rewards="none")
+    (scaled,) = turn_advantages([returns], baseline=baseline, eps=0.5)
+    columns = [[own[turn] for own in returns if len(own) > turn] for turn in range(4)]
+    if all(len(column) == 0 or max(column) - min(column) <= 1e-8 for column in columns):
+        assert not any(value for own in (*ours, *shrunk, *scaled) for value in own)
+        return
+
+    size = len(returns)
+    expected: list[list[float]] = []
+    for number, own in enumerate(returns):
+        others = returns[:number] + returns[number + 1 :]
+        values: list[float] = []
+        for turn, value in enumerate(own):
+            if baseline == "episode":
+                values.append(value - fmean(other[0] for other in others))
+            else:
+                # What the baseline before still expects is that baseline without the reward since.
+                still = value - values[-1] if turn else None
+                seen = [other[turn] for other in others if len(other) > turn]
+                values.append(value - fmean(seen + ([] if still is None else [still])))
+        expected.append(values)
+    deviation = math.sqrt(
+        sum(fmean((value * (size - 1) / size) ** 2 for value in own) for own in expected) / (size - 1)
+    )
+    for number, own in enumerate(expected):
+        assert ours[number] == pytest.approx(own, abs=1e-9)
+        assert shrunk[number] == pytest.approx([one * (size - 1) / size for one in own], abs=1e-9)
+        assert scaled[number] == pytest.approx(
+            [one * (size - 1) / size / (deviation + 0.5) for one in own], abs=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1, 0], [0, 1], [[0, -0.25], [0, 0.25]]),
+        ([1, 1], [1, 0], [[0.5, 0.5], [-0.5, -0.5]]),
+        ([1, 0, 0], [0, 0, 0], [[0.5, 0.25, 0.125], [-0.5, -0.25, -0.125]]),
+    ],
+    ids=["equal sums", "a good last turn", "after the last reward"],
+)
+def test_turns_that_differ_get_credit_and_others_do_not(first, second, expected):
+    (ours,) = turn_advantages([[turn_returns(first), turn_returns(second)]], scale_rewards="none")
+    assert ours == expected
+
+
+def test_a_group_of_equal_sums_is_trained_if_its_turns_differ():
+    group = TrajectoryGroup((played([1.0, 0.0]), played([0.0, 1.0], member=1)))
+
+    batch = build_batch([group], GRPOConfig(advantage_level="turn", scale_rewards="none"))
+
+    assert [row.advantages_n.tolist() for row in batch.rows] == [[0, 0, -0.25, -0.25], [0, 0, 0.25, 0.25]]
+    assert batch.metrics["groups/frac_mixed"] == 1
+
+
+@given(
+    st.lists(finite, min_size=2, max_size=6), st.lists(st.integers(0, 5), min_size=6, max_size=6), settings
+)
+def test_turns_without_reward_before_the_end_change_no_first_advantage(rewards, extra, options):
+    options |= {"scale_rewards": "none"}
+    short = [[reward] for reward in rewards]
+    long = [turn_returns([0.0] * more + [reward]) for more, reward in zip(extra, rewards, strict=False)]
+
+    (plain,) = turn_advantages([short], **options)
+    (padded,) = turn_advantages([long], **options)
+
+    for (truth,), turns in zip(plain, padded, strict=True):
+        held = turns if options["baseline"] == "episode" else turns[:1]
+        assert held == pytest.approx([truth] * len(held), abs=1e-9, rel=1e-9)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo"])
+def test_policies_that_differ_only_in_extra_turns_have_equal_expected_advantage(advantage):
+    random = Random(0)
+    ours = {1: 0.0, 4: 0.0}
+    theirs = {1: 0.0, 4: 0.0}
+    rounds = 4000
+    for _ in range(rounds):
+        lengths = [1, 1, 4]
+        returns = [turn_returns([0.0] * (n - 1) + [float(random.random() < 0.3)]) for n in lengths]
+        (fair,) = turn_advantages([returns], advantage=advantage)
+        for values, total in ((fair, ours), (pooled(returns), theirs)):
+            total[1] += (values[0][0] + values[1][0]) / 2 / rounds
+            total[4] += values[2][0] / rounds
+
+    assert abs(ours[1] - ours[4]) < 0.03
+    assert abs(theirs[1] - theirs[4]) > 0.05  # the control: a mean over turns does favour one of them
+
+
+def test_every_token_gets_the_advantage_of_its_turn():
+    group = TrajectoryGroup((played([0.1, 0.0, 1.0]), played([0.0], member=1)))
+    config = GRPOConfig(
+        advantage_level="turn",
+        advantage="rloo",
+        scale_rewards="none",
+        turn_discount=0.5,
+        turn_baseline="episode",
+    )
+
+    batch = build_batch([group], config)
+
+    first, second = (row.advantages_n.tolist() for row in batch.rows)
+    assert first == pytest.approx([0.35, 0.35, 0.5, 0.5, 1.0, 1.0])
+    assert second == pytest.approx([-0.35, -0.35])
+
+
+def test_a_penalty_on_the_episode_lands_on_its_last_turn():
+    group = TrajectoryGroup((played([0.0, 2.0]), played([0.0], member=1)))
+    config = GRPOConfig(
+        advantage_level="turn",
+        advantage="rloo",
+        scale_rewards="none",
+        overlong_penalty_tokens=2,
+        max_completion_length=4,
+    )
+
+    rows = build_batch([group], config).rows
+
+    assert [row.advantages_n.tolist() for row in rows] == [[1.0] * 4, [-1.0] * 2]
+
+
+def test_an_unscored_member_counts_nowhere():
+    (values,) = turn_advantages([[[1.0, 1.0], None, [0.0]]], scale_rewards="none")
+    assert values == [[0.5, 0.5], [], [-0.5]]
+
+
+GOOD = (0.3, 0.5, 0.6, 0.4)
+"""Probability that the policy acts well in each of four turns."""
+ON = (0.7, 0.6, 0.5, 0.0)
+"""Probability that the policy goes on after each turn."""
+
+TASKS = {
+    "final": lambda turn, hits, last: float(last and all(hits)),
+    "each turn": lambda turn, hits, last: float(hits[-1]),
+    "first turn": lambda turn, hits, last: float(hits[-1] and turn == 0),
+    "cost per turn": lambda turn, hits, last: float(last and hits[-1]) - 0.2,
+}
+"""Reward of a turn: of its index, whether each turn so far was good, and whether it is the last."""
+
+
+def exact_gradient(reward) -> list[float]:
+    """Return the gradient of the expected return by enumeration, for the 4 + 4 logits of the policy."""
+    gradient = [0.0] * 8
+
+    def go(turn: int, chance: float, hits: list[int], scores: list[float], total: float) -> None:
+        for good, on in itertools.product((0, 1), (0, 1)):
+            p = (GOOD[turn] if good else 1 - GOOD[turn]) * (ON[turn] if on else 1 - ON[turn])
+            own = [*scores]
+            own[turn], own[4 + turn] = good - GOOD[turn], on - ON[turn]
+            value = total + reward(turn, [*hits, good], not on)
+            if on and p:
+                go(turn + 1, chance * p, [*hits, good], own, value)
+            elif p:
+                for index, score in enumerate(own):
+                    gradient[index] += chance * p * value * score
+
+    go(0, 1.0, [], [0.0] * 8, 0.0)
+    return gradient
+
+
+def sampled(random: Random, reward) -> tuple[list[float], list[tuple[float, float]]]:
+    rewards, scores, hits, on = [], [], [], True
+    while on:
+        turn = len(hits)
+        hits.append(int(random.random() < GOOD[turn]))
+        on = random.random() < ON[turn]
+        rewards.append(reward(turn, hits, not on))
+        scores.append((hits[-1] - GOOD[turn], on - ON[turn]))
+    return turn_returns(rewards), scores
+
+
+def estimate(reward, advantages, *, groups: int, size: int = 4) -> tuple[list[float], list[float]]:
+    """Return mean and variance of the gradient of one group, for each logit."""
+    random = Random(1)
+    sums, squares = [0.0] * 8, [0.0] * 8
+    for _ in range(groups):
+        members = [sampled(random, reward) for _ in range(size)]
+        gradient = [0.0] * 8
+        values = advantages([returns for returns, _ in members])
+        for (_, scores), own in zip(members, values, strict=True):
+            for turn, (act, on) in enumerate(scores):
+                gradient[turn] += own[turn] * act / size
+                gradient[4 + turn] += own[turn] * on / size
+        sums = [total + value for total, value in zip(sums, gradient, strict=True)]
+        squares = [total + value**2 for total, value in zip(squares, gradient, strict=True)]
+    means = [total / groups for total in sums]
+    return means, [total / groups - mean**2 for total, mean in zip(squares, means, strict=True)]
+
+
+def distance(reward, advantages, groups: int) -> tuple[float, float]:
+    """Return the largest bias in standard errors, and the variance."""
+    means, variances = estimate(reward, advantages, groups=groups)
+    gaps = zip(means, variances, exact_gradient(reward), strict=True)
+    errors = [abs(mean - truth) / math.sqrt(v / groups) for mean, v, truth in gaps if v > 1e-12]
+    return max(errors), sum(variances)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_turn_baseline_has_a_bias_and_that_of_the_turn_varies_little(task):
+    def ours(baseline, advantage="rloo"):
+        factor = 1.0 if advantage == "rloo" else 4 / 3  # of the shrinking that grpo's own mean causes
+
+        def advantages(returns):
+            (values,) = turn_advantages(
+                [returns], baseline=baseline, advantage=advantage, scale_rewards="none"
+            )
+            return [[value * factor for value in own] for own in values]
+
+        return distance(TASKS[task], advantages, groups=2000)
+
+    turn, episode, grpo = ours("turn"), ours("episode"), ours("turn", "grpo")
+
+    assert max(turn[0], episode[0], grpo[0]) < 4
+    assert turn[1] < episode[1] * {"first turn": 0.75}.get(task, 1.15)
+
+
+def test_a_mean_over_all_turns_has_a_bias():
+    assert distance(TASKS["cost per turn"], pooled, groups=2000)[0] > 6

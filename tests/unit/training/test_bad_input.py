@@ -1,0 +1,287 @@
+"""What must never reach the weights: each is counted, said, and makes no step and no NaN."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentenv.core import (
+    AlignmentError,
+    EpisodeError,
+    SequenceBuilder,
+    StopReason,
+    TokenSequence,
+    TokenSpan,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    UsageError,
+)
+from agentenv.training.batch import build_batch
+from agentenv.training.update import score_rows
+from agentenv.training.watch import early_warnings
+from helpers.training import episode, group, trainer_of
+
+
+def unsampled(member: int, reward: float) -> Trajectory:
+    """An episode of which the policy sampled nothing."""
+    builder = SequenceBuilder()
+    builder.append("prompt", [1, 2, 3])
+    builder.append("other", [4, 5], turn=0)
+    return Trajectory(
+        "e", "t", 0, "g", StopReason.FINAL_ANSWER, member=member, sequences=(builder.freeze(),), reward=reward
+    )
+
+
+def spoken(member: int, reward: float) -> Trajectory:
+    """An episode of an engine that only speaks text."""
+    return Trajectory(
+        "e",
+        "t",
+        0,
+        "g",
+        StopReason.FINAL_ANSWER,
+        member=member,
+        reward=reward,
+        untrainable_reason="the engine gives no token ids",
+    )
+
+
+def failed(member: int) -> Trajectory:
+    """An episode whose environment crashed."""
+    return episode(
+        "a",
+        member,
+        None,
+        stop=StopReason.ERROR,
+        error=EpisodeError("env", "OSError", "the disk is full"),
+        untrainable_reason="the environment failed",
+    )
+
+
+def crossing(member: int, reward: float) -> Trajectory:
+    builder = SequenceBuilder()
+    builder.append("prompt", [1, 2, 3])
+    ids, logprobs = [4 + member, 5, 6, 7], [-3.0, -3.5, -4.0, -3.0]
+    builder.append_completion(ids, logprobs, [(0, 0, 2), (2, 2, 4)], turn=0)
+    said = {"role": "assistant", "content": "x"}
+    return Trajectory(
+        "e",
+        "t",
+        0,
+        "g",
+        StopReason.FINAL_ANSWER,
+        member=member,
+        turns=(Turn(0, said, "stop", 4, start=3, reward=reward),),
+        sequences=(builder.freeze(),),
+        reward=reward,
+    )
+
+
+def sampled_with(one: TrajectoryGroup, logprobs: list[list[float]]) -> TrajectoryGroup:
+    """The same episodes, with other numbers of the sampler's."""
+    members = []
+    for member, values in zip(one, logprobs, strict=True):
+        (sequence,) = member.sequences
+        spans = [replace(s, logprobs=tuple(values)) if s.trained else s for s in sequence.spans]
+        members.append(replace(member, sequences=(TokenSequence(tuple(spans)),)))
+    return TrajectoryGroup(tuple(members))
+
+
+NOTHING = {
+    "all rewards equal": (lambda: group("a", [0.5, 0.5, 0.5]), "zero_std_episodes"),
+    "a group of one": (lambda: group("a", [0.5]), "zero_std_episodes"),
+    "no rewards": (lambda: group("a", [None, None]), "unscored_episodes"),
+    "all failed": (lambda: TrajectoryGroup(tuple(failed(member) for member in range(3))), "failed_episodes"),
+    "no token of the policy": (
+        lambda: TrajectoryGroup((unsampled(0, 0.0), unsampled(1, 1.0))),
+        "rows_without_trained_tokens",
+    ),
+    "no tokens at all": (
+        lambda: TrajectoryGroup((spoken(0, 0.0), spoken(1, 1.0))),
+        "untrainable_episodes",
+    ),
+    "all over the model's length": (lambda: group("a", [0.0, 1.0], top=61), "rows_too_long"),
+}
+
+
+@pytest.mark.parametrize("drop_zero_std", [True, False])
+@pytest.mark.parametrize("case", NOTHING)
+def test_what_cannot_be_trained_makes_no_step(case, drop_zero_std):
+    make, reason = NOTHING[case]
+    trainer = trainer_of(weight_decay=0.1, drop_zero_std=drop_zero_std)
+    if reason == "rows_too_long":
+        trainer.learner.policy.max_length = 7
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    metrics = trainer.step([make()])
+
+    assert metrics["updates"] == 0
+    assert trainer.weights_version == trainer.learner.updates_done == 0
+    assert all(map(torch.equal, trainer.model.parameters(), before))
+    dropped = {name for name, count in metrics.items() if name.startswith("dropped/") and count}
+    assert dropped == ({f"dropped/{reason}"} if drop_zero_std or reason != "zero_std_episodes" else set())
+    said = " ".join(early_warnings([metrics]))
+    assert ("no group has mixed rewards" in said) == (reason == "zero_std_episodes")
+    assert reason == "zero_std_episodes" or reason.replace("_", " ") in said
+    assert all(torch.isfinite(one).all() for one in trainer.model.parameters())
+    assert all(math.isfinite(value) for name, value in metrics.items() if not name.startswith("reward"))
+
+
+def test_an_empty_batch_makes_no_step():
+    trainer = trainer_of(weight_decay=0.1)
+    metrics = trainer.step([])
+    assert metrics["updates"] == 0
+    assert early_warnings([metrics]) == ["the batch has no episodes: there is nothing to train on"]
+    assert trainer.steps_done == 1
+    assert trainer.learner.updates_done == 0
+
+
+def test_the_reason_of_each_member_comes_before_that_of_its_group():
+    members = (failed(0), episode("a", 1, 1.0), episode("a", 2, 1.0))
+    metrics = trainer_of().step([TrajectoryGroup(members)])
+    assert metrics["dropped/failed_episodes"] == 1
+    assert metrics["dropped/zero_std_episodes"] == 2
+
+
+@pytest.mark.parametrize("every_token_is_dropped", [True, False])
+def test_a_gradient_of_zero_lets_no_momentum_move_the_weights(every_token_is_dropped):
+    trainer = trainer_of(
+        drop_zero_std=False,
+        old_logprobs="recompute",
+        importance_correction="token_mask",
+        importance_floor=1e-6,
+        importance_cap=1e6,
+    )
+    assert trainer.step([group("a", [0.0, 1.0])])["updates"] == 1
+    before = [one.clone() for one in trainer.model.parameters()]
+
+    far = sampled_with(group("a", [0.0, 1.0]), [[-90.0] * 3, [-90.0] * 4])
+    metrics = trainer.step([far if every_token_is_dropped else group("a", [1.0, 1.0])])
+
+    assert (metrics["grad_norm"], metrics["updates"], metrics["updates/not_finite"]) == (0.0, 0.0, 0.0)
+    assert trainer.weights_version == trainer.learner.updates_done == 1
+    assert all(map(torch.equal, trainer.model.parameters(), before))
+
+
+def test_an_unscored_member_beside_others_costs_only_itself():
+    trainer = trainer_of()
+    metrics = trainer.step([group("a", [None, 0.0, 1.0])])
+    assert metrics["dropped/unscored_episodes"] == 1
+    assert metrics["updates"] == 1
+    assert metrics["reward"] == 0.5
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_cannot_be_recorded(reward):
+    with pytest.raises(AlignmentError, match="is not finite"):
+        group("a", [reward, 1.0])
+
+
+@pytest.mark.parametrize("options", [{"num_iterations": 4}, {"num_iterations": 2, "num_minibatches": 2}])
+@pytest.mark.parametrize("old_logprobs", ["sampler", "recompute"])
+def test_what_the_updates_of_a_batch_move_is_no_mismatch(old_logprobs, options):
+    trainer = trainer_of(old_logprobs=old_logprobs, learning_rate=0.05, **options)
+    batch = [group("a", [0.0, 1.0]), group("b", [1.0, 0.0])]
+    scores = [
+        values.tolist()
+        for values in score_rows(trainer.learner.policy, build_batch(batch, trainer.config).rows)
+    ]
+
+    metrics = trainer.step([sampled_with(batch[0], scores[:2]), sampled_with(batch[1], scores[2:])])
+
+    assert metrics["updates"] >= 2
+    assert metrics["ratio/max"] > 1.2
+    assert metrics["mismatch/k3"] < 1e-9
+    assert metrics["mismatch/abs_max"] < 1e-4
+    assert not any("disagree" in text for text in early_warnings([metrics]))
+
+
+def test_demonstrations_are_checked_as_episodes_are():
+    trainer = trainer_of()
+    with pytest.raises(UsageError, match="another tokenizer"):
+        trainer.step([], demonstrations=[episode("d", 0, 1.0, top=500)])
+    with pytest.raises(UsageError, match="another tokenizer"):
+        trainer.warmup([episode("d", 0, 1.0, top=500)], steps=1)
+
+    trainer.learner.policy.max_length = 12
+    shown = [episode("d", 0, 1.0, tokens=20), episode("d", 1, 1.0, tokens=2)]
+    metrics = trainer.step([], demonstrations=shown)
+    first, second = trainer.warmup(shown, steps=2)
+
+    assert metrics["updates"] == 1
+    assert metrics["dropped/demonstrations_too_long"] == first["dropped/demonstrations_too_long"] == 1
+    assert "dropped/demonstrations_too_long" not in second
+    with pytest.raises(UsageError, match="1 are longer than the 12 tokens"):
+        trainer.warmup(shown[:1], steps=1)
+
+
+def test_a_group_of_one_is_refused_by_the_loop_unless_it_has_advantages_of_its_own():
+    trainer = trainer_of(num_generations=1)
+    with pytest.raises(UsageError, match=r"num_generations=1 \(-k 1\) can never train"):
+        trainer.train()
+
+    trainer.learner.advantage_fn = lambda groups: [[1.0] * len(one) for one in groups]
+    with pytest.raises(UsageError, match="no environment to play"):
+        trainer.train()
+    assert trainer.step([group("a", [1.0])])["updates"] == 1
+
+
+def test_reward_metrics_are_of_the_rewards_that_the_environment_gave():
+    trainer = trainer_of(overlong_penalty_tokens=5, max_completion_length=5)
+    solved, failed = group("a", [1.0, 1.0]), group("b", [0.0, 0.0])
+
+    metrics = trainer.step([solved, failed])
+
+    assert (metrics["reward"], metrics["reward_std"]) == (0.5, 0.0)
+    assert metrics["groups/frac_all_good"] == metrics["groups/frac_all_bad"] == 0.5
+    assert metrics["groups/frac_mixed"] == 1.0  # members of different lengths have different penalties
+
+
+def test_episodes_of_mixed_versions_are_trained_and_their_age_is_counted():
+    trainer = trainer_of()
+    trainer.learner.weights_version = 3
+    metrics = trainer.step([TrajectoryGroup((crossing(0, 0.0), crossing(1, 1.0)))])
+    assert metrics["updates"] == 1
+    assert metrics["staleness/mean"] == 2.0
+    assert metrics["staleness/max"] == 3.0
+    assert metrics["staleness/mixed_episodes"] == 2.0
+
+
+def test_the_oldest_token_decides_whether_an_episode_is_too_stale():
+    trainer = trainer_of(max_staleness=2)
+    trainer.learner.weights_version = 3
+    metrics = trainer.step([TrajectoryGroup((crossing(0, 0.0), crossing(1, 1.0)))])
+    assert metrics["dropped/stale_episodes"] == 2
+    assert metrics["updates"] == 0
+    assert "2 stale episodes" in early_warnings([metrics])[0]
+
+
+def test_tokens_of_another_tokenizer_are_refused_before_any_step():
+    trainer = trainer_of()
+    with pytest.raises(UsageError, match="another tokenizer"):
+        trainer.step([group("a", [0.0, 1.0], top=500)])
+    assert trainer.weights_version == 0
+
+
+@pytest.mark.parametrize("logprobs", [None, (-1.0,), (math.nan, -1.0), (-1.0, -math.inf)])
+def test_sampled_tokens_without_their_logprobs_cannot_be_recorded(logprobs):
+    with pytest.raises(AlignmentError):
+        TokenSpan("model", (1, 2), logprobs)
+
+
+@pytest.mark.parametrize("source", ["prompt", "env", "model"])
+def test_a_negative_token_id_cannot_be_recorded(source):
+    logprobs = (-1.0, -1.0) if source == "model" else None
+    with pytest.raises(AlignmentError, match=f"token id -7 of a {source} span is negative"):
+        TokenSpan(source, (3, -7), logprobs)
+
+
+def test_most_of_a_batch_left_out_is_said():
+    metrics = trainer_of().step([TrajectoryGroup((spoken(0, 0.0), spoken(1, 1.0))), group("a", [0.0, 1.0])])
+    assert metrics["updates"] == 1
+    said = early_warnings([{**metrics, "dropped/untrainable_episodes": 3.0}])
+    assert any("3 untrainable episodes" in text for text in said)

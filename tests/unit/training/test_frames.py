@@ -1,0 +1,61 @@
+"""Between `ae.train` and the engine stand few functions, and what they are is written down here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.engine import TransformersEngine
+from agentenv.envs import EnvSpec, ToolEnv
+from agentenv.render import byte_tokenizer
+from agentenv.training.loop import save_tokenizer
+from helpers.frames import frames_of_ours
+
+
+class Echo(ToolEnv):
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+@pytest.fixture
+def model(tmp_path) -> str:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = byte_tokenizer()
+    LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocab_size, **sizes)).save_pretrained(tmp_path / "tiny")
+    save_tokenizer(tokenizer, tmp_path / "tiny")
+    return str(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_few_frames_stand_between_train_and_the_engine(model, tmp_path, monkeypatch, asynchronous):
+    seen: list[list[str]] = []
+    generate = TransformersEngine.generate
+
+    async def watched(self, *args, **options):
+        seen.append(frames_of_ours())
+        return await generate(self, *args, **options)
+
+    monkeypatch.setattr(TransformersEngine, "generate", watched)
+    ae.train(
+        EnvSpec.of("test/Echo-v0", Echo, tasks={"train": [{"n": 1}], "test": [{"n": 2}]}),
+        model,
+        steps=1,
+        group_size=2,
+        runs_dir=tmp_path / "runs",
+        train={"groups_per_step": 1, "refill_rounds": 2, "asynchronous": asynchronous},
+        limits={"max_turns": 1, "max_tokens_per_turn": 4},
+        runner={"concurrency": 1},
+    )
+
+    assert len(seen) >= 3  # two episodes to train on, at least, and one to evaluate
+    for frames in seen:
+        above = frames[: next(place for place, name in enumerate(frames) if ".runner." in name)]
+        assert above[0] == "agentenv.training.run.train"
+        assert len(above) <= 3, frames
+        assert len(frames) + 1 <= 8, frames  # and the engine's own `generate`

@@ -1,0 +1,622 @@
+"""The options of a run: KL and its reference, LoRA, corrections, filters, schedules, the user's own functions."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import FalconConfig, FalconForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from agentenv.core import StopReason, TrajectoryGroup, UsageError
+from agentenv.core.settings import build, parse_pairs
+from agentenv.training import GRPOConfig, GRPOTrainer, LoraOptions, group_advantages, grpo_loss
+from agentenv.training.batch import add_demonstrations, build_batch
+from agentenv.training.config import REDUCTION_OF
+from agentenv.training.learners.torch import MasterOptimizer, Reference, learning_rate
+from agentenv.training.objective import correction_weights, overlong_penalty, turn_returns
+from agentenv.training.objective.loss import SURROGATES
+from agentenv.training.update import assign_weights, minibatches, score_rows
+from agentenv.training.watch import early_warnings
+from helpers.training import episode, group, make_row, tiny, trainer_of
+
+rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), min_size=2, max_size=9)
+
+
+@given(rewards)
+def test_advantages_are_the_textbook_ones(values):
+    known = [value for value in values if value is not None]
+    (ours,) = group_advantages([values])
+    (loo,) = group_advantages([values], advantage="rloo", scale_rewards="none")
+    if len(known) < 2 or max(known) - min(known) <= 1e-8:
+        assert not any(ours)
+        return
+    r = torch.tensor(known, dtype=torch.float64)
+    truth = iter(((r - r.mean()) / (r.std() + 1e-4)).tolist())
+    others = iter([value - (sum(known) - value) / (len(known) - 1) for value in known])
+    for value, advantage, left_out in zip(values, ours, loo, strict=True):
+        assert advantage == pytest.approx(0.0 if value is None else next(truth), abs=1e-9)
+        assert left_out == pytest.approx(0.0 if value is None else next(others), abs=1e-9)
+
+
+def test_batch_scale_divides_by_the_spread_of_the_whole_batch():
+    values = group_advantages([[0.0, 1.0], [0.0, 3.0]], scale_rewards="batch")
+    std = torch.tensor([0.0, 1.0, 0.0, 3.0], dtype=torch.float64).std().item()
+    assert values[1] == pytest.approx([-1.5 / (std + 1e-4), 1.5 / (std + 1e-4)])
+    assert values[1:] == group_advantages(
+        [[0.0, 3.0]], scale_rewards="batch", gather=lambda own: [0.0, 1.0, *own]
+    )
+
+
+@pytest.mark.parametrize("level", ["episode", "turn"])
+def test_advantage_eps_is_added_to_the_standard_deviation(level):
+    config = GRPOConfig(advantage_eps=0.5, advantage_level=level)
+
+    rows = build_batch([group("a", [0.0, 1.0])], config).rows
+
+    value = 0.5 / (math.sqrt(0.5) + 0.5)
+    assert [row.advantages_n[0].item() for row in rows] == pytest.approx([-value, value])
+
+
+def test_groups_count_as_all_good_or_all_bad_by_their_last_member_too():
+    groups = [
+        group(f"{n}", own)
+        for n, own in enumerate(([1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.5, 0.0]))
+    ]
+
+    metrics = build_batch(groups, GRPOConfig()).metrics
+
+    assert metrics["groups/frac_all_good"] == 2 / 5
+    assert metrics["groups/frac_all_bad"] == 1 / 5
+
+
+@pytest.mark.parametrize(("tokens", "penalty"), [(0, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (150, -1.0)])
+def test_overlong_penalty_falls_linearly(tokens, penalty):
+    assert overlong_penalty(tokens, max_tokens=100, cache_tokens=20) == pytest.approx(penalty)
+
+
+def test_turn_returns_are_discounted_sums_of_what_follows():
+    assert turn_returns([1.0, 0.0, 2.0], discount=0.5) == [1.5, 1.0, 2.0]
+
+
+def test_every_loss_type_has_a_surrogate_and_a_reduction():
+    assert SURROGATES.keys() == REDUCTION_OF.keys()
+
+
+PER_TOKEN, PER_EPISODE = [1 / 4, 1 / 4, 1 / 4], [1 / 3, 1 / 6, 1 / 3]
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "weights"),
+    [
+        ("dapo", PER_TOKEN),
+        ("grpo", PER_EPISODE),
+        ("dr_grpo", [1 / 30, 1 / 30, 1 / 30]),
+        ("prompt_mean", [1 / 6, 1 / 6, 1 / 2]),
+        ("cispo", PER_TOKEN),
+        ("sapo", PER_EPISODE),
+        ("reinforce", PER_TOKEN),
+        ("dppo", PER_TOKEN),
+        ("gmpo", PER_EPISODE),
+        ("gpg", PER_TOKEN),
+    ],
+)
+def test_each_loss_type_weighs_tokens_as_it_was_published(loss_type, weights):
+    rows = [make_row([1] * 9, trained, place) for trained, place in (([1], 0), ([1, 2], 0), ([1], 1))]
+    for episode_number, row in enumerate(rows):
+        row.episode = episode_number
+
+    assign_weights(rows, GRPOConfig(loss_type=loss_type, max_completion_length=10))
+
+    assert [row.weight for row in rows] == pytest.approx(weights)
+
+
+GROUPS = [group(f"task {number}", [0.0, 1.0]) for number in range(6)]
+
+
+def rows_of(numbers):
+    return [make_row([1, 2], [1], number) for number in numbers]
+
+
+@given(st.lists(st.integers(-1, 5), min_size=1, max_size=20), st.integers(1, 4), st.integers(0, 100))
+def test_minibatches_hold_every_row_once_and_whole_groups(numbers, count, seed):
+    rows = rows_of(numbers)
+
+    parts = minibatches(rows, GROUPS, count, seed=seed)
+
+    assert len(parts) == min(count, len(set(numbers)))
+    assert sorted(id(row) for part in parts for row in part) == sorted(map(id, rows))
+    homes = [number for part in parts for number in {row.group for row in part}]
+    assert sorted(homes) == sorted(set(numbers))
+
+
+@given(st.lists(st.integers(-1, 5), max_size=20), st.data(), st.integers(1, 4), st.integers(0, 100))
+def test_no_split_over_processes_changes_a_minibatch(numbers, data, count, seed):
+    split = data.draw(st.integers(0, len(numbers)))
+    names = [GROUPS[number].group_id if number >= 0 else "" for number in numbers]
+
+    first, second = (
+        minibatches(rows_of(mine), GROUPS, count, seed=seed, gather=lambda _: names)
+        for mine in (numbers[:split], numbers[split:])
+    )
+
+    both = [sorted(row.group for row in [*one, *other]) for one, other in zip(first, second, strict=True)]
+    alone = minibatches(rows_of(numbers), GROUPS, count, seed=seed)
+    assert both == [sorted(row.group for row in part) for part in alone]
+
+
+def test_the_order_of_minibatches_is_drawn_from_the_seed():
+    rows = rows_of(range(4))
+
+    def first(seed: int) -> int:
+        return minibatches(rows, GROUPS, 4, seed=seed)[0][0].group
+
+    assert {first(seed) for seed in range(40)} == {0, 1, 2, 3}
+    assert [first(seed) for seed in range(40)] == [first(seed) for seed in range(40)]
+
+
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage():
+    lp, old = torch.tensor([0.0], requires_grad=True), torch.tensor([-3.0])
+    output = grpo_loss(
+        lp,
+        old_logprobs=old,
+        advantages=torch.tensor([-1.0]),
+        weights=torch.ones(1),
+        config=GRPOConfig(dual_clip=3.0),
+    )
+    output.loss.backward()
+    assert output.loss.item() == 3.0
+    assert lp.grad.item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token_truncate", [0.9, 2.0, 0.1, 1.5]),
+        ("token_mask", [0.9, 0.0, 0.0, 1.5]),
+        ("sequence_truncate", [2.0, 2.0, 0.15, 0.15]),
+        ("sequence_mask", [0.0, 0.0, 0.0, 0.0]),
+        (None, [1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_corrections_by_hand(mode, expected):
+    rho = torch.tensor([0.9, 5.0, 0.1, 1.5], dtype=torch.float64)
+    config = GRPOConfig(
+        importance_correction=mode, importance_cap=2.0, importance_floor=0.5, old_logprobs="recompute"
+    )
+    values = correction_weights(rho.log(), torch.zeros_like(rho), torch.tensor([0, 0, 1, 1]), config)
+    assert values.tolist() == pytest.approx(expected)
+
+
+def test_opsm_drops_a_bad_sequence_that_the_policy_has_left():
+    config = GRPOConfig(off_policy_mask_threshold=0.5)
+    lp = torch.tensor([-3.0, -3.0, -1.0, -3.0, -3.0], requires_grad=True)
+    output = grpo_loss(
+        lp,
+        old_logprobs=torch.tensor([-1.0, -2.0, -1.0, -1.0, -2.0]),
+        advantages=torch.tensor([-1.0, -1.0, -1.0, 1.0, 1.0]),
+        weights=torch.ones(5),
+        config=config,
+        sequence_ids=torch.tensor([0, 0, 1, 2, 2]),
+    )
+    output.loss.backward()
+    assert output.sums["importance/frac_dropped"].item() == 2
+    assert lp.grad[:2].abs().sum().item() == 0.0
+    assert lp.grad[3:].abs().sum().item() > 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"epsilon": 1.5}, "epsilon must be 0 or more and below 1"),
+        ({"delta": 1.1}, "delta must be above"),
+        ({"dual_clip": 0.5}, "dual_clip must be more than 1"),
+        ({"importance_correction": "token_mask"}, "no effect with old_logprobs='sampler'"),
+        ({"loss_type": "dr_grpo"}, "needs max_completion_length"),
+        ({"overlong_penalty_tokens": 5}, "needs max_completion_length"),
+        ({"importance_sampling_level": "sequence"}, "GSPO"),
+        ({"learning_rate": 0.0}, "learning_rate must be more than 0"),
+        ({"learning_rate": math.nan}, "must be finite"),
+        ({"loss_type": "ppo"}, "unknown loss_type"),
+        ({"kl_in": "rewards"}, "unknown kl_in 'rewards'; did you mean 'reward'"),
+        ({"reduction": "mean"}, "unknown reduction 'mean'"),
+        ({"old_logprobs": "recomputed"}, "did you mean 'recompute'"),
+        ({"importance_correction": "token"}, "unknown importance_correction"),
+        ({"lr_scheduler_type": "cosin"}, "did you mean 'cosine'"),
+        ({"beta": -1.0}, "beta must be 0 or more"),
+        ({"importance_floor": 3.0}, "must be below importance_cap"),
+        ({"max_staleness": -1}, "max_staleness must be 0 or more, not -1"),
+        ({"refill_rounds": -2}, "refill_rounds must be 0 or more"),
+        ({"eval_tasks": -1}, "eval_tasks must be 0 or more"),
+        ({"save_total_limit": -1}, "save_total_limit must be 0 or more"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
+        ({"sft_coef": -1.0}, "sft_coef must be 0 or more"),
+        ({"dppo_low": -1.0}, "dppo_low must be 0 or more"),
+        ({"turn_discount": -0.5}, "turn_discount must be 0 or more"),
+        ({"adam_beta1": 2.0}, "adam_beta1 must be 0 or more and below 1, not 2.0"),
+        ({"adam_beta2": 1.0}, "adam_beta2 must be 0 or more and below 1"),
+        ({"max_completion_length": 0}, "max_completion_length must be at least 1"),
+        ({"overlong_penalty_tokens": -1}, "overlong_penalty_tokens must be 0 or more"),
+        (
+            {"overlong_penalty_tokens": 6, "max_completion_length": 5},
+            "must be at most max_completion_length = 5",
+        ),
+        ({"groups_per_step": 1.5}, "groups_per_step must be a whole number, not 1.5"),
+        ({"max_steps": None}, "max_steps must be a whole number, not None"),
+        ({"learning_rate": "1e-5"}, "learning_rate must be a number, not '1e-5'"),
+        ({"fsdp": 1}, "fsdp must be true, false or the number of processes .*, at least 2, not 1"),
+        ({"fsdp": 0}, "at least 2, not 0"),
+        ({"fsdp": "two"}, "at least 2, not 'two'"),
+        ({"notify": "json://x"}, r"notify must be a list, not the text 'json://x'; write \['json://x'\]"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_value(options, text):
+    with pytest.raises(UsageError, match=text):
+        GRPOConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("written", "processes", "size"),
+    [("true", 8, 8), ("false", 8, 1), ("true", 1, 1), ("4", 8, 4), ("2", 8, 2), ("8", 8, 8)],
+)
+def test_fsdp_says_how_many_processes_share_a_copy_of_the_model(written, processes, size):
+    config = build(GRPOConfig, parse_pairs([f"fsdp={written}"]))
+
+    assert config.shard_size(processes) == size
+
+
+@pytest.mark.parametrize("written", ["1", "0", "-4", "2.5", "some"])
+def test_a_wrong_fsdp_is_refused_in_words_also_on_the_command_line(written):
+    with pytest.raises(UsageError, match="fsdp"):
+        build(GRPOConfig, parse_pairs([f"fsdp={written}"]))
+
+
+@pytest.mark.parametrize(("fsdp", "processes"), [(4, 1), (4, 6), (4, 2)])
+def test_a_number_that_does_not_divide_the_processes_is_refused(monkeypatch, fsdp, processes):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+
+    with pytest.raises(UsageError, match=f"fsdp={fsdp} cannot divide {processes} training process"):
+        GRPOTrainer(GRPOConfig(fsdp=fsdp), model=tiny())
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [("wandb", ("wandb",)), ("wandb, trackio", ("wandb", "trackio")), ("none", ()), ((), ())],
+)
+def test_trackers_may_be_written_as_a_text(written, names):
+    assert GRPOConfig(report_to=written).report_to == names
+
+
+def test_kl_to_a_frozen_copy_is_zero_at_first_and_then_pulls_back():
+    trainer = trainer_of(beta=0.5, old_logprobs="recompute")
+    batch = [group("a", [0.0, 1.0, 0.3])]
+
+    first = trainer.step(batch)
+    second = trainer.step(batch)
+
+    assert first["kl"] == pytest.approx(0.0, abs=1e-12)
+    assert second["kl"] > 1e-6
+
+
+def test_kl_in_the_reward_changes_advantages_not_the_loss():
+    trainer = trainer_of(beta=1.0, kl_in="reward", kl_estimator="k1", scale_rewards="none")
+    one = group("a", [1.0, 1.0])
+    rows = build_batch([one], GRPOConfig(drop_zero_std=False)).rows
+    ref = [values.sum().item() for values in score_rows(trainer.learner.policy, rows)]
+    kl = [row.sampler_n.sum().item() - value for row, value in zip(rows, ref, strict=True)]
+
+    batch = trainer.learner.batch([one])
+
+    expected = [1 - kl[0] - (2 - sum(kl)) / 2, 1 - kl[1] - (2 - sum(kl)) / 2]
+    assert [row.advantages_n[0].item() for row in batch.rows] == pytest.approx(expected, rel=1e-5)
+
+
+def test_lora_trains_adapters_only_and_its_reference_is_the_model_without_them(tmp_path):
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    base = tiny()
+    before = {name: one.clone() for name, one in base.named_parameters()}
+    rows = build_batch(batch, GRPOConfig()).rows
+    truth = score_rows(trainer_of(tiny()).learner.policy, rows)
+    trainer = trainer_of(base, lora=LoraOptions(r=4), beta=0.1, learning_rate=0.05)
+
+    first = trainer.step(batch)
+    second = trainer.step(batch)
+
+    assert first["kl"] == pytest.approx(0.0, abs=1e-12)
+    assert second["kl"] > 1e-4
+    trained = {
+        name.replace(".base_layer", ""): one for name, one in trainer.learner.policy.base.named_parameters()
+    }
+    assert all(torch.equal(trained[name], one) for name, one in before.items())
+    trainer.learner.reference.score(rows)
+    for row, values in zip(rows, truth, strict=True):
+        torch.testing.assert_close(row.ref_n, values, rtol=0, atol=1e-10)
+
+    path = trainer.save(tmp_path / "adapter")
+    again = trainer_of(tiny(), lora=LoraOptions(r=4), beta=0.1, learning_rate=0.05)
+    again.resume(path)
+    assert trainer.step(batch)["loss"] == again.step(batch)["loss"]
+
+
+def test_a_continued_adapter_is_its_own_reference():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    trainer = trainer_of(lora=LoraOptions(r=4), learning_rate=0.05)
+    trainer.step(batch)
+    rows = build_batch(batch, GRPOConfig()).rows
+    truth = score_rows(trainer.learner.policy, rows)
+
+    continued = trainer_of(trainer.model, beta=0.1, learning_rate=0.05)
+    assert continued.step(batch)["kl"] == pytest.approx(0.0, abs=1e-10)
+    moved = continued.step(batch)["kl"]
+
+    continued.learner.reference.score(rows)
+    assert moved > 1e-5
+    for row, values in zip(rows, truth, strict=True):
+        torch.testing.assert_close(row.ref_n, values, rtol=0, atol=1e-10)
+
+
+def test_a_users_advantages_may_be_one_number_for_each_token():
+    def per_token(groups):
+        return [
+            [[[0.1 * n for n in range(len(seq))] for seq in one.sequences] for one in group]
+            for group in groups
+        ]
+
+    batch = build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=per_token)
+
+    for row in batch.rows:
+        assert row.advantages_n.tolist() == pytest.approx([0.1 * p for p in row.positions_n.tolist()])
+
+
+def test_a_users_advantages_of_a_wrong_shape_are_refused():
+    with pytest.raises(UsageError, match="one advantage for each member"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [[1.0]])
+    with pytest.raises(UsageError, match="per-token advantages"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda groups: [[[[1.0]], [[1.0]]]])
+
+
+@pytest.mark.parametrize("values", [np.array([1.0, -1.0]), torch.tensor([1.0, -1.0]), [np.float32(1), -1]])
+def test_a_users_advantages_may_come_from_numpy_or_torch(values):
+    batch = build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [values])
+
+    assert [row.advantages_n[0].item() for row in batch.rows] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, "much", [[math.inf]], [None]])
+def test_a_users_advantage_that_is_no_number_is_refused_with_its_place(value):
+    with pytest.raises(UsageError, match="of member 1 of group 'group-a' must be a finite number"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [[0.5, value]])
+
+
+def test_a_users_advantages_for_too_few_sequences_are_refused():
+    with pytest.raises(UsageError, match="0 lists of advantages for an episode of 1 sequences"):
+        build_batch([group("a", [0.0, 1.0])], GRPOConfig(), advantage_fn=lambda _: [[0.5, []]])
+
+
+def test_a_users_loss_takes_the_place_of_the_surrogate():
+    trainer = trainer_of()
+    trainer.learner.loss_fn = lambda x: -x.logprobs_N * x.advantages_N
+    plain = trainer_of(loss_type="gpg")
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    assert trainer.step(batch)["loss"] == pytest.approx(plain.step(batch)["loss"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "given"),
+    [
+        (lambda x: (-x.logprobs_N * x.advantages_N).mean(), r"shape \(\)"),
+        (lambda x: (-x.logprobs_N * x.advantages_N).mean(0, keepdim=True), r"shape \(1,\)"),
+        (lambda x: x.logprobs_N[:, None], r"shape \(12, 1\)"),
+        (lambda x: 1.0, "float"),
+    ],
+)
+def test_a_users_loss_must_be_one_number_for_each_token(loss_fn, given):
+    trainer = trainer_of()
+    trainer.learner.loss_fn = loss_fn
+
+    with pytest.raises(UsageError, match=rf"loss_fn returned {given}; .* of shape \(12,\)"):
+        trainer.step([group("a", [0.0, 1.0, 0.3])])
+
+
+def test_entropy_bonus_lowers_the_loss_by_the_mean_entropy():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    plain, bonus = trainer_of().step(batch), trainer_of(entropy_coef=0.25).step(batch)
+    assert bonus["loss"] == pytest.approx(plain["loss"] - 0.25 * plain["entropy"], abs=1e-9)
+    assert bonus["grad_norm"] != pytest.approx(plain["grad_norm"])
+
+
+def test_demonstrations_mix_into_a_step_with_their_own_mean():
+    batch, shown = (
+        [group("a", [0.0, 1.0, 0.3])],
+        [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)],
+    )
+    alone = trainer_of().step(batch)
+    mixed = trainer_of(sft_coef=0.5).step(batch, demonstrations=shown)
+    assert mixed["loss"] == pytest.approx(alone["loss"] + 0.5 * mixed["sft/nll"], abs=1e-9)
+    assert mixed["ratio/mean"] == pytest.approx(alone["ratio/mean"], abs=1e-9)
+
+
+@pytest.mark.parametrize(("longest", "left"), [(None, 2), (13, 2), (12, 1), (7, 0)])
+def test_demonstrations_longer_than_the_model_takes_are_left_out(longest, left):
+    shown = [episode("d", 0, 1.0, tokens=7), episode("d", 1, 1.0, tokens=2)]  # after a prompt of 6
+
+    batch = build_batch([], GRPOConfig())
+    add_demonstrations(batch, shown, longest, None)
+
+    assert [len(row.token_ids) for row in batch.rows] == [13, 8][2 - left :]
+
+
+def test_the_metrics_tell_what_sharing_prefixes_spared():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    inputs = [row.token_ids[:-1] for row in build_batch(batch, GRPOConfig()).rows]
+    computed = len({tuple(ids[:end]) for ids in inputs for end in range(1, len(ids) + 1)})
+
+    shared = trainer_of(packing="shared").step(batch)
+    padded = trainer_of(packing="padded").step(batch)
+
+    assert shared["packing/shared_share"] == 1
+    assert shared["packing/tokens_saved"] == pytest.approx(1 - computed / sum(map(len, inputs)))
+    assert (padded["packing/shared_share"], padded["packing/tokens_saved"]) == (0, 0)
+
+
+def test_activation_checkpointing_changes_memory_not_numbers():
+    batch = [group("a", [0.0, 1.0, 0.3])]
+    plain, saving = trainer_of(), trainer_of(gradient_checkpointing=True)
+    plain.step(batch)
+    saving.step(batch)
+    for ours, truth in zip(saving.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, truth, rtol=1e-7, atol=1e-9)
+
+
+def test_activation_checkpointing_brings_no_dropout():
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.3)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).double().eval()
+    plain = trainer_of(copy.deepcopy(model))
+    saving = trainer_of(model, gradient_checkpointing=True)
+    passes = []
+    saving.learner.policy.decoder.h[0].ln_1.register_forward_hook(lambda *_: passes.append(1))
+    batch = [group("a", [0.0, 1.0, 0.3])]
+
+    ours, truth = saving.step(batch), plain.step(batch)
+
+    assert ours["grad_norm"] == pytest.approx(truth["grad_norm"], rel=1e-9)
+    assert len(passes) == 2  # once more in the backward pass
+
+
+def test_a_frozen_reference_keeps_what_the_check_of_the_policy_found():
+    torch.manual_seed(0)
+    config = FalconConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    trainer = trainer_of(FalconForCausalLM(config).double().eval(), beta=0.1, packing="shared")
+    assert trainer.learner.policy.ways == ("mask",)
+
+    assert trainer.learner.reference._frozen.ways == ("mask",)
+    assert trainer.step([group("a", [0.0, 1.0, 0.3])])["kl"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_step_with_few_groups_does_not_end_the_schedule():
+    trainer = trainer_of(lr_scheduler_type="linear", max_steps=2, num_minibatches=4)
+
+    full = trainer.step([group(name, [0.0, 1.0]) for name in "abcd"])
+    few = trainer.step([group("e", [0.0, 1.0])])
+
+    assert full["learning_rate"] == pytest.approx(1e-3 * 4 / 8)
+    assert few["learning_rate"] == pytest.approx(1e-3 * 3 / 8)
+
+
+def test_several_passes_use_old_logprobs_from_before_the_first():
+    trainer = trainer_of(num_iterations=2, num_minibatches=2, old_logprobs="recompute", learning_rate=1e-4)
+    metrics = trainer.step([group("a", [0.0, 1.0, 0.3]), group("b", [0.5, 0.0])])
+    assert metrics["updates"] == 4
+    assert metrics["ratio/max"] > 1.001
+
+
+def test_truncated_members_stay_in_the_statistics():
+    members = (episode("a", 0, 1.0), episode("a", 1, 0.0, stop=StopReason.MAX_TURNS))
+    config = GRPOConfig(mask_truncated_completions=True, scale_rewards="none")
+    batch = build_batch([TrajectoryGroup(members)], config)
+    assert [row.advantages_n[0].item() for row in batch.rows] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]),
+        ("linear", [0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [0.25, 0.5, 0.75, 1, 1, 0.8535534, 0.5, 0.1464466]),
+    ],
+)
+def test_schedules(schedule, rates):
+    config = GRPOConfig(learning_rate=1.0, warmup_steps=4, max_steps=8, lr_scheduler_type=schedule)
+    assert [learning_rate(config, step) for step in range(8)] == pytest.approx(rates)
+
+
+def test_an_optimiser_by_import_string():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    made = MasterOptimizer([parameter], GRPOConfig(optim="torch.optim:NAdam"))
+    assert type(made.inner).__name__ == "NAdam"
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        MasterOptimizer([parameter], GRPOConfig(optim="torch.optim:Nothing"))
+    with pytest.raises(UsageError, match="nothing to train"):
+        MasterOptimizer([torch.ones(1)], GRPOConfig())
+
+
+def test_a_tiny_update_of_a_low_precision_weight_is_not_lost():
+    parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = MasterOptimizer([parameter], GRPOConfig())
+    for _ in range(2000):  # 2000 * 1e-5: far below bfloat16's step of 2**-8 each, 2 % in all
+        parameter.sum().backward()
+        optimizer.step(1e-5)
+    assert parameter.item() == pytest.approx(0.98, abs=0.004)
+
+
+def test_warnings_are_given_once_when_a_problem_begins():
+    bad = {"groups/frac_mixed": 0.0, "reward": 0.0}
+    assert "warm the model up" in early_warnings([bad])[0]
+    assert early_warnings([bad, bad]) == []
+    assert early_warnings([{"groups/frac_mixed": 1.0}]) == []
+    assert (
+        "sampler and trainer disagree"
+        in early_warnings([{"mismatch/k3": 4.3, "mismatch/frac_outside": 0.9}])[0]
+    )
+    assert "entropy has collapsed" in early_warnings([{"entropy": 0.001, "reward": 0.1}])[0]
+
+
+def test_reference_copy_shares_nothing_with_the_policy():
+    trainer = trainer_of()
+    reference = Reference(trainer.learner.policy)
+    reference.freeze()
+    rows = build_batch([group("a", [0.0, 1.0])], GRPOConfig()).rows
+    reference.score(rows)
+    before = [row.ref_n for row in rows]
+    trainer.step([group("a", [0.0, 1.0])])
+    reference.score(rows)
+    assert all(torch.equal(row.ref_n, held) for row, held in zip(rows, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "proximal", "correction"),
+    [
+        ({}, "sampler", "off"),
+        ({"engine": "http://host:8000/v1"}, "recompute", "token_truncate"),
+        ({"engine": "vllm:model"}, "recompute", "token_truncate"),
+        ({"engine": "vllm:model", "importance_correction": "off"}, "recompute", "off"),
+        ({"engine": "vllm:model", "old_logprobs": "sampler"}, "sampler", "off"),
+        ({"engine": "vllm:model", "max_ahead": 2}, "sampler", "off"),
+        ({"engine": "vllm:model", "asynchronous": True}, "sampler", "off"),
+        ({"engine": "vllm:model", "partial_turns": 3}, "sampler", "off"),
+        ({"max_ahead": 2, "old_logprobs": "recompute"}, "recompute", "token_truncate"),
+        ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "recompute", "off"),
+    ],
+)
+def test_another_engine_than_the_model_itself_is_corrected_for_by_default(options, proximal, correction):
+    config = GRPOConfig(**options)
+
+    assert config.proximal == proximal
+    assert config.correction == correction
+
+
+def test_ratios_of_sequences_have_the_clip_of_gspo_by_default():
+    sequence = {"importance_sampling_level": "sequence", "loss_type": "grpo"}
+
+    assert GRPOConfig().clip == (0.2, 0.28)
+    assert GRPOConfig(**sequence).clip == (3e-4, 4e-4)
+    assert GRPOConfig(**sequence, epsilon=0.0, epsilon_high=0.1).clip == (0.0, 0.1)
+
+
+def test_the_clip_of_gspo_acts_on_the_loss():
+    def gradient(shift: float, **options) -> float:
+        lp = torch.full((4,), -1.0 + shift, dtype=torch.float64, requires_grad=True)
+        ones = torch.ones(4, dtype=torch.float64)
+        config = GRPOConfig(loss_type="grpo", importance_sampling_level="sequence", **options)
+        out = grpo_loss(lp, old_logprobs=-ones, advantages=ones, weights=ones, config=config)
+        out.loss.backward()
+        return lp.grad.abs().sum().item()
+
+    assert gradient(3.9e-4) > 0
+    assert gradient(4.1e-4) == 0
+    assert gradient(4.1e-4, epsilon_high=0.28) > 0

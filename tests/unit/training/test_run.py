@@ -1,0 +1,592 @@
+"""`ae.train`: one call makes a run that can be viewed, stopped and resumed, as `agentenv train` does."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import agentenv as ae
+from agentenv.cli import main
+from agentenv.core import DependencyMissing, StoreError, TrainingFailed, UsageError
+from agentenv.engine.hf.scheduler import Scheduler
+from agentenv.envs import EnvSpec, ToolEnv, registry
+from agentenv.render import byte_tokenizer
+from agentenv.runs import find_run
+from agentenv.runs.store import RunStatus
+from agentenv.runs.view.data import run_data
+from agentenv.training import GRPOConfig, GRPOTrainer
+from agentenv.training.learners.torch.world import World
+from agentenv.training.loop import save_tokenizer
+from agentenv.training.loop.shared_run import SharedRun
+
+
+class Echo(ToolEnv):
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, digits: int = 1) -> None:
+        self.made.append(digits)
+
+    def start(self, n: int) -> str:
+        return f"say {n}"
+
+    def reward(self, answer: str) -> float:
+        return len(answer) / 10
+
+
+def echo(name: str = "test/Echo-v0") -> EnvSpec:
+    tasks = {"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
+    return EnvSpec.of(name, Echo, tasks=tasks)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(vocab_size=tokenizer.vocab_size, initializer_range=0.2, **sizes)
+    LlamaForCausalLM(config).save_pretrained(path)
+    save_tokenizer(tokenizer, path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Echo.made.clear()
+
+
+def train(model: str = "", envs=None, *, settings=None, **options):
+    settings = {"groups_per_step": 2, "learning_rate": 0.01, "save_steps": 1, **(settings or {})}
+    options = {"steps": 2, "group_size": 2, **options}
+    limits = {"max_turns": 1, "max_tokens_per_turn": 4}
+    return ae.train(echo() if envs is None else envs, model, train=settings, limits=limits, **options)
+
+
+def test_a_training_names_the_parts_of_the_runner_and_resumes_with_them(model, tmp_path):
+    (tmp_path / "scores.py").write_text("def bonus(trajectory):\n    return 5.0\n")
+    condenser = {"name": "summarise", "at": 0.5}
+    first = train(model, runner={"score": "scores.py:bonus", "condenser": condenser})
+    plans = []
+    again = train(resume=first.run.path, steps=3, on_start=plans.append)
+    assert plans[0].runner.condenser == condenser
+    assert len(again.run) == 12 + 2  # the held-out task was played at the end of each part
+    assert {record.rewards["bonus"] for record in again.run} == {5.0}
+    assert all("recall_block" in str(record.tools) for record in again.run)
+
+    with pytest.raises(UsageError, match="did you mean 'summarise'"):
+        train(model, runner={"condenser": "sumarise"}, runs_dir="others")
+    with pytest.raises(UsageError, match="did you mean 'bonus'"):
+        train(model, runner={"score": "scores.py:bonuss"}, runs_dir="others")
+    assert not (tmp_path / "others").exists()
+
+
+def test_a_training_keeps_episodes_notes_metrics_and_checkpoints(model):
+    started, stepped = [], []
+
+    result = train(model, on_start=started.append, on_metrics=lambda step, metrics: stepped.append(step))
+
+    assert (result.steps_done, stepped, result.interrupted) == (2, [1, 2], False)
+    assert [line["step"] for line in result.run.metrics()] == [1, 2]
+    notes = result.run.annotations()
+    assert (len(result.run), result.run.status) == (9, RunStatus.FINISHED)
+    assert {note["step"] for note in notes.values() if "role" not in note} == {1, 2}
+    held_out = [name for name, note in notes.items() if note.get("role") == "held-out"]
+    assert [name.partition(":")[0] for name in held_out] == ["held-out-2"]
+    assert result.run.vocabulary()
+    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
+    assert result.evaluation["eval/tasks"] == 1.0
+    assert result.history[-1]["eval/reward"] == result.evaluation["eval/reward"]
+    assert (started[0].id, started[0].resumed_step) == (result.run.id, 0)
+
+
+def test_a_run_goes_on_from_its_last_checkpoint_with_its_settings(model):
+    first = train(model, settings={"learning_rate": 0.02}, seed=5)
+    started = []
+
+    again = train(resume="last", steps=3, seed=6, on_start=started.append)
+
+    assert again.run.id == first.run.id
+    assert [line["step"] for line in again.run.metrics()] == [1, 2, 3]
+    assert (again.steps_done, len(again.history), len(again.run)) == (3, 1, 14)
+    assert (started[0].resumed_step, started[0].config.seed, started[0].config.learning_rate) == (2, 5, 0.02)
+
+
+def test_a_resumed_run_goes_on_counting_the_tasks_that_it_met(model):
+    settings = {"groups_per_step": 1}
+    first = train(model, settings=settings)
+    again = train(resume=first.run.path, steps=4)
+
+    assert [line["tasks/met"] for line in again.run.metrics()] == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_never_becomes_shorter(model):
+    first = train(model, steps=2)
+
+    again = train(resume=first.run.path, steps=1)
+
+    assert (again.steps_done, again.history) == (2, ())
+
+
+@pytest.mark.parametrize(("words", "steps"), [((), 1), (("--steps", "2"), 2)])
+def test_the_command_makes_a_resumed_run_longer_only_if_steps_are_typed(model, words, steps):
+    registry.add(echo("test/Recorded-v0"))
+    try:
+        first = train(model, {"test/Recorded-v0": 1.0}, steps=1)
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "--resume", first.run.id, *words])
+    finally:
+        registry.remove("test/Recorded-v0")
+
+    assert not stop.value.code
+    assert len(ae.find_run(first.run.id).metrics()) == steps
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"), [({"report_to": "wandb"}, "wandb"), ({"notify": ("json://x",)}, "apprise")]
+)
+def test_a_service_that_is_not_installed_is_told_before_a_run_is_made(model, options, missing, monkeypatch):
+    monkeypatch.setattr("agentenv.core.errors.find_spec", lambda name: None if name == missing else object())
+
+    with pytest.raises(DependencyMissing, match=f"needs {missing}"):
+        ae.train(echo(), model, steps=1, train=options, runs_dir="services")
+
+    assert not Path("services").exists()
+
+
+def test_arguments_win_over_the_trainers_options(model):
+    config = GRPOConfig(max_steps=7, num_generations=3, groups_per_step=1, check_prompts=False)
+    plans = []
+
+    ae.train(echo(), model, steps=1, train=config, limits={"max_tokens_per_turn": 2}, on_start=plans.append)
+
+    kept = plans[0].config
+    assert (kept.max_steps, kept.num_generations, kept.groups_per_step) == (1, 3, 1)
+    assert kept.output_dir == str(plans[0].path)
+    assert "output_dir" not in find_run("last").info.config["train"]
+
+
+def test_arguments_of_the_environment_reach_every_one_of_a_mixture_and_a_resumed_run(model):
+    mixture = [(echo("test/One-v0"), 1.0), (echo("test/Two-v0"), 1.0)]
+
+    train(model, mixture, env={"digits": 4}, settings={"groups_per_step": 4, "check_prompts": False})
+    assert set(Echo.made) == {4}
+    Echo.made.clear()
+    train(envs=mixture, resume="last", steps=3)
+
+    assert set(Echo.made) == {4}
+
+
+@pytest.mark.parametrize("changed", [{"kwargs": {"digits": 4}}, {"limits": ae.RunLimits(max_turns=1)}])
+def test_a_run_is_not_resumed_by_id_where_its_environment_was_changed(model, changed):
+    registered = echo("test/Registered-v0")
+    registry.add(registered)
+    try:
+        first = train(model, registered)
+        assert ae.train(resume=first.run.path, steps=3).steps_done == 3
+        other = train(model, replace(registered, **changed))
+        with pytest.raises(UsageError, match=r"test/Registered-v0 .*pass the same envs again"):
+            ae.train(resume=other.run.path, steps=3)
+        assert ae.train(replace(registered, **changed), resume=other.run.path, steps=3).steps_done == 3
+    finally:
+        registry.remove("test/Registered-v0")
+
+
+def test_a_mixture_that_has_an_environment_twice_is_not_resumed_with_one(model):
+    registry.add(echo("test/Registered-v0"))
+    try:
+        first = train(model, ["test/Registered-v0", "test/Registered-v0"])
+        with pytest.raises(UsageError, match="pass the same envs again"):
+            ae.train(resume=first.run.path, steps=3)
+    finally:
+        registry.remove("test/Registered-v0")
+
+
+def test_ctrl_c_ends_a_training_with_a_checkpoint(model):
+    def interrupt(step: int, metrics: object) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    # A shell that starts the tests in the background lets them ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = train(model, steps=9999, settings={"save_steps": 0}, on_metrics=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (result.interrupted, result.run.status) == (True, RunStatus.INTERRUPTED)
+    assert result.checkpoint == result.run.path / "checkpoints" / "step-2"
+    assert len(result.history) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_during_which_ctrl_c_is_pressed_keeps_its_metrics(model, monkeypatch, asynchronous):
+    step = GRPOTrainer.step
+
+    def interrupted(self, groups):
+        metrics = step(self, groups)
+        if self.steps_done == 2:
+            signal.raise_signal(signal.SIGINT)
+        return metrics
+
+    monkeypatch.setattr(GRPOTrainer, "step", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = train(model, steps=9999, settings={"asynchronous": asynchronous})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert (result.interrupted, result.steps_done, len(result.history)) == (True, 2, 2)
+    assert [line["step"] for line in result.run.metrics()] == [1, 2]
+
+
+def test_a_training_that_fails_leaves_a_failed_run(model):
+    def fail(step: int, metrics: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(model, on_metrics=fail)
+
+    assert ae.find_run("last").status is RunStatus.FAILED
+
+
+class Failing(Echo):
+    fails_after: ClassVar[int] = 0
+
+    def reward(self, answer: str) -> float:
+        if len(self.made) > self.fails_after:
+            raise ZeroDivisionError("the scorer is gone")
+        return len(answer) / 10
+
+
+def failing(after: int) -> EnvSpec:
+    Failing.fails_after = after
+    return EnvSpec.of("test/Failing-v0", Failing, tasks=[{"n": n} for n in range(4)])
+
+
+ROLLOUT = """
+calls = []
+
+async def one_group(play, weights=None):
+    calls.append(1)
+    return (await play())[:1]
+"""
+
+
+def test_a_run_names_its_rollout_function_and_resumes_with_it(model, tmp_path):
+    (tmp_path / "own.py").write_text(ROLLOUT)
+    registry.add(echo())
+    try:
+        words = "-k 2 --steps 1 --demos none -o groups_per_step=2 -o save_steps=1 -o max_tokens_per_turn=4"
+        named = ["-o", "train.rollout=own.py:one_group"]
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "test/Echo-v0", "-m", model, "--json", *words.split(), *named])
+    finally:
+        registry.remove("test/Echo-v0")
+    run = ae.find_run("last")
+    again = ae.train(echo(), resume=run.path, steps=2)
+
+    assert stop.value.code == 0
+    assert run.info.config["train"]["rollout"] == "own.py:one_group"
+    assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
+
+
+@pytest.mark.parametrize("where", ["typed", "file"])
+def test_a_stream_is_asked_for_like_any_setting_and_its_run_resumes(model, tmp_path, capsys, where):
+    (tmp_path / "stream.toml").write_text('[train]\nmax_ahead = 2\nlate_groups = "drop"\n')
+    asked = {
+        "typed": ["-o", "max_ahead=2", "-o", "train.late_groups=drop"],
+        "file": ["--config", "stream.toml"],
+    }
+    words = "-k 2 --steps 2 --demos none -o groups_per_step=1 -o save_steps=1 -o max_tokens_per_turn=4"
+    registry.add(echo())
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "test/Echo-v0", "-m", model, *words.split(), *asked[where]])
+    finally:
+        registry.remove("test/Echo-v0")
+    run = ae.find_run("last")
+    again = ae.train(echo(), resume=run.path, steps=4)
+
+    assert stop.value.code == 0
+    assert "of the time the trainer" in capsys.readouterr().out
+    assert "of the time the trainer" in again.busiest
+    config = run.info.config["train"]
+    assert (config["max_ahead"], config["late_groups"]) == (2, "drop")
+    metrics = again.run.metrics()
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert all(line["staleness/max"] <= 2 and "stream/playing" in line for line in metrics)
+
+
+def test_a_rollout_function_without_a_name_is_passed_again(model):
+    async def own(play):
+        return (await play())[:1]
+
+    first = train(model, rollout=own, steps=1)
+
+    with pytest.raises(UsageError, match="rollout"):
+        train(resume=first.run.path, steps=2)
+    again = train(resume=first.run.path, steps=2, rollout=own)
+    assert [line["episodes"] for line in again.run.metrics()] == [2, 2]
+    with pytest.raises(UsageError, match=r"'tasc' of .* is not available"):
+        train(model, rollout=lambda tasc: [])
+
+
+def test_a_batch_without_a_usable_episode_ends_the_command_with_its_error(model, capsys):
+    words = "-k 2 --steps 5 -o groups_per_step=2 -o max_turns=1 -o max_tokens_per_turn=4"
+    registry.add(failing(after=0))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "test/Failing-v0", "-m", model, *words.split()])
+    finally:
+        registry.remove("test/Failing-v0")
+
+    told = capsys.readouterr().err
+    assert stop.value.code == 1
+    assert "none of the 4 episodes of step 1 can be trained on" in told
+    assert "ZeroDivisionError: the scorer is gone" in told
+    assert "where: test/Failing-v0, task" in told
+    assert ae.find_run("last").status is RunStatus.FAILED
+
+
+def test_what_was_learned_before_all_episodes_fail_is_kept(model):
+    settings = {"check_prompts": False, "save_steps": 0}
+
+    with pytest.raises(TrainingFailed, match="of step 2 can be trained on"):
+        train(model, failing(after=4), steps=3, settings=settings)
+
+    run = ae.find_run("last")
+    assert [line["step"] for line in run.metrics()] == [1]
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_a_run_that_drops_all_it_played_fails_at_its_end(model):
+    settings = {"mask_truncated_completions": True}
+
+    with pytest.raises(TrainingFailed, match="everything was dropped: 4 truncated episodes"):
+        train(model, steps=1, settings=settings)
+
+
+def say_ten(messages, task, random):
+    return {"role": "assistant", "content": "ten"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_new_run_is_warmed_up_on_demonstrations(model, named, monkeypatch):
+    policies = ModuleType("policies")
+    policies.say_ten = say_ten
+    monkeypatch.setitem(sys.modules, "policies", policies)
+    shown = []
+
+    demos = "policies:say_ten" if named else say_ten
+    result = train(model, demos=demos, num_demos=3, steps=1, on_warmup=shown.extend)
+
+    assert [one.messages[-1]["content"] for one in shown] == ["ten"] * 3
+    assert result.history[0]["weights_version"] == 2.0  # one update of the warm-up, one of the step
+
+
+def test_a_run_is_scored_before_its_first_step_if_it_is_asked_to_be(model):
+    told: list[tuple[int, list[str]]] = []
+
+    result = train(
+        model,
+        settings={"eval_on_start": True},
+        on_metrics=lambda step, metrics: told.append((step, sorted(metrics))),
+    )
+
+    assert [step for step, _ in told] == [0, 1, 2]
+    assert all(name.startswith("eval/") for name in told[0][1])
+    assert result.evaluation_on_start["eval/tasks"] == 1.0
+    assert len(result.history) == 2
+    assert [line["step"] for line in result.run.metrics()] == [0, 1, 2]
+    held_out = [one for one in result.run.summaries if one.group_id.startswith("held-out-")]
+    assert len(held_out) == 2  # before the first step and after the last one
+    again = train(resume=result.run.path, steps=3)
+    assert not again.evaluation_on_start
+
+
+def test_a_run_without_held_out_tasks_has_nothing_to_score_before_its_first_step(model):
+    result = train(model, solved(), demos="none", settings={"eval_on_start": True}, steps=1)
+
+    assert (len(result.history), result.evaluation_on_start) == (1, {})
+
+
+def test_the_command_tells_the_progress_of_a_warm_up(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("agentenv.cli.dashboard.TELL_EVERY_S", 0.0)
+    (tmp_path / "solved.py").write_text(
+        "import agentenv as ae\n"
+        "class Solved(ae.ToolEnv):\n"
+        "    def start(self, n): return 'say ten'\n"
+        "    def reward(self, answer): return len(answer) / 10\n"
+        "def oracle(messages, task, rng): return 'ten'\n"
+        "ae.register('test/Told-v0', Solved, tasks=[{'n': n} for n in range(16)])\n"
+    )
+    options = ("max_tokens_per_turn=4", "groups_per_step=1", "max_turns=1")
+    settings = [word for option in options for word in ("-o", option)]
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "solved.py", "-m", model, "--steps", "1", "-k", "2", "--num-demos", "16", *settings])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert not ended.value.code
+    assert [line[:22] for line in lines if "warm-up step" in line] == [
+        "  warm-up step 1 of 2:",
+        "  warm-up step 2 of 2:",
+    ]
+
+
+def test_a_few_demonstrations_are_imitated_several_times(model, caplog):
+    caplog.set_level("INFO", "agentenv.training.loop.sft")
+
+    train(model, demos=say_ten, steps=1, settings={"demo_epochs": 4})
+
+    assert [
+        record.getMessage()[:20] for record in caplog.records if "warm-up step" in record.getMessage()
+    ] == [
+        "warm-up step 1 of 2:",
+        "warm-up step 2 of 2:",
+    ]
+
+
+class Solved(Echo):
+    @staticmethod
+    def oracle(messages, task, rng):
+        return "one" if task["n"] % 2 else "to"
+
+
+def solved() -> EnvSpec:
+    return EnvSpec.of("test/Solved-v0", Solved, tasks=[{"n": n} for n in range(4)])
+
+
+async def steps_nothing(trainer: GRPOTrainer) -> list[dict[str, float]]:
+    return []
+
+
+def test_every_process_imitates_the_demonstrations_of_the_first(model, monkeypatch):
+    monkeypatch.setattr(GRPOTrainer, "warmup", lambda self, shown, **_: imitated.append(shown))
+    monkeypatch.setattr(GRPOTrainer, "run", steps_nothing)
+    imitated: list[object] = []
+    train(model, demos=lambda messages, task, random: {"role": "assistant", "content": "a"})
+    (of_first,) = imitated
+
+    def fails(messages, task, random):
+        raise AssertionError("a second process played demonstrations")
+
+    gather = World.gather
+    monkeypatch.setattr(SharedRun, "is_first", property(lambda self: False))
+    monkeypatch.setattr(World, "gather", lambda self, given: gather(self, given) or [(of_first, {})])
+    train(model, demos=fails)
+
+    assert len(of_first) == 4
+    assert imitated == [of_first, of_first]
+
+
+@pytest.mark.parametrize(
+    ("demos", "min_reward", "said"),
+    [("", None, ["one", "one", "to", "to"]), ("oracle", 0.25, ["one", "one"]), ("none", None, [])],
+)
+def test_the_oracle_is_imitated_where_there_is_one(model, demos, min_reward, said, caplog):
+    shown = []
+
+    result = train(
+        model,
+        solved(),
+        demos=demos,
+        steps=1,
+        on_warmup=shown.extend,
+        settings={"demo_min_reward": min_reward},
+    )
+
+    assert sorted(each.messages[-1]["content"] for each in shown) == said
+    assert ("2 demonstrations are not imitated: 2 reward under 0.25" in caplog.text) == (
+        min_reward is not None
+    )
+    kept = [episode for episode in result.run.summaries if episode.group_id.startswith("demonstration:")]
+    assert len(kept) == (0 if demos == "none" else 4)
+    assert {result.run.note(episode)["role"] for episode in kept} <= {"demonstration"}
+    assert run_data(result.run, vocabulary={})["report"]["num_episodes"] == 4
+
+
+def say_too_much(messages, task, random):
+    return "eleven"
+
+
+def test_demonstrations_that_a_limit_cut_are_not_imitated(model):
+    with pytest.raises(UsageError, match=r"4 cut by a limit \(generation_length\).*raise the limit"):
+        train(model, demos=say_too_much, steps=1)
+
+
+def test_a_function_of_the_environments_own_file_shows_the_way(model, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "own_file_demos.py"
+    path.write_text(
+        "import agentenv as ae\n"
+        "class Own(ae.ToolEnv):\n"
+        "    def start(self, n: int) -> str:\n        return 'say'\n"
+        "    def reward(self, answer: str) -> float:\n        return float(len(answer))\n"
+        "def say(messages, task, rng):\n    return 'ten'\n"
+        "ae.register('test/OwnFile-v0', Own, tasks=[{'n': 1}, {'n': 2}])\n"
+    )
+    shown = []
+
+    for demos in (f"{path}:say", "own_file_demos:say"):
+        train(model, str(path), demos=demos, steps=1, on_warmup=shown.extend)
+
+    assert [each.messages[-1]["content"] for each in shown] == ["ten"] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"demos": "oracle"}, "test/Echo-v0 has no oracle; write a function oracle"),
+        ({"envs": []}, "at least one environment"),
+        ({"model": ""}, "no model to train"),
+        ({"model": "mock"}, "no weights to train"),
+        ({"model": "./nowhere/at/all"}, "nowhere"),
+        ({"group_size": 1}, "can never train"),
+        ({"settings": {"learning_rat": 1}}, "did you mean 'learning_rate'"),
+        ({"runner": {"concurency": 1}}, "did you mean 'concurrency'"),
+        ({"env": {"digts": 1}}, "takes no such arguments"),
+        ({"engine": {"max_bach": 1}}, "did you mean 'max_batch'"),
+        ({"demos": "no_such_module:policy"}, "cannot be loaded: No module named"),
+        ({"envs": {"test/Echo-v0": 0}}, "must be more than 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_a_directory_is_made(model, options, says, tmp_path):
+    with pytest.raises(UsageError, match=says):
+        train(**{"model": model, **options})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_other_environments_is_not_resumed(model):
+    train(model)
+
+    with pytest.raises(UsageError, match="leave the environment out"):
+        train(envs=echo("test/Other-v0"), resume="last")
+
+
+def test_an_unknown_run_is_not_resumed():
+    with pytest.raises(StoreError, match="no run 'gone'"):
+        ae.train(resume="gone")
+
+
+def test_options_of_the_engine_reach_it(model, monkeypatch):
+    batches = []
+
+    def scheduler(*args, **options):
+        batches.append(options["max_batch"])
+        return Scheduler(*args, **options)
+
+    monkeypatch.setattr("agentenv.engine.hf.engine.Scheduler", scheduler)
+    train(model, steps=1, engine={"max_batch": 3})
+
+    assert batches == [3]

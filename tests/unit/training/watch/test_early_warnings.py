@@ -1,0 +1,141 @@
+"""What a run says in words, and which tokens it lists."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from agentenv.core import StopReason, Trajectory, TrajectoryGroup
+from agentenv.training.batch import build_batch
+from agentenv.training.learners.torch.world import World
+from agentenv.training.update import score_rows
+from agentenv.training.watch import early_warnings
+from agentenv.training.watch.toptokens import top_tokens
+from agentenv.training.watch.warn import TaskLedger
+from helpers import prompts, training
+
+FINE = {
+    "groups/frac_mixed": 0.5,
+    "reward": 0.4,
+    "entropy": 0.7,
+    "completions/clipped_ratio": 0.1,
+    "mismatch/k3": 1e-4,
+    "mismatch/frac_outside": 0.01,
+    "tasks/met": 20.0,
+    "tasks/rewarded": 4.0,
+    "envs/met": 2.0,
+    "envs/rewarded": 2.0,
+    "updates/not_finite": 0.0,
+}
+
+PROBLEMS = {
+    "no group has mixed rewards": {"groups/frac_mixed": 0.0},
+    "every episode of every group is right": {"groups/frac_mixed": 0.0, "groups/frac_all_good": 1.0},
+    "sampler and trainer disagree": {"mismatch/k3": 4.3},
+    "entropy has collapsed to 0.001": {"entropy": 0.001},
+    "80% of the episodes hit a limit": {"completions/clipped_ratio": 0.8},
+    "of 20 different tasks only one": {"tasks/rewarded": 1.0},
+    "of 2 environments only one": {"envs/rewarded": 1.0},
+    "a gradient was not finite": {"updates/not_finite": 1.0},
+    "of 10 episodes most were left out of training: 4 failed episodes, 2 rows too long": {
+        "episodes": 10.0,
+        "dropped/failed_episodes": 4.0,
+        "dropped/rows_too_long": 2.0,
+        "dropped/zero_std_episodes": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_each_problem_is_said_when_it_begins_and_once(text):
+    (warning,) = early_warnings([FINE | PROBLEMS[text]])
+
+    assert text in warning
+    assert early_warnings([FINE | PROBLEMS[text]] * 2) == []
+    assert early_warnings([FINE]) == []
+
+
+def test_few_tasks_met_say_nothing_about_tasks():
+    assert early_warnings([FINE | {"tasks/met": 7.0, "tasks/rewarded": 1.0, "envs/rewarded": 1.0}]) == []
+
+
+def test_no_mixed_group_for_one_step_in_three_is_no_warning():
+    assert early_warnings([FINE, FINE, FINE | {"groups/frac_mixed": 0.0}]) == []
+
+
+def played(env: str, task: str, *rewards: float | None) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        tuple(Trajectory(env, task, 0, task, StopReason.FINAL_ANSWER, reward=one) for one in rewards)
+    )
+
+
+def test_the_ledger_counts_tasks_that_ever_earned_more_than_the_worst():
+    alone = SimpleNamespace(gather=list)
+    ledger = TaskLedger()
+
+    first = ledger.add(alone, [played("a", "1", -1.0, -1.0), played("a", "2", -1.0, 0.5)])
+    second = ledger.add(alone, [played("a", "1", -1.0, None), played("b", "1", -1.0)])
+
+    assert first == {"tasks/met": 2.0, "tasks/rewarded": 1.0}
+    assert second == {"tasks/met": 3.0, "tasks/rewarded": 1.0, "envs/met": 2.0, "envs/rewarded": 1.0}
+
+
+def test_the_tokens_that_moved_most_come_first_with_their_divergence():
+    batch = [training.group("a", [0.0, 1.0, 0.3]), training.group("b", [0.5, 0.0])]
+    trainer = training.trainer_of(top_kl_tokens=4)
+    rows = build_batch(batch, trainer.config).rows
+    before = score_rows(trainer.learner.policy, rows)
+
+    trainer.step(batch)
+
+    found = trainer.top_tokens
+    gaps = torch.cat([new - row.sampler_n for row, new in zip(rows, before, strict=True)])
+    truth = (gaps.exp() - 1 - gaps).sort(descending=True).values[:4].tolist()
+    assert [one.kl for one in found] == pytest.approx(truth, rel=1e-6)
+    for one in found:
+        member = next(m for g in batch for m in g if (m.group_id, m.member) == (one.group_id, one.member))
+        assert member.sequences[0].token_ids[one.position] == one.token_id
+        assert tuple(member.sequences[0].token_ids[: one.position])[-12:] == one.before
+
+
+def test_with_a_reference_the_divergence_is_from_it():
+    batch = [training.group("a", [0.0, 1.0, 0.3])]
+    trainer = training.trainer_of(top_kl_tokens=2, beta=0.1, old_logprobs="recompute", learning_rate=0.05)
+
+    trainer.step(batch)
+    assert all(one.kl == pytest.approx(0.0, abs=1e-12) for one in trainer.top_tokens)
+    trainer.step(batch)
+
+    assert trainer.top_tokens[0].kl > 1e-4
+
+
+def test_nothing_trained_lists_nothing():
+    assert top_tokens([], [], 5, World(torch.device("cpu"))) == []
+
+
+def test_a_run_writes_the_tokens_with_their_text(tmp_path):
+    trainer = prompts.trainer_of(tmp_path, top_kl_tokens=3)
+
+    trainer.train()
+
+    lines = [json.loads(line) for line in (tmp_path / "kl_tokens.jsonl").read_text().splitlines()]
+    assert lines
+    for line in lines:
+        assert len(line["tokens"]) == 3
+        for token in line["tokens"]:
+            assert token["text"] == trainer.tokenizer.decode([token["token_id"]])
+            assert token["before"].endswith("assistant\n") or token["position"] > 0
+
+
+def test_a_run_says_its_problems(tmp_path, caplog):
+    trainer = prompts.trainer_of(tmp_path)
+    trainer.learner.loss_fn = lambda x: x.logprobs_N * torch.inf
+
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+
+    assert "step 1: a gradient was not finite" in caplog.text
