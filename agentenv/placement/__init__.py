@@ -9,6 +9,7 @@ from agentenv.core.door import door
 if TYPE_CHECKING:
     from agentenv.placement.dry_run import dry_run as dry_run
     from agentenv.placement.machine import Machine as Machine
+    from agentenv.placement.machine import Speeds as Speeds
     from agentenv.placement.needs import DryRuns as DryRuns
     from agentenv.placement.placement import Placement as Placement
     from agentenv.placement.placement import place as place
@@ -22,7 +23,7 @@ __all__ = door(
     __name__,
     {
         "dry_run": ["dry_run"],
-        "machine": ["Machine"],
+        "machine": ["Machine", "Speeds"],
         "needs": ["DryRuns"],
         "placement": ["Placement", "place"],
         "report": ["CapacityPlan", "plan_capacity"],
