@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from agentenv.tools.tool import Tool as Tool
     from agentenv.tools.tool import tool as tool
     from agentenv.tools.toolbox import Toolbox as Toolbox
-    from agentenv.training.run import train as train
+    from agentenv.training import train as train
 
 __version__ = "0.1.0"
 
@@ -116,7 +116,7 @@ __all__ = sorted(
                 "tools.registry": ["make_tool", "register_tool"],
                 "tools.tool": ["Tool", "tool"],
                 "tools.toolbox": ["Toolbox"],
-                "training.run": ["train"],
+                "training": ["train"],
             },
             # Without them, `ae.testing` would work only where something else has imported it already.
             packages=[

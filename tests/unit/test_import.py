@@ -85,10 +85,10 @@ def test_a_public_name_stays_what_it_is_when_its_submodule_is_imported():
 def test_train_is_a_function_and_training_the_package_that_defines_it():
     code = (
         "import sys, agentenv as ae\n"
-        "print(type(ae.train).__name__, ae.train is ae.training.train, 'torch' in sys.modules)\n"
-        "print(ae.train.__module__, callable(ae.training))"
+        "print('torch' in sys.modules, 'train' in dir(ae), callable(ae.training))\n"
+        "print(type(ae.train).__name__, ae.train is ae.training.train, ae.train.__module__)"
     )
 
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert shown.stdout.split() == ["function", "True", "False", "agentenv.training.run", "False"]
+    assert shown.stdout.split() == ["False", "True", "False", "function", "True", "agentenv.training.run"]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agentenv.core.door import door
+
+if TYPE_CHECKING:
+    from agentenv.training.learners import torch as torch
 
 __all__ = door(__name__, {}, packages=["torch"])

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from agentenv.core import UsageError
 from agentenv.engine.vllm.build import Build
 from agentenv.engine.vllm.launch import ServeOptions, server_command
-from agentenv.placement import DryRuns, Machine, on_gpus
+from agentenv.placement import DryRuns, Machine, Speeds, on_gpus
 from agentenv.placement.on_gpus import Division, divide, machine_of, run_divided, trainer_processes
 from agentenv.render import byte_tokenizer
 from agentenv.runs import Run
