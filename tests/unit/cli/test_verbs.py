@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv import train
+from agentenv import training
 from agentenv.cli import main
 from agentenv.cli.new import files_of
 from agentenv.core import (
@@ -478,7 +478,7 @@ def test_training_without_torch_names_the_extra_and_makes_no_run(guesser, monkey
     assert told[2] == "  fix: pip install 'agentenv-rl[train]'"
     assert list_runs() == []
     with pytest.raises(DependencyMissing, match=r"GRPOTrainer needs torch"):
-        train.__getattr__("GRPOTrainer")
+        training.__getattr__("GRPOTrainer")
 
 
 @pytest.mark.slow
