@@ -65,7 +65,7 @@ class EvalConfig:
     env: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of the environments."""
     engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options of the engine."""
+    """Options of the engine. `api_key` and `headers` are not recorded, because they hold secrets."""
 
     def __post_init__(self) -> None:
         if not self.envs:
@@ -77,7 +77,9 @@ class EvalConfig:
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""
-        record = {**asdict(replace(self, runner=RunnerOptions())), "runner": self.runner.record()}
+        engine = {name: value for name, value in self.engine.items() if name not in {"api_key", "headers"}}
+        record = asdict(replace(self, runner=RunnerOptions(), engine=engine))
+        record["runner"] = self.runner.record()
         del record["notify"]
         return record
 
