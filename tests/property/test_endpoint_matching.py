@@ -172,8 +172,8 @@ def test_the_deepest_recorded_reply_is_found(steps):
     tree = ReplyTree()
     recorded = []
     """Tools and conversation, reply included, of each recorded reply, as the clients sent and got them."""
-    for tools_index, source, new, reply, how, place in steps:
-        reply = unique(reply, len(recorded))
+    for tools_index, source, new, said, how, place in steps:
+        reply = unique(said, len(recorded))
         tools = TOOLS[tools_index]
         before = recorded[source % len(recorded)][1] if recorded else []
         messages = [*changed(before, how, place), *deepcopy(new)]
@@ -194,8 +194,8 @@ def test_the_deepest_recorded_reply_is_found(steps):
 def test_matching_does_not_depend_on_what_was_read_before(steps):
     kept, bare = ReplyTree(), ReplyTree()
     paths = [[]]
-    for tools_index, source, new, reply, how, place in steps:
-        reply = unique(reply, len(paths))
+    for tools_index, source, new, said, how, place in steps:
+        reply = unique(said, len(paths))
         tools = TOOLS[tools_index]
         messages = [*changed(paths[source % len(paths)], how, place), *deepcopy(new)]
         bare._reads.clear()

@@ -69,7 +69,7 @@ class Held(dict[str, tuple[list[Message], Sequence[Mapping[str, JsonValue]]]]):
         self.last = Converted()
         """The conversation that is being read."""
         self.items: dict[str, Json] = {}
-        """The items that replies consist of by their ids, for clients that name them in place of sending them."""
+        """The items of replies by their ids, for clients that name them in place of sending them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,7 @@ def _frame(head: Head) -> Json:
 
 
 def _signature(head: Head) -> str:
-    """Return what stands where Anthropic signs thinking; clients send it back, and some know thinking by it."""
+    """Return what stands where Anthropic signs thinking; some clients know thinking by it."""
     return b64encode(f"agentenv/{head.id}".encode()).decode()
 
 

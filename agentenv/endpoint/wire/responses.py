@@ -48,7 +48,10 @@ class Responses:
         tools, other = _tools(body.get("tools") or ())
         forced = ("tool_choice",) if choice not in (None, "auto", "none") else ()
         return Asked(
-            messages=[*before, *held.last.read(items, lambda raw: _messages([_issued(item, held) for item in raw]))],
+            messages=[
+                *before,
+                *held.last.read(items, lambda raw: _messages([_issued(item, held) for item in raw])),
+            ],
             tools=[] if choice == "none" else tools,
             model=str(body.get("model") or ""),
             max_tokens=body.get("max_output_tokens"),
