@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def inspect_files() -> None:
-    """Check that the package comes from the wheel, with its type marker and nothing that belongs to the repository."""
+    """Check that the package comes from the wheel, with type markers and nothing that is only the repository's."""
     import agentenv
 
     place = Path(agentenv.__file__)
@@ -84,15 +84,16 @@ def loadable(point: EntryPoint) -> bool:
 
 def train() -> None:
     """Take one step; different answers have different rewards, so there is a gradient."""
-    limits = ["-o", "groups_per_step=1", "-o", "max_tokens_per_turn=8", "-o", "max_turns=2", "-o", "eval_tasks=0"]
-    said = agentenv(
-        "train", "adder.py", "--model", "smollm2", "--demos", "none", "--steps", "1", "-k", "4", *limits, "--json"
-    )
+    limits = "groups_per_step=1 max_tokens_per_turn=8 max_turns=2 eval_tasks=0".split()
+    settings = [word for limit in limits for word in ("-o", limit)]
+    line = "train adder.py --model smollm2 --demos none --steps 1 -k 4 --json"
+    said = agentenv(*line.split(), *settings)
     assert json.loads(said)["grad_norm"] > 0, said
 
 
 def agentenv(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "agentenv", *arguments], capture_output=True, text=True, check=False)
+    line = [sys.executable, "-m", "agentenv", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"agentenv {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -24,7 +24,10 @@ ENTRY = re.compile(r": (\S+\.md)$", re.M)
 FILE = re.compile(r"`((?:agentenv|envs|tools|tests|examples|benchmarks|docs)/[\w/]+\.\w+)`")
 """A file that a page names; those that a user would write have other names."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-NAMING_FILES = [*(ROOT / name for name in ("AGENTS.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")), *PAGES]
+NAMING_FILES = [
+    *(ROOT / name for name in ("AGENTS.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")),
+    *PAGES,
+]
 
 
 @pytest.fixture(autouse=True)
