@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def inspect_files() -> None:
-    """Check that the package comes from the wheel, with type markers and nothing that is only the repository's."""
+    """Check that the package comes from the wheel, with type markers and nothing else of the repository."""
     import agentenv
 
     place = Path(agentenv.__file__)
@@ -84,7 +84,7 @@ def loadable(point: EntryPoint) -> bool:
 
 def train() -> None:
     """Take one step; different answers have different rewards, so there is a gradient."""
-    limits = "groups_per_step=1 max_tokens_per_turn=8 max_turns=2 eval_tasks=0".split()
+    limits = ["groups_per_step=1", "max_tokens_per_turn=8", "max_turns=2", "eval_tasks=0"]
     settings = [word for limit in limits for word in ("-o", limit)]
     line = "train adder.py --model smollm2 --demos none --steps 1 -k 4 --json"
     said = agentenv(*line.split(), *settings)
