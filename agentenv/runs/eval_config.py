@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agentenv.core.bounds import NonNegativeInt, PositiveInt, check_bounds
 from agentenv.core.errors import UsageError
+from agentenv.core.fields import NonNegativeInt, PositiveInt, check_fields
 from agentenv.core.limits import RunLimits
 from agentenv.core.settings import build, options_of
 from agentenv.engine.base import Sampling
@@ -73,7 +73,7 @@ class EvalConfig:
                 "no environment is named",
                 remedy="name at least one environment, such as agentenv/Calculator-v0",
             )
-        check_bounds(self)
+        check_fields(self)
 
     def record(self) -> dict[str, Any]:
         """Return the configuration as plain values, for `run.json`."""

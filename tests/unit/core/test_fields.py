@@ -1,4 +1,4 @@
-"""Bounds beside the fields hold in plain construction, and in our words."""
+"""Annotations of fields hold in plain construction, and in our words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.core import RunLimits, ToolDefinitionError, UsageError
-from agentenv.core.bounds import PositiveInt, PositiveSeconds, check_bounds
+from agentenv.core.fields import PositiveInt, PositiveSeconds, check_fields, check_values
 from agentenv.engine import Sampling
 from agentenv.runner import RunnerOptions
 from agentenv.runs import EvalConfig
@@ -42,7 +42,7 @@ class Some:
     text: str = ""
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,8 @@ class Some:
         ({"word": "lefd"}, r"unknown word 'lefd'; did you mean 'left'\? one of \('left', 'right', None\)"),
         ({"flag": "no"}, "flag must be true or false, not 'no'"),
         ({"names": "ab"}, r"names must be a list, not the text 'ab'; write \['ab'\]"),
+        ({"names": 3}, "names must be a list, not 3"),
+        ({"names": ("a", 3)}, "names.1 = 3: Input should be a valid string"),
         ({"wait_s": 0}, "wait_s must be more than 0 seconds, not 0"),
         ({"free": math.inf}, "free must be finite, not inf"),
     ],
@@ -93,16 +95,17 @@ def _accepts(make: Any, error: type[Exception]) -> bool:
     return True
 
 
-def test_numbers_of_numpy_become_plain_ones():
-    made = Some(whole=np.int64(3), share=np.float32(0.5))  # pyright: ignore[reportArgumentType]
+def test_numbers_of_numpy_and_lists_become_plain():
+    made = Some(whole=np.int64(3), share=np.float32(0.5), names=["a"])  # pyright: ignore[reportArgumentType]
 
     assert (type(made.whole), type(made.share)) == (int, float)
-    assert made == Some(whole=3, share=0.5)
+    assert made == Some(whole=3, share=0.5, names=("a",))
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_defaults_pass_and_every_number_is_checked(kind):
     made = kind()
+    check_values(kind, {field.name: getattr(made, field.name) for field in fields(kind)})
     for field in fields(kind):
         if isinstance(getattr(made, field.name), int | float):
             with pytest.raises(UsageError, match=field.name):
@@ -128,10 +131,10 @@ def test_an_evaluation_names_at_least_one_environment():
         EvalConfig(envs=())
 
 
-def test_making_options_does_not_load_pydantic():
+def test_options_that_keep_their_defaults_do_not_load_pydantic():
     code = (
         "import sys; from agentenv.core import RunLimits; from agentenv.engine import Sampling\n"
-        "RunLimits(max_turns=3), Sampling(temperature=0); print('pydantic' in sys.modules)"
+        "RunLimits(), Sampling(); print('pydantic' in sys.modules)"
     )
 
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
