@@ -58,7 +58,7 @@ class OpenSequence:
     # Invariant: the first `size` of `token_ids` are the tokens of `pieces`; more are those of a request that
     # is being answered.
     cause: str
-    """How it began: `new`, `edited`, `forked` or `parallel`."""
+    """How it began: `new`, `edited`, `tools`, `system`, `forked` or `parallel`."""
     parent: int | None = None
     shared_tokens: int = 0
     token_ids: list[int] = field(default_factory=list[int])

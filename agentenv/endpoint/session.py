@@ -3,8 +3,8 @@
 1. A request that goes on from a recorded reply appends to the recorded tokens. Nothing that was sampled is
    decoded and encoded again.
 2. Every other request begins a new sequence: `forked` from an older reply whose tokens it shares, `parallel`
-   to a request that is being answered, `edited` if it contains replies that were not recorded, and `new`
-   otherwise, as that of a sub-agent.
+   to a request that is being answered, `tools` or `system` if these were changed, `edited` if it contains
+   replies that were not recorded, and `new` otherwise, as that of a sub-agent.
 3. A request that a client repeats because it gave up waiting gets the reply to the first one.
 4. A client that hangs up does not end sampling. A reply that nobody received is recorded and never trained.
 5. Limits refuse a request with an error that SDKs do not repeat. A full context ends no episode, because the
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from agentenv.core.errors import ContextTooLong, EngineUnavailable, RenderError, UsageError
 from agentenv.core.limits import RunLimits, least, max_tokens_left
-from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, images_in, text_of
+from agentenv.core.messages import IMAGE_TOKENS, JsonValue, Message, ToolCall, images_in, text_of
 from agentenv.core.playing import Playing, playing
 from agentenv.core.trajectory import StopReason
 from agentenv.endpoint.captured import Captured, CapturedTurn, Choice, capture
@@ -317,8 +317,25 @@ class Session:
             sampled = checked(sampled, sampling, renderer, turn=number)
             parsed = renderer.parse(sampled.token_ids)
             reply, calls, finish_reason = parsed.message, parsed.tool_calls, sampled.finish_reason
+        reply, calls = self._permitted(asked, reply, calls)
         taken = Taken(sampled, reply, calls, finish_reason, sampling, version, time.perf_counter() - began)
         return self._record(asked, place, taken, prompt_tokens)
+
+    def _permitted(
+        self, asked: Asked, reply: Message, calls: tuple[ToolCall, ...]
+    ) -> tuple[Message, tuple[ToolCall, ...]]:
+        """Return a reply without the calls that the request forbids, which are counted."""
+        listed = reply.get("tool_calls") or []
+        most = {"none": 0}.get(asked.tool_choice, len(listed) if asked.parallel_calls else 1)
+        if len(listed) <= most:
+            return reply, calls
+        against = "tool_choice" if most == 0 else "parallel_tool_calls"
+        self.counts[f"calls_against_{against}"] += len(listed) - most
+        message: Message = {**reply, "tool_calls": listed[:most]}
+        if not most:
+            del message["tool_calls"]
+        kept = {call["id"] for call in listed[:most]}
+        return message, tuple(call for call in calls if call.id in kept)
 
     def _refuse_abort(self, sampled: Completion) -> None:
         """Refuse a completion that the engine gave up.
@@ -351,7 +368,7 @@ class Session:
             message=message,
             calls=calls,
             finish_reason=taken.finish_reason,
-            asked=tuple(placer.names.named(asked.messages if first else match.rest)),
+            asked=tuple(placer.names.named(asked.messages if first else [*match.rest, *place.begun])),
             tools=asked.tools,
             sampling=taken.sampling,
             completion=completion,
@@ -363,7 +380,7 @@ class Session:
             sequence=place.number,
             start=start,
             end=start + len(ids),
-            reply=message,
+            reply=_with_beginning(place.begun, message),
             calls=taken.calls,
             history=asked.messages,
         )
@@ -388,3 +405,8 @@ class Session:
         name = f"{self.options.name}/{number}"
         self._names.add(name)
         return name
+
+
+def _with_beginning(begun: Sequence[Message], message: Message) -> Message:
+    """Return a reply with the text with which the client began it."""
+    return {**message, "content": text_of(begun[0]) + text_of(message)} if begun else message
