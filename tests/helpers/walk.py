@@ -30,7 +30,7 @@ LIBRARY = Path(__file__).parents[2] / "agentenv"
 class Adder(ToolEnv):
     """One sum, and a tool that adds."""
 
-    def start(self, x: int, y: int) -> str:  # noqa: D102
+    def start(self, x: int, y: int) -> str:
         self.want = x + y
         return f"What is {x} + {y}?"
 
@@ -39,7 +39,7 @@ class Adder(ToolEnv):
         """Add two numbers."""
         return a + b
 
-    def reward(self, answer: str) -> float:  # noqa: D102
+    def reward(self, answer: str) -> float:
         return float(str(self.want) in answer)
 
 
@@ -93,9 +93,11 @@ def episode_walk() -> Walk:
     The same episode was played before, so that nothing is counted that happens once in a process.
     """
 
+    tokenizer = byte_tokenizer()
+
     def play() -> None:
-        engine = ScriptedEngine([tool_call("add", a=2, b=3), "It is 5."], tokenizer=byte_tokenizer())
-        runner = Runner(engine, Renderer(byte_tokenizer()))
+        engine = ScriptedEngine([tool_call("add", a=2, b=3), "It is 5."], tokenizer=tokenizer)
+        runner = Runner(engine, Renderer(tokenizer))
         record = asyncio.run(runner.run_episode(Adder(), {"x": 2, "y": 3}))
         assert record.reward == 1.0, record
 
