@@ -2,7 +2,8 @@
 
 An agent without tools of the API reads actions out of the text. It drops what the model wrote after the
 first one, and goes on from the beginning of the reply. The tokens of that beginning are a sample of the
-policy as they stand, because no token depends on those after it. So they are trained, and the rest is dropped.
+policy as they stand, because no token depends on those after it. So they are trained, and the rest is
+dropped.
 """
 
 from __future__ import annotations
